@@ -1,0 +1,90 @@
+"""What can be decided of a call, and the call as a decider sees it: resolved, validated, fingerprinted."""
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+__all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "ToolCall"]
+
+
+@dataclass(frozen=True, slots=True)
+class Approve:
+    """Let the call run.
+
+    Attributes:
+        arguments: Arguments to use in place of the model's; validated like those. None keeps the model's.
+        always: Approve the same without asking for the rest of the run: every call of this ``"function"``, or only
+            this function with these ``"arguments"``. None approves this call alone.
+        by: Who decided, for the record.
+        fingerprint: What the decision was made for; where it is given, it must match the pending call's.
+    """
+
+    arguments: Mapping[str, Any] | None = None
+    always: Literal["function", "arguments"] | None = None
+    by: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """Do not run the call; the model reads that it was refused, and why."""
+
+    reason: str = ""
+    by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Do not run the call; give the model this result instead, encoded as a function's result would be."""
+
+    result: Any
+    by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Ask a person: the run pauses as a value until the call is decided.
+
+    Attributes:
+        prompt: What the person is asked.
+        expires_in: Seconds after which the question is no longer open; None uses the run's setting.
+    """
+
+    prompt: str | None = None
+    expires_in: float | None = None
+
+
+Decision: TypeAlias = Approve | Deny | Supply | Defer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call as interceptors see it: the function that will really run, with the arguments it will really get.
+
+    Attributes:
+        id: The call's id, unique within its batch.
+        arguments: The validated arguments; change nothing in it, answer ``Approve(arguments=...)`` instead.
+        raw_arguments: The JSON text that the model sent.
+        iteration: The 0-based trip of the loop.
+        index: The call's place in its batch, from 0.
+        fingerprint: Digest of run, iteration, id, function and arguments.
+    """
+
+    id: str
+    plugin_name: str
+    function_name: str
+    fully_qualified_name: str
+    arguments: Mapping[str, Any]
+    raw_arguments: str
+    iteration: int
+    index: int
+    batch_size: int
+    fingerprint: str
+
+
+class Interceptor(Protocol):
+    """Has a say before a call runs. A plain function, sync or async, satisfies it; None is no opinion."""
+
+    def __call__(self, call: ToolCall, /) -> Decision | Awaitable[Decision | None] | None:
+        """Decide, or return None to leave it to the others."""
+        ...

@@ -1,0 +1,104 @@
+"""What the machine can ask for next. Imperatives; the engine performs them and records what came of it."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from planner_ext.core.values import Status
+
+__all__ = [
+    "Action",
+    "AddMessage",
+    "AskModel",
+    "AskPlan",
+    "CompleteIteration",
+    "Finish",
+    "Pause",
+    "ReviewCalls",
+    "RunCalls",
+    "WithholdCalls",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskPlan:
+    """Make the plan request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskModel:
+    """Make one request with the transcript.
+
+    Attributes:
+        iteration: The 0-based number of this trip.
+        offer: Whether functions are offered.
+        tool_choice: ``auto`` or ``required`` where they are; ``none`` keeps their schema in the request although
+            they are not offered.
+        withheld: The limit for whose sake they are not offered, or None.
+    """
+
+    iteration: int
+    offer: bool
+    tool_choice: Literal["auto", "required", "none"] | None
+    withheld: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewCalls:
+    """Resolve, check and decide these calls of the open batch; none of them has run."""
+
+    iteration: int
+    indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCalls:
+    """Run these calls of the open batch; all settle, whatever becomes of one."""
+
+    iteration: int
+    indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithholdCalls:
+    """Answer these calls of the open batch without running them."""
+
+    iteration: int
+    indexes: tuple[int, ...]
+    answer: str
+    limit: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteIteration:
+    """The results are in the transcript: tell the iteration-completed callback, if a function was called."""
+
+    iteration: int
+    called: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddMessage:
+    """Tell the model that the next step is due, or that the final-answer function is still owed."""
+
+    purpose: Literal["step", "insist"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Leave the run as a value until a person has decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """End the run."""
+
+    status: Status
+    answer: str = ""
+    limit: str | None = None
+    reason: str = ""
+    returned: bool = False
+
+
+Action: TypeAlias = (
+    AskPlan | AskModel | ReviewCalls | RunCalls | WithholdCalls | CompleteIteration | AddMessage | Pause | Finish
+)

@@ -1,0 +1,299 @@
+"""What can happen in a run. A run is the list of these; everything else is computed from them.
+
+Facts are past tense, frozen, and complete: whoever reads a journal needs nothing else. Every ``at`` is in seconds
+since the epoch, every ``seconds`` is the active time since the last fact that has one, and every ``iteration`` is
+the 0-based trip of the loop. A plan request is made before trip 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from planner_ext.core.limits import Limits
+from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
+
+__all__ = [
+    "CallDecided",
+    "CallFinished",
+    "CallOutcome",
+    "CallStarted",
+    "CallsWithheld",
+    "Ended",
+    "Fact",
+    "IterationCompleted",
+    "MessageAdded",
+    "ModelReplied",
+    "Paused",
+    "Planned",
+    "Resumed",
+    "Rules",
+    "RunStarted",
+    "StopRequested",
+    "Verdict",
+]
+
+Verdict: TypeAlias = Literal["run", "answer", "deny", "defer", "final_answer", "external"]
+"""What was decided of a call: run it; answer it without running it (unknown, invalid, supplied); deny it; ask a
+person; take it as the final answer; hand it to the caller."""
+
+CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
+"""How a started call ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How the machine plays one run; fixed when it starts, and kept in its journal.
+
+    Attributes:
+        limits: What the run may spend.
+        plan: Whether a plan is asked for before the first step.
+        charge_plan: Whether the plan request counts as a round trip.
+        use_attempts: Tool rounds before functions are withdrawn; None is unlimited.
+        attempts_limit: The name under which used-up attempts end the run, "" where they are no limit.
+        tool_choice: ``auto`` lets the model choose, ``required`` makes it call a function in each tool round.
+        rounds_per_step: Tool rounds of one step, after which a plain reply closes it; None chains without end.
+        require_final_answer: Whether a plain reply is not enough, only the final-answer function is.
+        on_denial: What becomes of a denied call: it is answered with a refusal, it is removed and the model asked
+            again without functions, or its batch is returned to the caller.
+        on_deferred: Whether the other calls of a batch wait for a deferred one, or run before the pause.
+    """
+
+    limits: Limits = Limits()
+    plan: bool = False
+    charge_plan: bool = True
+    use_attempts: int | None = None
+    attempts_limit: str = ""
+    tool_choice: Literal["auto", "required"] = "auto"
+    rounds_per_step: int | None = None
+    require_final_answer: bool = False
+    on_denial: Literal["refuse", "reask", "return_calls"] = "refuse"
+    on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    """A run began: with these rules, and this transcript."""
+
+    run_id: str
+    rules: Rules
+    messages: tuple[Message, ...]
+    goal: str = ""
+    at: float
+    type: Literal["RunStarted"] = "RunStarted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The plan request was answered; the transcript now opens with the plan."""
+
+    plan: str
+    messages: tuple[Message, ...]
+    iterations: int
+    usage: Usage
+    at: float
+    seconds: float
+    type: Literal["Planned"] = "Planned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageAdded:
+    """The planner said something to the model: the next step is due, or an answer is still owed."""
+
+    message: Message
+    purpose: Literal["step", "insist"]
+    at: float
+    type: Literal["MessageAdded"] = "MessageAdded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReplied:
+    """One request was answered.
+
+    Attributes:
+        iterations: What the reply's metadata reports; charged to the ledger.
+        offered: Whether functions were offered in the request.
+        withheld: The limit for whose sake functions that exist were not offered, or None.
+    """
+
+    iteration: int
+    message: Message
+    text: str
+    calls: tuple[RequestedCall, ...]
+    finish_reason: str | None
+    usage: Usage
+    iterations: int
+    offered: bool
+    withheld: str | None
+    at: float
+    seconds: float
+    type: Literal["ModelReplied"] = "ModelReplied"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDecided:
+    """One call of the open batch was decided; a deferred one is decided a second time when its answer comes.
+
+    Attributes:
+        function: Fully qualified name of the function that would run.
+        kind: What the requested call turned out to be.
+        verdict: What was decided.
+        answer: What the model reads where the call does not run.
+        digest: Digest of function and validated arguments; "" where nothing could run.
+        fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
+        edited: JSON text of the arguments that replace the model's, or None.
+        by: Who or what decided: an interceptor, a policy's rule, a person; "" for the loop itself.
+        sticky: Whether the approval holds for the rest of the run, for the function or for these arguments.
+        expires_at: When a deferred call stops waiting, or None.
+        prompt: What a person is asked about a deferred call, "" for nothing in particular.
+        final_answer: The answer that the final-answer function was given, or None.
+    """
+
+    iteration: int
+    index: int
+    call_id: str
+    function: str
+    kind: CallKind
+    verdict: Verdict
+    answer: str = ""
+    reason: str = ""
+    digest: str = ""
+    fingerprint: str = ""
+    edited: str | None = None
+    by: str = ""
+    sticky: Literal["function", "arguments"] | None = None
+    expires_at: float | None = None
+    prompt: str = ""
+    final_answer: str | None = None
+    at: float
+    type: Literal["CallDecided"] = "CallDecided"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsWithheld:
+    """Calls that were about to start are answered without running: a limit, a stop, a final answer beside them."""
+
+    iteration: int
+    indexes: tuple[int, ...]
+    answer: str
+    limit: str | None
+    at: float
+    type: Literal["CallsWithheld"] = "CallsWithheld"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStarted:
+    """A function is about to run; recorded before it does."""
+
+    iteration: int
+    index: int
+    call_id: str
+    function: str
+    at: float
+    type: Literal["CallStarted"] = "CallStarted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFinished:
+    """A started call ended; recorded in the order in which the calls end.
+
+    Attributes:
+        result: What the model reads.
+        error: For the record, never sent to the model: type and text of the exception, "" where there was none.
+        terminate: Whether a filter asked to end the run after this batch.
+    """
+
+    iteration: int
+    index: int
+    call_id: str
+    function: str
+    outcome: CallOutcome
+    result: str
+    error: str = ""
+    terminate: bool = False
+    at: float
+    type: Literal["CallFinished"] = "CallFinished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationCompleted:
+    """Every call of a batch has its result in the transcript.
+
+    Attributes:
+        terminate: Whether the iteration-completed callback asked to end the run.
+        messages: The transcript that the callback put in place of the run's, or None.
+        called: Whether any function was started, so that a callback was due.
+    """
+
+    iteration: int
+    called: bool
+    terminate: bool = False
+    reason: str = ""
+    messages: tuple[Message, ...] | None = None
+    at: float
+    seconds: float
+    type: Literal["IterationCompleted"] = "IterationCompleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Somebody asked the run to stop: no further request is made, no further function started."""
+
+    reason: str
+    at: float
+    type: Literal["StopRequested"] = "StopRequested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The run waits for a person; it executes nothing until it is resumed."""
+
+    at: float
+    seconds: float
+    type: Literal["Paused"] = "Paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A paused or limited run goes on; new limits replace the old ones, what was spent stays spent."""
+
+    limits: Limits | None = None
+    at: float
+    type: Literal["Resumed"] = "Resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The run ended.
+
+    Attributes:
+        status: How.
+        answer: The final answer, "" where there is none.
+        limit: The limit that ended it, or None.
+        reason: Why, in words.
+        returned: Whether the open batch is returned to the caller, unanswered.
+    """
+
+    status: Status
+    answer: str = ""
+    limit: str | None = None
+    reason: str = ""
+    returned: bool = False
+    at: float
+    seconds: float
+    type: Literal["Ended"] = "Ended"
+
+
+Fact: TypeAlias = (
+    RunStarted
+    | Planned
+    | MessageAdded
+    | ModelReplied
+    | CallDecided
+    | CallsWithheld
+    | CallStarted
+    | CallFinished
+    | IterationCompleted
+    | StopRequested
+    | Paused
+    | Resumed
+    | Ended
+)

@@ -1,0 +1,319 @@
+"""``apply``: the state after a fact. The only way in which a state comes about.
+
+Pure and total over legal transitions; everything that `planner_ext.core.transitions` does not list is refused.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from planner_ext.core.errors import IllegalTransitionError
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallStarted,
+    CallsWithheld,
+    Ended,
+    Fact,
+    IterationCompleted,
+    MessageAdded,
+    ModelReplied,
+    Paused,
+    Planned,
+    Resumed,
+    RunStarted,
+    StopRequested,
+)
+from planner_ext.core.limits import Ledger
+from planner_ext.core.state import Batch, Call, Phase, State
+from planner_ext.core.transitions import TRANSITIONS
+from planner_ext.core.values import CallResult, Entry, ReplyEntry, Usage
+
+__all__ = ["CUT_SHORT", "apply", "fold"]
+
+CUT_SHORT = frozenset({"length", "content_filter"})
+"""Finish reasons of a reply that is not whole: never a final answer, and none of its calls run."""
+
+
+def fold(facts: Iterable[Fact]) -> State:
+    """Compute the state that a whole journal describes.
+
+    Raises:
+        IllegalTransitionError: If a fact cannot follow the ones before it.
+    """
+    state = State()
+    for fact in facts:
+        state = apply(state, fact)
+    return state
+
+
+def apply(state: State, fact: Fact) -> State:
+    """Compute the state after one more fact.
+
+    Raises:
+        IllegalTransitionError: If the fact cannot happen in this state.
+    """
+    allowed = TRANSITIONS.get((state.phase, fact.type))
+    if allowed is None:
+        raise IllegalTransitionError(f"{fact.type} cannot happen while a run is {state.phase}.")
+    after = _APPLY[fact.type](state, fact)
+    if after.phase not in allowed:
+        raise IllegalTransitionError(f"{fact.type} cannot lead from {state.phase} to {after.phase}.")
+    return after
+
+
+def _run_started(state: State, fact: RunStarted) -> State:
+    return replace(
+        state,
+        phase=Phase.PLANNING if fact.rules.plan else Phase.ASKING,
+        run_id=fact.run_id,
+        goal=fact.goal,
+        rules=fact.rules,
+        transcript=fact.messages,
+        at=fact.at,
+    )
+
+
+def _planned(state: State, fact: Planned) -> State:
+    iterations = fact.iterations if state.rules.charge_plan else 0
+    return replace(
+        state,
+        phase=Phase.ASKING,
+        transcript=fact.messages,
+        ledger=_charge(state.ledger, iterations, fact.usage, fact.seconds),
+        at=fact.at,
+    )
+
+
+def _message_added(state: State, fact: MessageAdded) -> State:
+    return replace(
+        state,
+        phase=Phase.ASKING,
+        transcript=(*state.transcript, fact.message),
+        reply=None,
+        step_rounds=0 if fact.purpose == "step" else state.step_rounds,
+        at=fact.at,
+    )
+
+
+def _model_replied(state: State, fact: ModelReplied) -> State:
+    state = replace(
+        state,
+        ledger=_charge(state.ledger, fact.iterations, fact.usage, fact.seconds),
+        iteration=fact.iteration + 1,
+        reask=False,
+        at=fact.at,
+    )
+    if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
+        calls = tuple(Call(request=call) for call in fact.calls)
+        batch = Batch(
+            iteration=fact.iteration,
+            message=fact.message,
+            text=fact.text,
+            calls=calls,
+            undecided=len(calls),
+            unanswered=len(calls),
+        )
+        return replace(state, phase=Phase.REVIEWING, batch=batch, reply=None)
+    entry: Entry = ReplyEntry(message=fact.message, kept=()) if fact.calls else fact.message
+    transcript = (*state.transcript, entry) if fact.text else state.transcript
+    return replace(state, phase=Phase.ANSWERING, reply=fact, transcript=transcript)
+
+
+def _call_decided(state: State, fact: CallDecided) -> State:
+    batch = _open_batch(state)
+    call = batch.calls[fact.index]
+    answer = fact.answer if fact.verdict in ("answer", "deny", "final_answer") else None
+    changed = replace(call, decided=fact, answer=answer, erred=fact.kind in ("unknown", "invalid"))
+    state = replace(
+        state,
+        batch=replace(_with_call(batch, fact.index, changed), undecided=batch.undecided - (0 if call.decided else 1)),
+        final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
+        sticky=state.sticky | _sticky_key(fact),
+        at=fact.at,
+    )
+    return _settle_if_answered(state)
+
+
+def _sticky_key(fact: CallDecided) -> frozenset[str]:
+    match fact.sticky:
+        case None:
+            return frozenset()
+        case "function":
+            return frozenset({f"function:{fact.function}"})
+        case "arguments":
+            return frozenset({f"arguments:{fact.digest}"})
+
+
+def _calls_withheld(state: State, fact: CallsWithheld) -> State:
+    batch = _open_batch(state)
+    undecided = batch.undecided
+    for index in fact.indexes:
+        call = batch.calls[index]
+        undecided -= 0 if call.decided else 1
+        batch = _with_call(batch, index, replace(call, answer=fact.answer))
+    state = replace(state, batch=replace(batch, undecided=undecided), limit=state.limit or fact.limit, at=fact.at)
+    return _settle_if_answered(state)
+
+
+def _call_started(state: State, fact: CallStarted) -> State:
+    batch = _open_batch(state)
+    call = batch.calls[fact.index]
+    ledger = replace(
+        state.ledger,
+        tool_calls=state.ledger.tool_calls + 1,
+        calls_by_function=_counted(state.ledger.calls_by_function, fact.function),
+    )
+    if state.rules.limits.max_repeated_calls is not None and call.decided is not None:
+        ledger = replace(ledger, calls_by_digest=_counted(ledger.calls_by_digest, call.decided.digest))
+    return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, replace(call, started=True)), at=fact.at)
+
+
+def _call_finished(state: State, fact: CallFinished) -> State:
+    batch = _open_batch(state)
+    call = replace(batch.calls[fact.index], answer=fact.result, erred=fact.outcome != "ok")
+    state = replace(state, batch=_with_call(batch, fact.index, call), at=fact.at)
+    if fact.terminate and state.stopping is None:
+        state = replace(state, stopping=f"A filter asked to end the run after {fact.function}.")
+    return _settle_if_answered(state)
+
+
+def _iteration_completed(state: State, fact: IterationCompleted) -> State:
+    stopping = state.stopping
+    if fact.terminate and stopping is None:
+        stopping = fact.reason or "The iteration-completed callback asked to end the run."
+    return replace(
+        state,
+        phase=Phase.ASKING,
+        transcript=state.transcript if fact.messages is None else fact.messages,
+        ledger=_charge(state.ledger, 0, Usage(), fact.seconds),
+        rounds=state.rounds + 1,
+        step_rounds=state.step_rounds + 1,
+        stopping=stopping,
+        at=fact.at,
+    )
+
+
+def _stop_requested(state: State, fact: StopRequested) -> State:
+    phase = Phase.CALLING if state.phase is Phase.PAUSED else state.phase
+    return replace(state, phase=phase, stopping=state.stopping or fact.reason, at=fact.at)
+
+
+def _paused(state: State, fact: Paused) -> State:
+    return replace(state, phase=Phase.PAUSED, ledger=_charge(state.ledger, 0, Usage(), fact.seconds), at=fact.at)
+
+
+def _resumed(state: State, fact: Resumed) -> State:
+    state = replace(
+        state,
+        rules=replace(state.rules, limits=fact.limits or state.rules.limits),
+        limit=None,
+        stopping=None,
+        at=fact.at,
+    )
+    if state.phase is Phase.PAUSED:
+        return replace(state, phase=Phase.CALLING)
+    if state.ended is None:
+        return state
+    state = replace(
+        state,
+        ended=None,
+        rounds=0,
+        ledger=replace(state.ledger, errors_in_row=0, denials_in_row=0),
+    )
+    if state.batch is not None:
+        requests = tuple(Call(request=call.request) for call in state.batch.calls)
+        batch = replace(state.batch, calls=requests, undecided=len(requests), unanswered=len(requests))
+        return replace(state, phase=Phase.REVIEWING, batch=batch)
+    forced = state.reply is not None and bool(state.reply.text)
+    return replace(
+        state, phase=Phase.ASKING, reply=None, transcript=state.transcript[:-1] if forced else state.transcript
+    )
+
+
+def _ended(state: State, fact: Ended) -> State:
+    return replace(
+        state, phase=Phase.ENDED, ended=fact, ledger=_charge(state.ledger, 0, Usage(), fact.seconds), at=fact.at
+    )
+
+
+_APPLY: dict[str, Callable[[State, Any], State]] = {
+    "RunStarted": _run_started,
+    "Planned": _planned,
+    "MessageAdded": _message_added,
+    "ModelReplied": _model_replied,
+    "CallDecided": _call_decided,
+    "CallsWithheld": _calls_withheld,
+    "CallStarted": _call_started,
+    "CallFinished": _call_finished,
+    "IterationCompleted": _iteration_completed,
+    "StopRequested": _stop_requested,
+    "Paused": _paused,
+    "Resumed": _resumed,
+    "Ended": _ended,
+}
+
+
+def _open_batch(state: State) -> Batch:
+    if state.batch is None:
+        raise IllegalTransitionError(f"A call was named while no batch is open (the run is {state.phase}).")
+    return state.batch
+
+
+def _with_call(batch: Batch, index: int, call: Call) -> Batch:
+    """Put a changed call in its place; a call that got its answer with the change is no longer unanswered."""
+    answered = batch.calls[index].answer is None and call.answer is not None
+    calls = (*batch.calls[:index], call, *batch.calls[index + 1 :])
+    return replace(batch, calls=calls, unanswered=batch.unanswered - answered)
+
+
+def _settle_if_answered(state: State) -> State:
+    """Move a batch whose every call has its result into the transcript, results in call order."""
+    batch = _open_batch(state)
+    if batch.unanswered:
+        decided = state.phase is Phase.REVIEWING and batch.undecided == 0
+        return replace(state, phase=Phase.CALLING) if decided else state
+    denied = [call for call in batch.calls if call.decided is not None and call.decided.verdict == "deny"]
+    removed = {call.request.id for call in denied} if state.rules.on_denial == "reask" else set[str]()
+    ledger = state.ledger
+    return replace(
+        state,
+        phase=Phase.COMPLETING,
+        batch=None,
+        called=any(call.started for call in batch.calls),
+        transcript=(*state.transcript, *_entries(batch, removed)),
+        reask=bool(removed),
+        ledger=replace(
+            ledger,
+            errors_in_row=ledger.errors_in_row + 1 if any(call.erred for call in batch.calls) else 0,
+            denials_in_row=ledger.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
+        ),
+    )
+
+
+def _entries(batch: Batch, removed: set[str]) -> list[Entry]:
+    kept = [call for call in batch.calls if call.request.id not in removed]
+    edited = tuple(
+        (call.request.id, call.decided.edited)
+        for call in kept
+        if call.decided is not None and call.decided.edited is not None
+    )
+    message: Entry = batch.message
+    if removed or edited:
+        message = ReplyEntry(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
+    if not kept and not batch.text:
+        return []
+    results = [CallResult(call_id=c.request.id, name=c.request.name, text=c.answer or "") for c in kept]
+    return [message, *results]
+
+
+def _counted(counts: Any, key: str) -> dict[str, int]:
+    return {**counts, key: counts.get(key, 0) + 1}
+
+
+def _charge(ledger: Ledger, iterations: int, usage: Usage, seconds: float) -> Ledger:
+    return replace(
+        ledger,
+        iterations=ledger.iterations + iterations,
+        usage=ledger.usage + usage + Usage(active_seconds=seconds),
+    )

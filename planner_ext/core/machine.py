@@ -1,0 +1,223 @@
+"""``next_action``: what is to be done next in a state. Pure: the same state, the same action."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from planner_ext.core.actions import (
+    Action,
+    AddMessage,
+    AskModel,
+    AskPlan,
+    CompleteIteration,
+    Finish,
+    Pause,
+    ReviewCalls,
+    RunCalls,
+    WithholdCalls,
+)
+from planner_ext.core.facts import ModelReplied
+from planner_ext.core.fold import CUT_SHORT
+from planner_ext.core.limits import spent_limit
+from planner_ext.core.state import Batch, Call, Phase, State
+
+__all__ = ["iterations_left", "next_action"]
+
+
+def next_action(state: State) -> Action | None:
+    """Say what is to be done next; None while the run is paused, has ended or has not begun."""
+    match state.phase:
+        case Phase.NEW | Phase.PAUSED | Phase.ENDED:
+            return None
+        case Phase.PLANNING:
+            return _plan(state)
+        case Phase.ASKING:
+            return _ask(state)
+        case Phase.ANSWERING:
+            assert state.reply is not None
+            return _judge(state, state.reply)
+        case Phase.REVIEWING:
+            assert state.batch is not None
+            return _review(state, state.batch)
+        case Phase.CALLING:
+            assert state.batch is not None
+            return _call(state, state.batch)
+        case Phase.COMPLETING:
+            return CompleteIteration(iteration=state.iteration - 1, called=state.called)
+
+
+def iterations_left(state: State) -> int | None:
+    """Count the round trips that may still be made; None where they are not limited."""
+    allowed = state.rules.limits.max_iterations
+    return None if allowed is None else allowed - state.ledger.iterations
+
+
+def _plan(state: State) -> Action:
+    return Finish(status="stopped", reason=state.stopping) if state.stopping is not None else AskPlan()
+
+
+def _ask(state: State) -> Action:
+    if state.final_answer is not None:
+        return Finish(status="answered", answer=state.final_answer)
+    if state.stopping is not None:
+        return Finish(status="stopped", reason=state.stopping)
+    left = iterations_left(state)
+    limits = state.rules.limits
+    limit = state.limit or spent_limit(limits, state.ledger, state.at)
+    if limit is None and left is not None and left <= 0:
+        limit = "max_iterations"
+    if limit is not None and (limits.on_limit != "answer" or (left is not None and left <= 0)):
+        return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, limit))
+    if limit is None and left == 1 and limits.on_limit == "answer":
+        limit = "max_iterations"
+    return _request(state, limit)
+
+
+def _request(state: State, limit: str | None) -> AskModel:
+    """Decide whether functions are offered, and for whose sake they are not."""
+    rules = state.rules
+    withheld, offer = limit, limit is None
+    if offer and rules.use_attempts is not None and state.rounds >= rules.use_attempts:
+        withheld, offer = rules.attempts_limit or None, False
+    if state.reask or (rules.rounds_per_step is not None and state.step_rounds >= rules.rounds_per_step):
+        offer = False
+    keep_schema = "none" if rules.limits.last_trip == "none" else None
+    return AskModel(
+        iteration=state.iteration,
+        offer=offer,
+        tool_choice=rules.tool_choice if offer else keep_schema,
+        withheld=withheld,
+    )
+
+
+def _judge(state: State, reply: ModelReplied) -> Action:
+    """Decide what a reply without calls is: the answer, the close of a step, or nothing to go by."""
+    rules = state.rules
+    left = iterations_left(state)
+    if reply.finish_reason in CUT_SHORT:
+        return Finish(status="incomplete", reason=f"The reply was cut short: finish_reason is {reply.finish_reason}.")
+    if left is not None and left < 0:
+        text = _limit_text(state, "max_iterations")
+        return Finish(status="limit_reached", answer=reply.text, limit="max_iterations", reason=text)
+    if reply.withheld is not None:
+        text = _limit_text(state, reply.withheld)
+        return Finish(status="limit_reached", answer=reply.text, limit=reply.withheld, reason=text)
+    if rules.rounds_per_step is not None and not reply.offered and state.step_rounds >= rules.rounds_per_step:
+        return AddMessage(purpose="step")
+    if not reply.text:
+        return Finish(status="incomplete", reason="The reply has neither text nor calls.")
+    if rules.require_final_answer and reply.offered:
+        return AddMessage(purpose="insist")
+    return Finish(status="answered", answer=reply.text)
+
+
+def _review(state: State, batch: Batch) -> Action:
+    if state.stopping is not None:
+        return _withhold(batch, _open(batch), _stopped_text(state), None)
+    undecided = tuple(i for i, call in enumerate(batch.calls) if call.decided is None and call.answer is None)
+    return ReviewCalls(iteration=batch.iteration, indexes=undecided)
+
+
+def _call(state: State, batch: Batch) -> Action:
+    if state.final_answer is not None:
+        answer = "Not executed: the final answer was given in the same message."
+        return _withhold(batch, _open(batch), answer, None)
+    if state.stopping is not None:
+        return _withhold(batch, _open(batch), _stopped_text(state), None)
+    if (reason := _returned(state, batch)) is not None:
+        return Finish(status="stopped", reason=reason, returned=True)
+    left = iterations_left(state)
+    if left is not None and left <= 0:
+        return _refuse(state, batch, _open(batch), "max_iterations")
+    ready = tuple(i for i in _open(batch) if _may_start(batch.calls[i]))
+    waiting = len(ready) < batch.unanswered
+    if ready and (not waiting or state.rules.on_deferred == "run_safe_first"):
+        return _start(state, batch, ready)
+    return Pause()
+
+
+def _returned(state: State, batch: Batch) -> str | None:
+    """Say why the batch goes back to the caller, or None."""
+    verdicts = {call.decided.verdict for call in batch.calls if call.decided is not None}
+    if "external" in verdicts:
+        return "A function that is known by its schema only was called; the caller has to run it."
+    if "deny" in verdicts and state.rules.on_denial == "return_calls":
+        return "A call was denied; the calls are returned to the caller."
+    return None
+
+
+def _start(state: State, batch: Batch, ready: tuple[int, ...]) -> Action:
+    """Run the calls that are ready, or first refuse those among them that a limit forbids."""
+    limit = spent_limit(state.rules.limits, state.ledger, state.at)
+    over, limit = (ready, limit) if limit is not None else _over_limit(state, batch, ready)
+    if over:
+        return _refuse(state, batch, over, limit)
+    return RunCalls(iteration=batch.iteration, indexes=ready)
+
+
+def _over_limit(state: State, batch: Batch, ready: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    """Find the calls that may not start, if any, and the limit that forbids them."""
+    limits, ledger = state.rules.limits, state.ledger
+    if limits.max_tool_calls is not None and ledger.tool_calls + len(ready) > limits.max_tool_calls:
+        fitting = limits.max_tool_calls - ledger.tool_calls if limits.batch_over_limit == "fill_remaining" else 0
+        return ready[max(fitting, 0) :], "max_tool_calls"
+    by_function = [(i, _function(batch.calls[i])) for i in ready]
+    over = _beyond(by_function, ledger.calls_by_function, limits.max_calls_per_function)
+    if over or limits.max_repeated_calls is None:
+        return over, "max_calls_per_function"
+    by_digest = [(i, _digest(batch.calls[i])) for i in ready]
+    allowed = dict.fromkeys((digest for _, digest in by_digest), limits.max_repeated_calls)
+    return _beyond(by_digest, ledger.calls_by_digest, allowed), "max_repeated_calls"
+
+
+def _beyond(calls: Iterable[tuple[int, str]], used: Mapping[str, int], allowed: Mapping[str, int]) -> tuple[int, ...]:
+    """List the calls that would make a key's count pass what is allowed for it."""
+    counts = dict(used)
+    over: list[int] = []
+    for index, key in calls:
+        if key in allowed and counts.get(key, 0) >= allowed[key]:
+            over.append(index)
+        else:
+            counts[key] = counts.get(key, 0) + 1
+    return tuple(over)
+
+
+def _refuse(state: State, batch: Batch, indexes: tuple[int, ...], limit: str) -> Action:
+    """Answer calls that a limit forbids, or hand the whole batch back where the caller wants that."""
+    text = _limit_text(state, limit)
+    if state.rules.limits.on_limit == "return_calls":
+        return Finish(status="limit_reached", limit=limit, reason=text, returned=True)
+    return _withhold(batch, indexes, f"Not executed: {text}", limit)
+
+
+def _withhold(batch: Batch, indexes: tuple[int, ...], answer: str, limit: str | None) -> Action:
+    return WithholdCalls(iteration=batch.iteration, indexes=indexes, answer=answer, limit=limit)
+
+
+def _open(batch: Batch) -> tuple[int, ...]:
+    return tuple(i for i, call in enumerate(batch.calls) if call.answer is None)
+
+
+def _may_start(call: Call) -> bool:
+    return call.decided is not None and call.decided.verdict == "run" and not call.started
+
+
+def _function(call: Call) -> str:
+    return call.decided.function if call.decided is not None else call.request.name
+
+
+def _digest(call: Call) -> str:
+    return call.decided.digest if call.decided is not None else ""
+
+
+def _stopped_text(state: State) -> str:
+    return f"Not executed: the run was stopped. {state.stopping}".rstrip()
+
+
+def _limit_text(state: State, limit: str) -> str:
+    """Say which limit was reached, and what it is, in words that a model and a person can read."""
+    if limit == state.rules.attempts_limit:
+        return f"The limit {limit}={state.rules.use_attempts} was reached."
+    value = getattr(state.rules.limits, limit)
+    if isinstance(value, datetime):
+        value = value.astimezone(UTC).isoformat()
+    return f"The limit {limit}={value} was reached."

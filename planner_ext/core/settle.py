@@ -1,0 +1,75 @@
+"""How a run is ended from outside, at any moment, with every call answered: pure, so that no event loop is needed."""
+
+from planner_ext.core.actions import CompleteIteration, Finish, WithholdCalls
+from planner_ext.core.facts import (
+    CallFinished,
+    CallsWithheld,
+    Ended,
+    Fact,
+    IterationCompleted,
+    StopRequested,
+)
+from planner_ext.core.fold import apply
+from planner_ext.core.machine import next_action
+from planner_ext.core.state import State
+
+__all__ = ["stopping_facts"]
+
+IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
+"""What the model reads of a function that had started and was not seen to finish."""
+
+
+def stopping_facts(state: State, *, reason: str, at: float) -> tuple[Fact, ...]:
+    """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end.
+
+    Args:
+        state: A run that has begun and has not ended.
+        reason: Why, for the record and for the model.
+        at: Now, in seconds since the epoch.
+    """
+    facts: list[Fact] = [*_cancelled(state, at), StopRequested(reason=reason, at=at)]
+    for fact in facts:
+        state = apply(state, fact)
+    while (fact := _next_fact(state, at)) is not None:
+        facts.append(fact)
+        state = apply(state, fact)
+    return tuple(facts)
+
+
+def _cancelled(state: State, at: float) -> list[Fact]:
+    batch = state.batch
+    if batch is None:
+        return []
+    return [
+        CallFinished(
+            iteration=batch.iteration,
+            index=index,
+            call_id=call.request.id,
+            function=call.decided.function,
+            outcome="cancelled",
+            result=IN_DOUBT,
+            at=at,
+        )
+        for index, call in enumerate(batch.calls)
+        if call.started and call.answer is None and call.decided is not None
+    ]
+
+
+def _next_fact(state: State, at: float) -> Fact | None:
+    match next_action(state):
+        case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
+            return CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=at)
+        case CompleteIteration(iteration=iteration, called=called):
+            return IterationCompleted(iteration=iteration, called=called, at=at, seconds=0.0)
+        case Finish() as end:
+            return Ended(
+                status=end.status,
+                answer=end.answer,
+                limit=end.limit,
+                reason=end.reason,
+                returned=end.returned,
+                at=at,
+                seconds=0.0,
+            )
+        case _:
+            return None

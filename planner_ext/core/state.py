@@ -1,0 +1,99 @@
+"""What a run is at one moment: the fold of its facts so far."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner_ext.core.facts import CallDecided, Ended, ModelReplied, Rules
+from planner_ext.core.limits import Ledger
+from planner_ext.core.values import Entry, Message, RequestedCall
+
+__all__ = ["Batch", "Call", "Phase", "State"]
+
+
+class Phase(StrEnum):
+    """Where a run stands; what may happen next in each is in `planner_ext.core.transitions`."""
+
+    NEW = "new"
+    PLANNING = "planning"
+    ASKING = "asking"
+    REVIEWING = "reviewing"
+    CALLING = "calling"
+    COMPLETING = "completing"
+    ANSWERING = "answering"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of the open batch.
+
+    Attributes:
+        answer: What the model will read as its result; None while that is open.
+        erred: Whether it counts as an error: failed, unknown or with unusable arguments.
+    """
+
+    request: RequestedCall
+    decided: CallDecided | None = None
+    started: bool = False
+    answer: str | None = None
+    erred: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The calls of one reply, until each has its result.
+
+    Attributes:
+        undecided: How many calls have no decision.
+        unanswered: How many calls have no result.
+    """
+
+    iteration: int
+    message: Message
+    text: str
+    calls: tuple[Call, ...]
+    undecided: int
+    unanswered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A run at one moment.
+
+    Attributes:
+        transcript: What the model has been told and has said, settled batches only: always fit to be sent.
+        iteration: The 0-based number of the next trip.
+        rounds: Tool rounds of this request so far; what ``use_attempts`` counts.
+        step_rounds: Tool rounds of this step so far.
+        batch: The open batch, or None.
+        called: Whether a function was started in the batch that settled last.
+        reply: The last reply without calls, or None.
+        final_answer: What the final-answer function was given, or None.
+        limit: The first limit that was reached, while its consequence is due.
+        stopping: Why the run is to stop, or None.
+        reask: Whether the next request goes without functions because a denied call was removed.
+        sticky: What was approved for the rest of the run: ``function:NAME`` and ``arguments:DIGEST``.
+        at: The time of the newest fact.
+        ended: The fact that ended the run, or None.
+    """
+
+    phase: Phase = Phase.NEW
+    run_id: str = ""
+    goal: str = ""
+    rules: Rules = Rules()
+    transcript: tuple[Entry, ...] = ()
+    ledger: Ledger = Ledger()
+    iteration: int = 0
+    rounds: int = 0
+    step_rounds: int = 0
+    batch: Batch | None = None
+    called: bool = False
+    reply: ModelReplied | None = None
+    final_answer: str | None = None
+    limit: str | None = None
+    stopping: str | None = None
+    reask: bool = False
+    sticky: frozenset[str] = frozenset()
+    at: float = 0.0
+    ended: Ended | None = None

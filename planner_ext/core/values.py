@@ -1,0 +1,149 @@
+"""The values that facts, states and ports speak in.
+
+A message is opaque here: the core moves it, and never looks inside. What it needs to know of a reply, its text,
+calls, usage and finish reason, stands beside the message in `Reply`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+__all__ = [
+    "CallKind",
+    "CallResult",
+    "Checked",
+    "Entry",
+    "Message",
+    "Reply",
+    "ReplyEntry",
+    "RequestedCall",
+    "Status",
+    "Usage",
+]
+
+Message: TypeAlias = Any
+"""A message of whatever library the adapters speak, or that library's own JSON when read back from a journal."""
+
+Status: TypeAlias = Literal["answered", "incomplete", "paused", "asked", "limit_reached", "stopped"]
+"""How a run ended, or why it waits."""
+
+CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "external"]
+"""What a requested call turned out to be: see `Checked`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a run, or one request of it, has used.
+
+    Attributes:
+        prompt_tokens: Tokens sent, as the service reported them; 0 where it reported none.
+        completion_tokens: Tokens received, likewise.
+        cost: Price in US dollars; None where no price is known.
+        active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    active_seconds: float = 0.0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens sent and received."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: "Usage") -> "Usage":
+        known = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cost=sum(known) if known else None,
+            active_seconds=self.active_seconds + other.active_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedCall:
+    """One function call as the model asked for it; nothing in it is trusted yet.
+
+    Attributes:
+        id: Unique within its batch; missing and duplicate ids were reissued before they came here.
+        name: The name the model used.
+        arguments: JSON text as received, "" where the model sent none.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What one request to the model brought back.
+
+    Attributes:
+        message: The reply's message, opaque, with the ids of `calls`.
+        text: All text of the message, "" where there is none.
+        calls: The function calls in it, in order; several messages of one reply make one ordered batch.
+        finish_reason: Why the model stopped, as the connector says; None where it does not say.
+        usage: Tokens of this request.
+        iterations: Round trips that the connector reports for this request, at least 1.
+        functions_available: Whether there was any function that could have been offered.
+    """
+
+    message: Message
+    text: str = ""
+    calls: tuple[RequestedCall, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    iterations: int = 1
+    functions_available: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A requested call after it was resolved to its function and its arguments were validated.
+
+    Attributes:
+        kind: ``function``: a kernel function that may run; ``unknown``: no such function was offered; ``invalid``:
+            its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``external``:
+            known by schema only, so the caller must run it.
+        function: Fully qualified name of the resolved function; the requested name where it is unknown.
+        arguments: The validated arguments; empty where the call is not a ``function``.
+        answer: What the model reads for ``unknown`` and ``invalid``; the answer's text for ``final_answer``.
+    """
+
+    kind: CallKind
+    function: str
+    plugin_name: str = ""
+    function_name: str = ""
+    arguments: Mapping[str, Any]
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """A transcript entry: what the model reads as the result of one call."""
+
+    call_id: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyEntry:
+    """A transcript entry: a reply that differs from the message as received.
+
+    Attributes:
+        message: The message as received.
+        kept: Ids of the calls that stay in it; the others are left out.
+        edited: Call id to the JSON text of the arguments that a person put in place of the model's.
+    """
+
+    message: Message
+    kept: tuple[str, ...]
+    edited: tuple[tuple[str, str], ...] = ()
+
+
+Entry: TypeAlias = Message | ReplyEntry | CallResult
+"""One message of a transcript."""

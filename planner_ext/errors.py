@@ -1,0 +1,53 @@
+"""Every error of this package.
+
+PlannerExtError                              all of them
+├── PlannerException (KernelException)       those that leave through a door of Semantic Kernel
+│   ├── PlannerInvalidConfigurationError     a goal, option, limit or service that cannot be used
+│   ├── InvalidHistoryError                  a history that may not be sent
+│   ├── ServiceCallError                     a request failed (ServiceResponseException)
+│   ├── InvalidReplyError                    a response that is no reply (ServiceInvalidResponseError)
+│   ├── ToolExecutionError                   a function failed, and on_error is "raise"
+│   ├── InvalidCheckpointError               a checkpoint that cannot be read (InvalidJournalError)
+│   └── RunNotAnsweredError                  raise_for_status() of a run without an answer
+│       └── LimitReachedError                ... that a limit ended
+├── InvalidJournalError                      a journal that cannot be read
+│   └── NewerSchemaError                     ... by a version as old as this one
+├── InvalidLimitError                        a limit of the core that means nothing
+└── IllegalTransitionError                   a journal that contradicts itself
+"""
+
+from planner_ext.core.errors import (
+    IllegalTransitionError,
+    InvalidJournalError,
+    InvalidLimitError,
+    NewerSchemaError,
+    PlannerExtError,
+)
+from planner_ext.kernel.checkpoint import InvalidCheckpointError
+from planner_ext.kernel.errors import (
+    InvalidHistoryError,
+    InvalidReplyError,
+    LimitReachedError,
+    PlannerException,
+    PlannerInvalidConfigurationError,
+    RunNotAnsweredError,
+    ServiceCallError,
+    ToolExecutionError,
+)
+
+__all__ = [
+    "IllegalTransitionError",
+    "InvalidCheckpointError",
+    "InvalidHistoryError",
+    "InvalidJournalError",
+    "InvalidLimitError",
+    "InvalidReplyError",
+    "LimitReachedError",
+    "NewerSchemaError",
+    "PlannerException",
+    "PlannerExtError",
+    "PlannerInvalidConfigurationError",
+    "RunNotAnsweredError",
+    "ServiceCallError",
+    "ToolExecutionError",
+]

@@ -1,0 +1,54 @@
+"""What a streamed run tells: text as it comes, the facts of the run as they happen, and the result at the end."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallStarted,
+    CallsWithheld,
+    Ended,
+    Fact,
+    IterationCompleted,
+    MessageAdded,
+    ModelReplied,
+    Paused,
+    Planned,
+    Resumed,
+    RunStarted,
+    StopRequested,
+)
+from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
+from planner_ext.ports import TextDelta
+
+__all__ = [
+    "CallDecided",
+    "CallFinished",
+    "CallStarted",
+    "CallsWithheld",
+    "Ended",
+    "Fact",
+    "IterationCompleted",
+    "MessageAdded",
+    "ModelReplied",
+    "Paused",
+    "Planned",
+    "PlannerEvent",
+    "ResultReady",
+    "Resumed",
+    "RunStarted",
+    "StopRequested",
+    "TextDelta",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultReady:
+    """The last event of a stream: what ``invoke`` would have returned."""
+
+    result: FunctionCallingStepwisePlannerResult
+
+
+PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady
+"""Whatever ``invoke_stream`` yields."""

@@ -1,0 +1,95 @@
+"""Facts to JSON and back. The form is versioned; a newer one than this package knows is refused.
+
+Schema numbers:
+    1  the first.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, cast
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
+from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
+from planner_ext.core.values import Message, ReplyEntry
+
+__all__ = ["SCHEMA", "check_schema", "dump_facts", "dump_journal", "load_facts", "load_journal"]
+
+SCHEMA = 1
+
+_FACTS: TypeAdapter[list[Fact]] = TypeAdapter(list[Annotated[Fact, Field(discriminator="type")]])
+
+DumpMessage = Callable[[Message], Any]
+"""Turns an opaque message into JSON values. What is JSON already, as after a load, it returns as it is."""
+
+
+def dump_journal(facts: Sequence[Fact], dump_message: DumpMessage) -> str:
+    """Write a journal as JSON text."""
+    return json.dumps({"schema": SCHEMA, "facts": dump_facts(facts, dump_message)}, separators=(",", ":"))
+
+
+def load_journal(text: str) -> tuple[Fact, ...]:
+    """Read a journal; messages stay the JSON values they were written as.
+
+    Raises:
+        NewerSchemaError: If it was written by a newer version of this package.
+        InvalidJournalError: If it is no journal, or a damaged one.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidJournalError(f"Expected a journal as JSON text; this is not JSON: {error}.") from error
+    if not isinstance(data, dict) or "facts" not in data:
+        raise InvalidJournalError("Expected a JSON object with the keys schema and facts.")
+    journal = cast("dict[str, object]", data)
+    check_schema(journal.get("schema"))
+    return load_facts(journal["facts"])
+
+
+def check_schema(schema: object) -> None:
+    """Refuse a schema number that this version cannot read."""
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {schema!r}.")
+    if schema > SCHEMA:
+        raise NewerSchemaError(
+            f"This journal has schema {schema}; this version of planner_ext reads up to {SCHEMA}. "
+            "Read it with the version that wrote it, or a newer one."
+        )
+
+
+def dump_facts(facts: Sequence[Fact], dump_message: DumpMessage) -> list[Any]:
+    """Turn facts into JSON values."""
+    return _FACTS.dump_python([_with_plain_messages(fact, dump_message) for fact in facts], mode="json")
+
+
+def load_facts(data: object) -> tuple[Fact, ...]:
+    """Turn JSON values back into facts.
+
+    Raises:
+        InvalidJournalError: Naming the first place that is not as expected.
+    """
+    try:
+        return tuple(_FACTS.validate_python(data, strict=False))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
+
+
+def _with_plain_messages(fact: Fact, dump_message: DumpMessage) -> Fact:
+    match fact:
+        case RunStarted() | Planned():
+            return replace(fact, messages=tuple(_plain(message, dump_message) for message in fact.messages))
+        case ModelReplied() | MessageAdded():
+            return replace(fact, message=_plain(fact.message, dump_message))
+        case IterationCompleted(messages=tuple(messages)):
+            return replace(fact, messages=tuple(_plain(message, dump_message) for message in messages))
+        case _:
+            return fact
+
+
+def _plain(message: Message, dump_message: DumpMessage) -> Any:
+    assert not isinstance(message, ReplyEntry)
+    return dump_message(message)

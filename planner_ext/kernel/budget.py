@@ -1,0 +1,74 @@
+"""The budget as an application writes it down."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.limits import Limits
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+
+__all__ = ["Budget", "tightest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget(Limits):
+    """What a run may spend. Limits are per run: a new goal starts a new ledger, resuming a run does not.
+
+    Round trips and calls are exact, never one over. The others are checked before each request and each batch of
+    calls, so only what is then in flight, and the one forced answer, may pass them. Retries inside an SDK are not seen
+    and not counted.
+
+    Attributes:
+        max_iterations: Round trips, every request of the run included: the plan, the steps and the answer. Charged from
+            ``iterations`` in each reply's metadata, at least 1 a request. Checked before each request. Under
+            ``on_limit="answer"`` the last one is reserved: it offers no functions, so that N trips give an answer.
+        max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
+            before a batch starts, on the calls that are about to start; a batch of 3 is 3.
+        max_total_tokens: Prompt and completion tokens, as the service reports them.
+        max_cost: US dollars.
+        max_active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
+        deadline: A moment, with its time zone.
+        max_calls_per_function: Functions started, by fully qualified name; only the calls beyond it are not executed.
+        max_consecutive_errors: Batches in a row with a failed, unknown or malformed call; a clean batch resets it.
+        max_repeated_calls: How often the same function may start with the same arguments.
+        max_repeated_denials: Batches in a row in which every call was denied.
+        on_limit: What happens at a limit. ``answer``: calls beyond it are answered "not executed" and one more request,
+            without functions, asks for the answer. ``stop``: they are answered "not executed" and the run ends.
+            ``raise``: likewise, with `LimitReachedError`. ``return_calls``: the run ends with the calls unanswered, for
+            the caller to run. All but ``raise`` are values that can be resumed with a larger budget.
+        batch_over_limit: Of a batch that passes ``max_tool_calls``, run no call (``reject_batch``) or the first that
+            fit (``fill_remaining``).
+        last_trip: Whether a request without functions leaves their schema out (``withdraw``) or sends it with tool
+            choice "none", for providers that refuse tool messages without schema.
+
+    Raises:
+        PlannerInvalidConfigurationError: If a value means nothing, naming the field.
+    """
+
+    def __post_init__(self) -> None:
+        try:
+            Limits.__post_init__(self)
+        except InvalidLimitError as error:
+            raise PlannerInvalidConfigurationError(str(error)) from None
+
+    @property
+    def limits(self) -> Limits:
+        """The same, as the core keeps it in a journal."""
+        return Limits(**{item.name: getattr(self, item.name) for item in fields(Limits)})
+
+
+def tightest(first: Limits, second: Limits | None) -> Limits:
+    """Merge two budgets of which both hold: of each limit the tighter; the first one's word on what happens then."""
+    if second is None:
+        return first
+    values: dict[str, Any] = {}
+    for item in fields(Limits):
+        one, other = getattr(first, item.name), getattr(second, item.name)
+        if item.name == "max_calls_per_function":
+            both = one.keys() & other.keys()
+            values[item.name] = {**one, **other, **{name: min(one[name], other[name]) for name in both}}
+        elif item.name.startswith("max_") or item.name == "deadline":
+            values[item.name] = min((limit for limit in (one, other) if limit is not None), default=None)
+        else:
+            values[item.name] = one
+    return Limits(**values)

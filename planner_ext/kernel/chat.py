@@ -1,0 +1,194 @@
+"""One round trip through a connector of Semantic Kernel, plain or streamed.
+
+This is the seam between a transcript and a request: the history is rendered here, incrementally, and nowhere else.
+"""
+
+from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.exceptions import KernelException, ServiceResponseException
+
+from planner_ext.core.actions import AskModel
+from planner_ext.core.values import Entry, Reply
+from planner_ext.kernel.assembly import ReplyAssembly
+from planner_ext.kernel.errors import InvalidReplyError, ServiceCallError
+from planner_ext.kernel.messages import merge_reply, render, requested_calls, text_of
+from planner_ext.kernel.offer import Offer, RequestBehavior
+from planner_ext.kernel.usage import read_iterations, read_usage
+from planner_ext.ports import Emit, TextDelta
+
+if TYPE_CHECKING:
+    from semantic_kernel.functions import KernelArguments
+
+__all__ = ["KernelChat"]
+
+_NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
+"""What connectors raise on a response that is not what they expect."""
+
+
+class KernelChat:
+    """Asks one connector. Implements `planner_ext.ports.Chat`.
+
+    Attributes:
+        reported: The connector's own usage object of the last request, or None.
+    """
+
+    def __init__(
+        self,
+        service: ChatCompletionClientBase,
+        settings: PromptExecutionSettings,
+        *,
+        kernel: Kernel | None,
+        arguments: "KernelArguments | None",
+        offer: Offer,
+        streaming: bool,
+        strict_finish_reason: bool = False,
+        plan_settings: dict[str, Any] | None = None,
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._kernel = kernel
+        self._arguments = arguments
+        self._offer = offer
+        self._streaming = streaming
+        self._strict = strict_finish_reason
+        self._plan_settings = plan_settings or {}
+        self._rendered: list[ChatMessageContent] = []
+        self._entries: Sequence[Entry] = ()
+
+    def messages(self, transcript: Sequence[Entry]) -> list[ChatMessageContent]:
+        """Write a transcript as messages; what was written before is not written again."""
+        known = len(self._entries)
+        if known > len(transcript) or (known and transcript[known - 1] is not self._entries[known - 1]):
+            self._rendered, known = [], 0
+        self._rendered = [*self._rendered[:known], *render(transcript[known:])]
+        self._entries = transcript
+        return self._rendered
+
+    async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
+        """Send the transcript and bring the reply back.
+
+        Raises:
+            InvalidReplyError: If the response is none.
+            ServiceCallError: If the connector raised something of its own making.
+            KernelException: Whatever of that kind the connector raised.
+        """
+        self._offer.refresh()
+        history = ChatHistory.model_construct(messages=self.messages(transcript))
+        settings = self._request_settings(request)
+        with _named_errors(self._service):
+            if self._streaming:
+                message = await self._stream(history, settings, request.iteration, emit)
+            else:
+                message = merge_reply(self._nonempty(await self._plain(history, settings)))
+        return self._reply(message)
+
+    def _request_settings(self, request: AskModel) -> PromptExecutionSettings:
+        """Copy the settings for one request; the connector copies them once more, deeply."""
+        update: dict[str, Any] = {"function_choice_behavior": None}
+        if request.iteration < 0:
+            update |= {k: v for k, v in self._plan_settings.items() if k in type(self._settings).model_fields}
+        choice = request.tool_choice
+        if choice is not None and self._offer.functions:
+            update["function_choice_behavior"] = RequestBehavior.of(self._offer.metadata(), choice)
+        elif choice is None:
+            update |= {key: None for key in ("tools", "tool_choice") if hasattr(self._settings, key)}
+        return self._settings.model_copy(update=update)
+
+    async def _plain(self, history: ChatHistory, settings: PromptExecutionSettings) -> list[ChatMessageContent]:
+        return await self._service.get_chat_message_contents(
+            history, settings, kernel=self._kernel, arguments=self._arguments
+        )
+
+    async def _stream(
+        self, history: ChatHistory, settings: PromptExecutionSettings, iteration: int, emit: Emit | None
+    ) -> ChatMessageContent:
+        assembly = ReplyAssembly()
+        chunks = self._service.get_streaming_chat_message_contents(
+            history, settings, kernel=self._kernel, arguments=self._arguments
+        )
+        async with aclosing(chunks):
+            async for chunk in _first_choices(chunks):
+                text = assembly.add(chunk)
+                if emit is not None:
+                    await emit(TextDelta(text=text, iteration=iteration, chunk=chunk))
+        if not assembly.any:
+            raise _no_reply("a stream without any chunk")
+        return merge_reply([assembly.message()])
+
+    @staticmethod
+    def _nonempty(messages: list[ChatMessageContent]) -> list[ChatMessageContent]:
+        if not messages:
+            raise _no_reply("a response without choices")
+        return messages
+
+    def _reply(self, message: ChatMessageContent) -> Reply:
+        calls = requested_calls(message)
+        reason = message.finish_reason.value if message.finish_reason is not None else None
+        if self._strict and (reason == "tool_calls") != bool(calls):
+            raise InvalidReplyError(
+                f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "
+                "calls. Set strict_finish_reason=False to judge replies by their content."
+            )
+        return Reply(
+            message=message,
+            text=text_of(message),
+            calls=calls,
+            finish_reason=reason,
+            usage=read_usage(message.metadata.get("usage")),
+            iterations=read_iterations(message.metadata),
+            functions_available=self._offer.available,
+        )
+
+
+async def _first_choices(
+    chunks: AsyncIterator[list[StreamingChatMessageContent]],
+) -> AsyncIterator[StreamingChatMessageContent]:
+    """Flatten a connector's stream; a loop that offers functions has one choice only."""
+    async for group in chunks:
+        for chunk in group:
+            if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
+                yield chunk
+
+
+def _no_reply(seen: str) -> InvalidReplyError:
+    return InvalidReplyError(
+        f"Expected a reply with at least one choice; the service answered with {seen}. "
+        "The history is as it was: the request can be made again."
+    )
+
+
+@contextmanager
+def _named_errors(service: ChatCompletionClientBase) -> Generator[None]:
+    """Name what a connector raises, and chain its cause; its own named errors pass as they are."""
+    try:
+        yield
+    except KernelException as error:
+        if type(error) is not ServiceResponseException:
+            raise
+        cause = error.__cause__ or error
+        raise (_unreadable if isinstance(cause, _NO_REPLY) else _failed)(service, cause) from error
+    except _NO_REPLY as error:
+        raise _unreadable(service, error) from error
+    except Exception as error:
+        raise _failed(service, error) from error
+
+
+def _failed(service: ChatCompletionClientBase, cause: BaseException) -> ServiceCallError:
+    return ServiceCallError(
+        f"The request to {type(service).__name__} {service.ai_model_id!r} failed: {type(cause).__name__}: {cause}. "
+        "The history is as it was: the request can be made again."
+    )
+
+
+def _unreadable(service: ChatCompletionClientBase, cause: BaseException) -> InvalidReplyError:
+    return InvalidReplyError(
+        f"Expected a chat completion from {type(service).__name__} {service.ai_model_id!r}; its response could not be "
+        f"read as one ({type(cause).__name__}: {cause}). Check the base URL, and that the endpoint speaks the "
+        "connector's protocol. The history is as it was: the request can be made again."
+    )

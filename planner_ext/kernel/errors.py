@@ -1,0 +1,84 @@
+"""The errors that leave through a Semantic Kernel door: each is a ``PlannerExtError`` and a ``KernelException``.
+
+``planner_ext.errors`` shows the whole tree and is where applications import them from.
+"""
+
+from typing import TYPE_CHECKING
+
+from semantic_kernel.exceptions import KernelException, ServiceInvalidResponseError, ServiceResponseException
+
+from planner_ext.core.errors import PlannerExtError
+
+if TYPE_CHECKING:
+    from semantic_kernel.contents import ChatHistory
+
+    from planner_ext.core.values import Usage
+    from planner_ext.kernel.checkpoint import Checkpoint
+
+__all__ = [
+    "InvalidHistoryError",
+    "InvalidReplyError",
+    "LimitReachedError",
+    "PlannerException",
+    "PlannerInvalidConfigurationError",
+    "RunNotAnsweredError",
+    "ServiceCallError",
+    "ToolExecutionError",
+]
+
+
+class PlannerException(PlannerExtError, KernelException):
+    """The base of the removed planners' errors, kept by name.
+
+    Attributes:
+        chat_history: The messages of the run so far, fit to be sent; None where no run had begun.
+        checkpoint: The run, to be resumed once the cause is mended; None likewise.
+    """
+
+    chat_history: "ChatHistory | None" = None
+    checkpoint: "Checkpoint | None" = None
+
+
+class PlannerInvalidConfigurationError(PlannerException):
+    """A goal, an option, a limit, a service or a function choice that cannot be used; names the field and the way out.
+
+    Raised before any request is made, so nothing was spent and nothing is lost.
+    """
+
+
+class InvalidHistoryError(PlannerException):
+    """The history has an unanswered call, an orphan result or a duplicate one; names the ids. Nothing was sent."""
+
+
+class ServiceCallError(PlannerException, ServiceResponseException):
+    """A request to the service failed; the connector's own exception is the cause."""
+
+
+class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
+    """The connector answered with something that is no reply: no choices, null choices, no JSON, an unknown role."""
+
+
+class ToolExecutionError(PlannerException):
+    """A function failed and ``ToolExecution.on_error`` is ``"raise"``. The function's own exception is the cause."""
+
+
+class RunNotAnsweredError(PlannerException):
+    """``raise_for_status()`` was called on a run that ended without an answer, or that waits.
+
+    Attributes:
+        status: How the run ended.
+        iterations: Round trips charged.
+        tool_calls: Functions started.
+        usage: Tokens, cost and active time.
+        limit: The limit that ended the run, or None.
+    """
+
+    status: str = ""
+    iterations: int = 0
+    tool_calls: int = 0
+    usage: "Usage | None" = None
+    limit: str | None = None
+
+
+class LimitReachedError(RunNotAnsweredError):
+    """A limit of the budget was reached; raised by itself where ``Budget.on_limit`` is ``"raise"``."""

@@ -1,0 +1,231 @@
+"""How functions are run: the options, and what is done so that Semantic Kernel can run a function as they say.
+
+Promises that a synchronous function never blocks the event loop (where ``threads`` is on), and that the kernel's own
+function objects are never changed: what is run is a copy. Must not know the call, its arguments or the run.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import math
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+from semantic_kernel.functions import KernelFunction
+from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+
+from planner_ext.kernel.arguments import convertible_type
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+
+__all__ = ["Raised", "ToolExecution", "caught", "in_thread", "runnable"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolExecution:
+    """How the functions of a run are executed. Each option is checked when it is given.
+
+    Attributes:
+        max_concurrency: Counts the functions of one batch that run at the same time. Checked before each function of
+            the batch is started; over it, a function waits for another one of its batch to end. 1 runs them one after
+            the other in call order, None all at once.
+        timeout: Counts seconds of one call, for every function or by fully qualified name (a function that is not
+            named has no timeout): the function, and the application's function-invocation filters around it. Its
+            auto-function-invocation filters are not counted, since they may wait for a person. Checked while the
+            function runs; then it is cancelled, the model reads that it did not answer in time and that its effect
+            is not known, and the run goes on. None is no timeout.
+        on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run goes
+            on, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when every call of the batch has ended.
+        include_error_detail: Whether the model also reads type and message of a function's exception. Off by default:
+            they are written for developers, and may hold paths, hosts or keys.
+        stop_on_unknown_function: Whether a call of a function that was not offered ends the run, once its batch is
+            answered. Off by default: the model reads which functions there are, and may correct itself.
+        threads: Whether synchronous functions run in a thread of their own, so that they do not block the event loop.
+            On cancellation or timeout the thread is abandoned, not stopped: whether its function took effect is not
+            known. Off, they run on the event loop: a timeout cannot interrupt them, nor can cancellation.
+
+    Raises:
+        PlannerInvalidConfigurationError: A value that means nothing; names the field, what it takes and what it got.
+    """
+
+    max_concurrency: int | None = None
+    timeout: float | Mapping[str, float] | None = None
+    on_error: Literal["report", "raise"] = "report"
+    include_error_detail: bool = False
+    stop_on_unknown_function: bool = False
+    threads: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_concurrency is not None and not _is_count(self.max_concurrency):
+            _refuse("max_concurrency", "a whole number, 1 or more, or None for all at once", self.max_concurrency)
+        _check_timeout(self.timeout)
+        if self.on_error not in ("report", "raise"):
+            _refuse("on_error", '"report" or "raise"', self.on_error)
+        for name in ("include_error_detail", "stop_on_unknown_function", "threads"):
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, "True or False", getattr(self, name))
+
+    def timeout_of(self, function: str) -> float | None:
+        """Seconds that one call of a function may take, by its fully qualified name; None is no timeout."""
+        if isinstance(self.timeout, Mapping):
+            return self.timeout.get(function)
+        return self.timeout
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _check_timeout(value: object) -> None:
+    if isinstance(value, Mapping):
+        for name, seconds in cast("Mapping[object, object]", value).items():
+            if not isinstance(name, str):
+                _refuse("timeout", "fully qualified function names as keys, such as 'plugin-function'", name)
+            if not _is_duration(seconds):
+                expected = "a number of seconds above 0 (leave the function out for no timeout)"
+                _refuse(f"timeout[{name!r}]", expected, seconds)
+    elif value is not None and not _is_duration(value):
+        _refuse("timeout", "a number of seconds above 0, a mapping of function names to such, or None for none", value)
+
+
+def _refuse(field: str, expected: str, seen: object) -> None:
+    raise PlannerInvalidConfigurationError(f"ToolExecution.{field} must be {expected}; got {seen!r}.")
+
+
+def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
+    """The function to invoke in place of a kernel's own: the same one, unless that cannot be run as it should.
+
+    Semantic Kernel runs a synchronous method on the event loop. It cannot convert an argument of a parameter annotated
+    ``Annotated[Optional[X], ...]`` or ``Literal["x"]``, and calls a method without its parameter ``p: X | None`` where
+    the model sent none, though the signature asks for one. A shallow copy whose method and parameters are replaced
+    has none of this, and is still what filters expect to see: a function of the same class, name and metadata.
+
+    Args:
+        function: One of the kernel's functions; it is not changed.
+        threads: Whether synchronous methods run in a thread.
+    """
+    if not isinstance(function, KernelFunctionFromMethod):
+        return function
+    method = function.method
+    threaded = threads and _is_synchronous(method)
+    absent = _optional_without_default(function)
+    update: dict[str, Any] = {}
+    if threaded or absent:
+        update["method"] = partial(_run_in_thread if threaded else _run, method, absent)
+    parameters = [
+        parameter.model_copy(update={"type_object": convertible_type(parameter.type_object)})
+        for parameter in function.parameters
+    ]
+    if any(
+        own.type_object is not other.type_object for own, other in zip(function.parameters, parameters, strict=True)
+    ):
+        update["metadata"] = function.metadata.model_copy(update={"parameters": parameters})
+    return function.model_copy(update=update) if update else function
+
+
+def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
+    return method(**{**absent, **arguments})
+
+
+async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
+    """Await what a synchronous method returns: Semantic Kernel does not look behind the result of a coroutine."""
+    result = await in_thread(lambda: method(**{**absent, **arguments}))
+    if inspect.isasyncgen(result):
+        return [item async for item in cast("AsyncGenerator[Any, None]", result)]
+    if inspect.isawaitable(result):
+        return await result
+    return list(cast("Generator[Any, None, None]", result)) if inspect.isgenerator(result) else result
+
+
+def _is_synchronous(method: Callable[..., Any]) -> bool:
+    """Whether a method does its work when it is called: it is no coroutine or generator function, nor wraps one."""
+    target = inspect.unwrap(method)
+    called = getattr(target, "__call__", None)  # noqa: B004  # the method of an object that is called, async or not
+    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return not any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
+
+
+def _optional_without_default(function: KernelFunctionFromMethod) -> dict[str, None]:
+    """Parameters that Semantic Kernel tells the model it may leave out, and Python demands."""
+    optional = {
+        parameter.name
+        for parameter in function.parameters
+        if not parameter.is_required and parameter.default_value is None and parameter.include_in_function_choices
+    }
+    if not optional:
+        return {}
+    signature = inspect.signature(function.method)
+    return {name: None for name, own in signature.parameters.items() if name in optional and _is_demanded(own)}
+
+
+def _is_demanded(parameter: inspect.Parameter) -> bool:
+    keyword = parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return keyword and parameter.default is inspect.Parameter.empty
+
+
+async def in_thread(work: Callable[[], _T]) -> _T:
+    """Run something in a daemon thread of its own, with the caller's context variables.
+
+    ``asyncio.to_thread`` is no choice here: its few threads are shared, so abandoned ones would starve the others, and
+    they are waited for when the loop and the interpreter end.
+
+    Args:
+        work: What to run. If the wait for it is cancelled, it goes on, and its outcome is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[_T | None, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def deliver(result: _T | None, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((result, error))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(work)
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="planner_ext tool", daemon=True).start()
+    result, error = await done
+    if error is not None:
+        # Not through the future, which takes no StopIteration; here that becomes the RuntimeError of PEP 479.
+        raise error
+    return cast("_T", result)
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What a piece of work raised, as a value."""
+
+    error: BaseException
+
+
+async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
+    """Return what work raises, but for the cancellation of this task and what ends the program.
+
+    A function may also raise ``CancelledError`` by itself, after waiting for something that was cancelled: that is
+    an error like another.
+    """
+    task = asyncio.current_task()
+    cancelling = task.cancelling() if task else 0
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        if task is not None and task.cancelling() > cancelling:
+            raise
+        return Raised(error)
+    except Exception as error:
+        return Raised(error)

@@ -1,0 +1,381 @@
+"""Calling the kernel's functions: one call resolved and checked, one call run through the application's filters.
+
+Promises that only a function that was offered runs, under the name that was decided on, with arguments it declares to
+the model; that what the application gave (kernel, functions, arguments) is not changed; and that whatever happens, but
+for cancellation, is a value that says what the model reads. Must not know the loop, nor decide whether a call may run.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final, cast
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory, FunctionCallContent
+from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
+    AutoFunctionInvocationContext,
+)
+from semantic_kernel.filters.filter_types import FilterTypes
+from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
+from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
+
+from planner_ext.approval.fingerprint import digest_of
+from planner_ext.core.state import Call, State
+from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.kernel.arguments import (
+    InvalidArguments,
+    Parameters,
+    conversion_problem,
+    parameters_of,
+    parse_arguments,
+    quoted,
+)
+from planner_ext.kernel.errors import PlannerException
+from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable
+from planner_ext.kernel.results import result_text, sendable
+from planner_ext.ports import Finished
+
+__all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
+
+NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not run this function."
+"""What the model reads where a filter neither ran the function nor set a result."""
+
+_NAMES_SHOWN: Final = 50
+_DETAIL_CHARACTERS: Final = 2000
+
+_logger = logging.getLogger(__name__)
+
+
+class _ApprovedArgumentsChangedError(PlannerException):
+    """A filter changed the function, or the model's arguments to it, after somebody had approved exactly these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """What is worked out once for a function: ``function`` keeps the kernel's own alive, so that its id stays its."""
+
+    function: KernelFunction
+    parameters: Parameters
+    runnable: KernelFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One call that is about to run.
+
+    Attributes:
+        unchanged: Whether filters left the approved arguments as they are; None where nobody approved them.
+    """
+
+    call: RequestedCall
+    checked: Checked
+    prepared: _Prepared
+    arguments: KernelArguments
+    unchanged: Callable[[Mapping[str, Any]], bool] | None
+
+
+class KernelFunctions:
+    """The functions of a kernel, as the loop calls them; see `planner_ext.ports.Functions`.
+
+    Args:
+        kernel: Whose filters and services the functions get.
+        offered: The functions of the last request, by fully qualified name; asked again for each call.
+        schema_only: Names of functions that are known by schema only, so that the caller must run them.
+        arguments: The application's arguments; each call gets a shallow copy, into which the model's are put.
+        execution: How functions are run.
+        final_answer: The planner's own final-answer function, recognised by identity; never run.
+        settings: The request's settings, for filters.
+        history: The messages up to this batch, for filters; asked only where there are some.
+        streaming: Whether requests are streamed, for filters.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        offered: Callable[[], Mapping[str, KernelFunction]],
+        schema_only: Callable[[], frozenset[str]],
+        arguments: KernelArguments | None,
+        execution: ToolExecution,
+        final_answer: KernelFunction | None = None,
+        settings: PromptExecutionSettings | None = None,
+        history: Callable[[State], ChatHistory],
+        streaming: bool = False,
+    ) -> None:
+        self._kernel = kernel
+        self._offered = offered
+        self._schema_only = schema_only
+        self._arguments = arguments
+        self._execution = execution
+        self._final_answer = final_answer
+        self._settings = settings
+        self._history = history
+        self._streaming = streaming
+        self._prepared: dict[int, _Prepared] = {}
+
+    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+        """Resolve a call by the exact name of a function that was offered, and validate its arguments.
+
+        Args:
+            call: As the model asked for it.
+            edited: JSON text of arguments that replace the model's.
+
+        Returns:
+            What the call is; for ``unknown`` and ``invalid`` with an answer that the model can act on.
+        """
+        if call.name in self._schema_only():
+            return Checked(kind="external", function=call.name, arguments={})
+        function = self._offered().get(call.name)
+        if function is None:
+            return Checked(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
+        text = call.arguments if edited is None else edited
+        parsed = parse_arguments(text, self._prepare(function).parameters)
+        checked = Checked(
+            kind="function",
+            function=call.name,
+            plugin_name=function.plugin_name,
+            function_name=function.name,
+            arguments={},
+        )
+        if isinstance(parsed, InvalidArguments):
+            return replace(checked, kind="invalid", answer=parsed.message)
+        if function is self._final_answer:
+            return replace(checked, kind="final_answer", answer=result_text(parsed.get("answer")))
+        return replace(checked, arguments=parsed)
+
+    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+        """Run a function through the application's filters.
+
+        Args:
+            call: The call, for its id.
+            checked: What `check` made of it.
+            index: Its place in the state's open batch.
+            state: The run, with the batch open.
+
+        Returns:
+            How it ended, and what the model reads.
+
+        Raises:
+            asyncio.CancelledError: The run was cancelled.
+        """
+        function = self._offered().get(checked.function)
+        if function is None:
+            text = self._unknown(checked.function)
+            return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
+        batch = state.batch
+        assert batch is not None, "a call is run while its batch is open"
+        run = self._start(call, checked, function, batch.calls[index])
+        if self._kernel.auto_function_invocation_filters:  # pyright: ignore[reportUnknownMemberType]
+            return await self._run_filtered(run, state, batch.iteration, index, len(batch.calls))
+        ended = await self._invoke(run, function, run.arguments)
+        if isinstance(ended, Finished):
+            return ended
+        return Finished(outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended))
+
+    def encode(self, result: Any) -> str:
+        """Turn a value into the text that the model reads as a function's result."""
+        return result_text(result)
+
+    def _unknown(self, name: str) -> str:
+        names = list(dict.fromkeys([*self._offered(), *sorted(self._schema_only())]))
+        if not names:
+            return f"There is no function {quoted(name)}, and no other may be called now. Answer without functions."
+        more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        return (
+            f"There is no function {quoted(name)}. Call one of these by its exact name: "
+            f"{', '.join(names[:_NAMES_SHOWN])}{more}."
+        )
+
+    def _prepare(self, function: KernelFunction) -> _Prepared:
+        prepared = self._prepared.get(id(function))
+        if prepared is None:
+            prepared = _Prepared(
+                function=function,
+                parameters=parameters_of(function),
+                runnable=runnable(function, threads=self._execution.threads),
+            )
+            self._prepared[id(function)] = prepared
+        return prepared
+
+    def _start(self, call: RequestedCall, checked: Checked, function: KernelFunction, planned: Call) -> _Run:
+        prepared = self._prepare(function)
+        arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
+        values = cast("dict[str, Any]", arguments)
+        for name, value in checked.arguments.items():
+            if value is None and prepared.parameters.drops_null(name):
+                values.pop(name, None)
+            else:
+                values[name] = value  # as an item: KernelArguments(settings=...) means something else
+        decided = planned.decided
+        if decided is not None and decided.edited is not None:
+            call = replace(call, arguments=decided.edited)
+        approved = decided is not None and bool(decided.by)
+        unchanged = _watch(arguments, checked, prepared.parameters) if approved else None
+        return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, unchanged=unchanged)
+
+    async def _run_filtered(self, run: _Run, state: State, iteration: int, index: int, count: int) -> Finished:
+        function = run.prepared.function
+        _complete_context_class()
+        context = AutoFunctionInvocationContext(
+            function=function,
+            kernel=self._kernel,
+            arguments=run.arguments,
+            is_streaming=self._streaming,
+            chat_history=self._history(state),
+            function_call_content=_call_content(run, function),
+            execution_settings=self._settings,
+            function_result=FunctionResult(function=function.metadata, value=None),
+            function_count=count,
+            request_sequence_index=iteration,
+            function_sequence_index=index,
+        )
+        ran = False
+        failure: Finished | None = None
+
+        async def inner(context: AutoFunctionInvocationContext) -> None:
+            nonlocal ran, failure
+            ended = await self._invoke(run, context.function, context.arguments)
+            failure = ended if isinstance(ended, Finished) else None
+            if isinstance(ended, Finished):
+                context.function_result = FunctionResult(function=context.function.metadata, value=ended.text)
+            elif ended is not None:
+                context.function_result = ended
+            ran = ran or ended is not None
+
+        stack = self._kernel.construct_call_stack(FilterTypes.AUTO_FUNCTION_INVOCATION, inner)
+        outcome = await caught(stack(context))
+        if isinstance(outcome, Raised):
+            _logger.warning("A filter around %s failed.", run.checked.function, exc_info=outcome.error)
+            ended = self._failed(run, outcome.error)
+        else:
+            ended = _after_filters(context.function_result, ran=ran, failure=failure)
+        return replace(ended, terminate=context.terminate)
+
+    async def _invoke(
+        self, run: _Run, function: KernelFunction, arguments: KernelArguments
+    ) -> FunctionResult | Finished | None:
+        """Run a function through its function-invocation filters; None where these did not run it, nor set a result."""
+        outcome = await caught(self._invoke_in_time(run, function, arguments))
+        return self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
+
+    async def _invoke_in_time(
+        self, run: _Run, function: KernelFunction, arguments: KernelArguments
+    ) -> FunctionResult | None:
+        if run.unchanged is not None and function is not run.prepared.function:
+            raise _ApprovedArgumentsChangedError(f"A filter put {function.fully_qualified_name} in its place.")
+        target = self._prepare(function).runnable
+        if run.unchanged is not None:
+            target = _bound(target, run.unchanged)
+        seconds = self._execution.timeout_of(run.checked.function)
+        scope = asyncio.timeout(seconds)
+        try:
+            async with scope:
+                return await target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
+        except Exception as error:
+            if seconds is not None and scope.expired():
+                raise _TimedOutError(f"no result within {seconds:g} seconds") from error
+            raise
+
+    def _failed(self, run: _Run, error: BaseException) -> Finished:
+        name = run.checked.function
+        recorded = _described(error)
+        if isinstance(error, _TimedOutError):
+            seconds = self._execution.timeout_of(name)
+            text = (
+                f"The function {name} did not answer within {seconds:g} seconds; whether it took effect is not known."
+            )
+            return Finished(outcome="timed_out", text=text, error=recorded, exception=error)
+        text = conversion_problem(error, run.prepared.parameters, run.checked.arguments)
+        if isinstance(error, _ApprovedArgumentsChangedError):
+            text = f"The function {name} was not run: a filter of the application changed what had been approved."
+        elif text is None and self._execution.include_error_detail:
+            text = f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
+        text = text or f"The function {name} failed."
+        return Finished(outcome="failed", text=text, error=recorded, exception=error)
+
+
+def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finished | None) -> Finished:
+    """What the model reads after the filters: the function's result, or what one of them put in its place."""
+    if failure is not None and result is not None and result.value is failure.text:
+        return failure
+    skipped = not ran and (result is None or result.value is None)
+    return Finished(
+        outcome="ok",
+        text=NOT_RUN_BY_FILTER if skipped else result_text(result),
+        error="" if failure is None else failure.error,
+    )
+
+
+def _bound(function: KernelFunction, unchanged: Callable[[Mapping[str, Any]], bool]) -> KernelFunction:
+    """A copy of a function that refuses to run with other arguments than those approved, whichever filter changed them.
+
+    ``_invoke_internal`` is what Semantic Kernel calls behind the last filter, and what each kind of function overrides;
+    an attribute of the instance overrides it for this one call, and leaves class and metadata as filters expect them.
+    """
+
+    async def invoke_internal(context: FunctionInvocationContext) -> None:
+        if not unchanged(context.arguments):
+            raise _ApprovedArgumentsChangedError("A filter changed arguments after they had been approved.")
+        await function._invoke_internal(context)  # pyright: ignore[reportPrivateUsage]
+
+    bound = function.model_copy()
+    vars(bound)["_invoke_internal"] = invoke_internal
+    return bound
+
+
+def _watch(before: Mapping[str, Any], checked: Checked, parameters: Parameters) -> Callable[[Mapping[str, Any]], bool]:
+    """Remember what was approved: the model's arguments by value, for a filter may change one in place."""
+    digest = digest_of(checked.function, checked.arguments)
+    absent = object()
+    others = {name: before.get(name, absent) for name in parameters.by_name if name not in checked.arguments}
+
+    def unchanged(now: Mapping[str, Any]) -> bool:
+        if any(now.get(name, absent) is not value for name, value in others.items()):
+            return False
+        try:
+            return digest_of(checked.function, {name: now.get(name) for name in checked.arguments}) == digest
+        except (TypeError, ValueError, RecursionError):
+            return False  # no longer JSON, so no longer what the model sent
+
+    return unchanged
+
+
+def _call_content(run: _Run, function: KernelFunction) -> FunctionCallContent:
+    return FunctionCallContent(
+        id=run.call.id,
+        name=run.checked.function,
+        function_name=function.name,
+        plugin_name=function.plugin_name or None,
+        arguments=run.call.arguments,
+    )
+
+
+@cache
+def _complete_context_class() -> None:
+    """Resolve the names in the context's annotations, as Semantic Kernel does before it makes one."""
+    types: tuple[type, ...] = (
+        ChatHistory,
+        FunctionCallContent,
+        FunctionResult,
+        Kernel,
+        KernelArguments,
+        KernelFunction,
+        PromptExecutionSettings,
+    )
+    AutoFunctionInvocationContext.model_rebuild(_types_namespace={one.__name__: one for one in types})
+
+
+class _TimedOutError(TimeoutError):
+    """The timeout of the execution options, as opposed to one that a function raised itself."""
+
+
+def _described(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    return sendable(f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -1,0 +1,235 @@
+"""One run's adapters around one kernel and one connector: what every door, planner or service, sets up alike."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from opentelemetry.trace import get_tracer
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.const import AUTO_FUNCTION_INVOCATION_SPAN_NAME
+from semantic_kernel.contents import ChatHistory, ChatMessageContent
+from semantic_kernel.functions import KernelArguments, KernelFunction
+from semantic_kernel.utils.telemetry.model_diagnostics.gen_ai_attributes import AVAILABLE_FUNCTIONS
+
+from planner_ext.clock import SystemClock
+from planner_ext.core.facts import Fact
+from planner_ext.core.state import State
+from planner_ext.engine import CallFailedError, Engine, Observer, Ports, StopHandle
+from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.chat import KernelChat
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExecutionError
+from planner_ext.kernel.execution import ToolExecution
+from planner_ext.kernel.functions import KernelFunctions
+from planner_ext.kernel.history import check_history, repair_history
+from planner_ext.kernel.messages import render
+from planner_ext.kernel.offer import Offer
+from planner_ext.ports import Clock, Emit, Gate, IterationHook, Prompts
+
+__all__ = ["Loop", "LoopOptions", "checked_messages", "connector_settings", "new_run_id", "non_negative"]
+
+tracer = get_tracer("planner_ext")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """What every door lets its caller set; see the doors for what each means."""
+
+    budget: Budget
+    execution: ToolExecution
+    clock: Clock
+    min_iteration_time_ms: int = 0
+    strict_finish_reason: bool = False
+    observers: Sequence[Observer] = ()
+    gate: Gate | None = None
+    hook: IterationHook | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        budget: Budget | None = None,
+        execution: ToolExecution | None = None,
+        clock: Clock | None = None,
+        min_iteration_time_ms: int | None = None,
+        strict_finish_reason: bool = False,
+        observers: Sequence[Observer] = (),
+    ) -> "LoopOptions":
+        """Fill in the defaults and refuse what means nothing.
+
+        Raises:
+            PlannerInvalidConfigurationError: Naming the option.
+        """
+        given: tuple[tuple[str, object, type], ...] = (
+            ("budget", budget, Budget),
+            ("execution", execution, ToolExecution),
+        )
+        for name, value, kind in given:
+            if value is not None and not isinstance(value, kind):
+                raise PlannerInvalidConfigurationError(f"{name} must be a {kind.__name__} or None; got {value!r}.")
+        return cls(
+            budget=budget or Budget(),
+            execution=execution or ToolExecution(),
+            clock=clock or SystemClock(),
+            min_iteration_time_ms=non_negative("min_iteration_time_ms", min_iteration_time_ms),
+            strict_finish_reason=strict_finish_reason,
+            observers=tuple(observers),
+        )
+
+
+class Loop:
+    """The world of one run. Make one for each run: it remembers what was offered and written.
+
+    Attributes:
+        chat: The connector, as the engine asks it.
+        offer: The functions that may be called.
+    """
+
+    def __init__(
+        self,
+        *,
+        kernel: Kernel,
+        service: ChatCompletionClientBase,
+        settings: PromptExecutionSettings,
+        offer: Offer,
+        arguments: KernelArguments | None,
+        options: LoopOptions,
+        streaming: bool,
+        prompts: Prompts,
+        final_answer: KernelFunction | None = None,
+        plan_settings: dict[str, Any] | None = None,
+        follow: Callable[[State, Fact], None] | None = None,
+    ) -> None:
+        self.offer = offer
+        self._options = options
+        self._check_names()
+        self._check_service(service, settings)
+        self.chat = KernelChat(
+            service,
+            settings,
+            kernel=kernel,
+            arguments=arguments,
+            offer=self.offer,
+            streaming=streaming,
+            strict_finish_reason=options.strict_finish_reason,
+            plan_settings=plan_settings,
+        )
+        functions = KernelFunctions(
+            kernel,
+            offered=lambda: self.offer.functions,
+            schema_only=lambda: self.offer.schema_only,
+            arguments=arguments,
+            execution=options.execution,
+            final_answer=final_answer,
+            settings=settings,
+            history=self.history,
+            streaming=streaming,
+        )
+        self._ports = Ports(
+            chat=self.chat,
+            functions=functions,
+            prompts=prompts,
+            clock=options.clock,
+            gate=options.gate,
+            hook=options.hook,
+            observers=options.observers,
+            follow=follow,
+            max_concurrency=options.execution.max_concurrency,
+            raise_errors=options.execution.on_error == "raise",
+            stop_on_unknown=options.execution.stop_on_unknown_function,
+            min_iteration_seconds=options.min_iteration_time_ms / 1000,
+        )
+
+    def engine(self, facts: Sequence[Fact], *, emit: Emit | None = None, stop: StopHandle | None = None) -> Engine:
+        """Make the engine that drives a journal in this world."""
+        return Engine(facts, self._ports, emit=emit, stop=stop)
+
+    async def drive(self, engine: Engine) -> None:
+        """Run an engine to its next pause or end, under the span that Semantic Kernel's own loop has.
+
+        Raises:
+            ToolExecutionError: If a function failed and the execution is told to raise.
+        """
+        names = ",".join(self.offer.functions)
+        with tracer.start_as_current_span(AUTO_FUNCTION_INVOCATION_SPAN_NAME, attributes={AVAILABLE_FUNCTIONS: names}):
+            try:
+                await engine.run()
+            except CallFailedError as error:
+                raise ToolExecutionError(f"{error}. Its batch is answered and in the history.") from error.__cause__
+
+    def history(self, state: State) -> ChatHistory:
+        """Show a state as filters see it: the transcript, and the message whose calls are being run."""
+        messages = list(self.chat.messages(state.transcript))
+        if state.batch is not None:
+            messages += render((state.batch.message,))
+        return ChatHistory.model_construct(messages=messages)
+
+    def _check_names(self) -> None:
+        unknown = sorted(set(self._options.budget.max_calls_per_function) - self.offer.functions.keys())
+        if unknown:
+            raise PlannerInvalidConfigurationError(
+                f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
+                f"{', '.join(sorted(self.offer.functions)) or 'no function'}. Name functions in full: plugin-function."
+            )
+
+    def _check_service(self, service: ChatCompletionClientBase, settings: PromptExecutionSettings) -> None:
+        if not self.offer.available:
+            return
+        name = f"{type(service).__name__} {service.service_id!r}"
+        if not service.SUPPORTS_FUNCTION_CALLING:
+            raise PlannerInvalidConfigurationError(
+                f"{name} does not support function calling, and this run offers "
+                f"{', '.join(sorted(self.offer.functions))}. Use another connector, or offer no functions."
+            )
+        answers = getattr(settings, "number_of_responses", None)
+        if answers is not None and answers > 1:
+            raise PlannerInvalidConfigurationError(
+                f"number_of_responses must be 1 where functions are offered; got {answers}. "
+                "Ask once, or offer no functions."
+            )
+
+
+def connector_settings(
+    service: ChatCompletionClientBase, settings: PromptExecutionSettings | None
+) -> PromptExecutionSettings:
+    """Copy settings into the connector's own class; Semantic Kernel's conversion would change the caller's."""
+    wanted = service.get_prompt_execution_settings_class()
+    if settings is None:
+        return wanted()
+    if isinstance(settings, wanted):
+        return settings.model_copy()
+    return wanted.from_prompt_execution_settings(settings.model_copy(deep=True))
+
+
+def checked_messages(
+    messages: Sequence[ChatMessageContent], on_invalid_history: Literal["refuse", "repair"]
+) -> list[ChatMessageContent]:
+    """Take a history that may be sent, or repair one on request.
+
+    Raises:
+        InvalidHistoryError: If it may not be sent and is not to be repaired.
+    """
+    if on_invalid_history == "repair":
+        return repair_history(messages)
+    check_history(messages)
+    return list(messages)
+
+
+def non_negative(name: str, value: object) -> int:
+    """Read a whole number, 0 or more; None is 0.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the option.
+    """
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise PlannerInvalidConfigurationError(f"{name} must be a whole number, 0 or more; got {value!r}.")
+    return value
+
+
+def new_run_id() -> str:
+    """Make the name of a run: 32 hexadecimal digits, unique everywhere."""
+    return uuid.uuid4().hex

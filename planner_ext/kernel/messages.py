@@ -1,0 +1,162 @@
+"""Semantic Kernel's messages in and out: what the core needs to know of one, and how a transcript is written as them.
+
+Nothing that a caller or a connector owns is changed; a message that must differ is made anew.
+"""
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    TextContent,
+)
+
+from planner_ext.core.values import CallResult, Entry, Message, ReplyEntry, RequestedCall
+
+__all__ = [
+    "AssistantMessage",
+    "as_history",
+    "assistant_text",
+    "dump_message",
+    "merge_reply",
+    "render",
+    "requested_calls",
+    "text_of",
+]
+
+
+class AssistantMessage(ChatMessageContent):
+    """An assistant message that is sent with both its text and its calls.
+
+    Semantic Kernel's own leaves the text out of every later request (chat_message_content.py, ``to_dict``).
+    """
+
+    def to_dict(self, role_key: str = "role", content_key: str = "content") -> dict[str, Any]:
+        """Write the message as a connector sends it."""
+        sent = super().to_dict(role_key=role_key, content_key=content_key)
+        if "tool_calls" in sent and (text := text_of(self)):
+            sent[content_key] = text
+        return sent
+
+
+def text_of(message: ChatMessageContent) -> str:
+    """Join all text of a message; Semantic Kernel's ``content`` is its first piece only."""
+    return "".join(item.text for item in message.items if isinstance(item, TextContent))
+
+
+def calls_of(message: ChatMessageContent) -> list[FunctionCallContent]:
+    """List the function calls of a message."""
+    return [item for item in message.items if isinstance(item, FunctionCallContent)]
+
+
+def assistant_text(text: str, **fields: Any) -> ChatMessageContent:
+    """Make an assistant message of a text, the empty one included."""
+    return ChatMessageContent(role=AuthorRole.ASSISTANT, items=[TextContent(text=text)], **fields)
+
+
+def requested_calls(message: ChatMessageContent) -> tuple[RequestedCall, ...]:
+    """List a reply's calls as the core knows them."""
+    return tuple(
+        RequestedCall(id=call.id or "", name=_name(call), arguments=_arguments(call)) for call in calls_of(message)
+    )
+
+
+def merge_reply(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
+    """Make one message of a reply: the calls of several are one ordered batch, each with an id of its own.
+
+    Missing ids and duplicates within the reply are reissued; everything else is kept as received.
+    """
+    first = messages[0]
+    if len(messages) == 1 and not calls_of(first):
+        return first
+    items: list[Any] = [item for message in messages for item in message.items]
+    metadata: dict[str, Any] = {}
+    for message in messages:
+        metadata |= message.metadata
+    return _with_items(first, _with_own_ids(items), metadata)
+
+
+def _with_own_ids(items: Iterable[Any]) -> list[Any]:
+    seen: set[str | None] = {None, ""}
+    kept: list[Any] = []
+    for item in items:
+        own = item
+        if isinstance(item, FunctionCallContent):
+            if item.id in seen:
+                own = item.model_copy(update={"id": f"call_{uuid.uuid4().hex[:24]}"})
+            seen.add(own.id)
+        kept.append(own)
+    return kept
+
+
+def _with_items(message: ChatMessageContent, items: list[Any], metadata: dict[str, Any]) -> AssistantMessage:
+    """Copy a message with other items; validation is skipped, the items being valid already."""
+    values: dict[str, Any] = {name: getattr(message, name) for name in ChatMessageContent.model_fields}
+    return AssistantMessage.model_construct(None, **(values | {"items": items, "metadata": metadata}))
+
+
+def _name(call: FunctionCallContent) -> str:
+    """Name the function as the kernel would, whatever separator the connector uses."""
+    if call.plugin_name and call.function_name:
+        return f"{call.plugin_name}-{call.function_name}"
+    return call.name or call.function_name
+
+
+def _arguments(call: FunctionCallContent) -> str:
+    if isinstance(call.arguments, Mapping):
+        return json.dumps(dict(call.arguments), ensure_ascii=False)
+    return call.arguments or ""
+
+
+def render(entries: Iterable[Entry]) -> list[ChatMessageContent]:
+    """Write transcript entries as messages of Semantic Kernel."""
+    return [_render(entry) for entry in entries]
+
+
+def _render(entry: Entry) -> ChatMessageContent:
+    match entry:
+        case CallResult():
+            content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
+            return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
+        case ReplyEntry():
+            return _changed(_load(entry.message), set(entry.kept), dict(entry.edited))
+        case _:
+            return _load(entry)
+
+
+def _changed(message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]) -> ChatMessageContent:
+    """Leave calls out of a message, and put a person's arguments in place of the model's."""
+    items: list[Any] = [
+        item.model_copy(update={"arguments": edited[item.id or ""]})
+        if isinstance(item, FunctionCallContent) and item.id in edited
+        else item
+        for item in message.items
+        if not isinstance(item, FunctionCallContent) or item.id in kept
+    ]
+    return _with_items(message, items, message.metadata)
+
+
+def _load(message: Message) -> ChatMessageContent:
+    """Take a message as it is, or make it of its JSON; one with calls will be sent with its text, too."""
+    loaded = message if isinstance(message, ChatMessageContent) else ChatMessageContent.model_validate(message)
+    if loaded.role != AuthorRole.ASSISTANT or isinstance(loaded, AssistantMessage) or not calls_of(loaded):
+        return loaded
+    return _with_items(loaded, list(loaded.items), loaded.metadata)
+
+
+def dump_message(message: Message) -> dict[str, Any]:
+    """Write a message as Semantic Kernel's own JSON; a value in its metadata that is no JSON becomes text."""
+    if isinstance(message, ChatMessageContent):
+        return message.model_dump(mode="json", exclude_none=True, fallback=str)
+    return message
+
+
+def as_history(messages: Iterable[ChatMessageContent]) -> ChatHistory:
+    """Make a history of messages, sharing them."""
+    return ChatHistory(messages=list(messages))

@@ -1,0 +1,130 @@
+"""Which functions a request offers, and that no other can be called: computed afresh from the kernel each time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
+
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+
+__all__ = ["Offer", "RequestBehavior"]
+
+_TYPES = {
+    "auto": FunctionChoiceType.AUTO,
+    "required": FunctionChoiceType.REQUIRED,
+    "none": FunctionChoiceType.NONE,
+}
+
+
+class RequestBehavior(FunctionChoiceBehavior):
+    """Tells a connector exactly which functions one request offers; the connector never invokes them itself."""
+
+    offered: list[KernelFunctionMetadata] = []  # noqa: RUF012  (a pydantic field: copied for each instance)
+
+    @classmethod
+    def of(cls, offered: list[KernelFunctionMetadata], choice: Literal["auto", "required", "none"]) -> Self:
+        """Offer these functions under this tool choice."""
+        return cls.model_construct(
+            type_=_TYPES[choice],
+            offered=offered,
+            filters=None,
+            enable_kernel_functions=True,
+            maximum_auto_invoke_attempts=0,
+        )
+
+    def get_config(self, kernel: Kernel) -> FunctionCallChoiceConfiguration:  # noqa: ARG002
+        """Answer the connector's question which functions there are."""
+        return FunctionCallChoiceConfiguration(available_functions=self.offered)
+
+    def __deepcopy__(self, memo: Any = None) -> Self:
+        """Share: settings are deep-copied on each request, and nothing here changes."""
+        return self
+
+
+class Offer:
+    """The functions of one run, as the kernel has them now.
+
+    Attributes:
+        functions: By fully qualified name, those that the last request offered or the next one will.
+        schema_only: Names in the settings' own tool schemas for which the kernel has no function.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        behavior: FunctionChoiceBehavior | None,
+        settings: PromptExecutionSettings,
+        *,
+        own: Sequence[KernelFunction] = (),
+        select: Callable[[Sequence[KernelFunctionMetadata]], Sequence[KernelFunctionMetadata]] | None = None,
+    ) -> None:
+        """Bind the offer to a kernel.
+
+        Args:
+            kernel: Where the functions are; read again at each `refresh`.
+            behavior: What narrows them; None offers only ``own``.
+            settings: Whose tool schemas name functions that the caller runs itself.
+            own: The planner's own functions, offered beside the kernel's.
+            select: Narrows the kernel's functions further.
+        """
+        self._kernel = kernel
+        self._behavior = behavior
+        self._own = tuple(own)
+        self._select = select
+        self._schemas = _schema_names(settings)
+        self.functions: Mapping[str, KernelFunction] = {}
+        self.schema_only: frozenset[str] = frozenset()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the kernel's functions again."""
+        functions = {function.fully_qualified_name: function for function in self._own}
+        for metadata in self._kernel_functions():
+            name = metadata.fully_qualified_name
+            if name in functions:
+                raise PlannerInvalidConfigurationError(
+                    f"The kernel has a function {name!r}, which is the name of one that the planner offers itself. "
+                    "Rename the plugin or the function, or exclude it."
+                )
+            functions[name] = self._kernel.get_function(metadata.plugin_name, metadata.name)
+        self.functions = functions
+        self.schema_only = self._schemas - functions.keys()
+
+    def metadata(self) -> list[KernelFunctionMetadata]:
+        """List what is offered, for a request."""
+        return [function.metadata for function in self.functions.values()]
+
+    @property
+    def available(self) -> bool:
+        """Whether there is anything to call."""
+        return bool(self.functions or self.schema_only)
+
+    def _kernel_functions(self) -> Sequence[KernelFunctionMetadata]:
+        behavior = self._behavior
+        if behavior is None or not behavior.enable_kernel_functions:
+            return ()
+        filters = behavior.filters or {}
+        if [] in (filters.get("included_functions"), filters.get("included_plugins")):
+            return ()  # Semantic Kernel takes an empty list for "all".
+        try:
+            config = behavior.get_config(self._kernel)
+        except ValueError as error:
+            raise PlannerInvalidConfigurationError(f"The behaviour's filters cannot be used: {error}") from error
+        offered = config.available_functions or []
+        return offered if self._select is None else self._select(offered)
+
+
+def _schema_names(settings: PromptExecutionSettings) -> frozenset[str]:
+    """Read the names of functions out of tool schemas that the caller put into the settings."""
+    tools: Any = getattr(settings, "tools", None) or ()
+    names: set[str] = set()
+    for tool in tools:
+        function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            names.add(name)
+    return frozenset(names)

@@ -1,0 +1,125 @@
+"""How a run came out, as Semantic Kernel's callers see it: a message, its metadata, or an error where one is due."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
+from semantic_kernel.contents import ChatHistory, ChatMessageContent
+
+from planner_ext.core.facts import Fact, ModelReplied, Planned
+from planner_ext.core.state import Phase, State
+from planner_ext.core.values import Message, Status
+from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.errors import LimitReachedError, RunNotAnsweredError
+from planner_ext.kernel.messages import as_history, assistant_text, render, text_of
+from planner_ext.kernel.usage import add_reported
+
+__all__ = ["chat_history", "final_message", "not_answered", "raise_at_limit", "status_of"]
+
+PAUSED_TEXT = "This run waits for a decision."
+"""The text of the message that a service returns for a paused run."""
+
+
+def status_of(state: State) -> Status:
+    """Say how a run ended, or that it waits."""
+    return state.ended.status if state.ended is not None else "paused"
+
+
+def chat_history(state: State) -> ChatHistory:
+    """Write a run's transcript; a batch that was returned to the caller ends it."""
+    entries = list(state.transcript)
+    if state.batch is not None and state.ended is not None and state.ended.returned:
+        entries.append(state.batch.message)
+    return as_history(render(entries))
+
+
+def final_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
+    """Make the message that a chat completion service returns: an assistant message, safe to add to the history.
+
+    It carries calls only where they are returned to the caller.
+    """
+    reply = next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)
+    message = None if reply is None else render((reply.message,))[0]
+    received = {} if message is None else message.metadata
+    metadata = _metadata(state, facts, received)
+    if state.phase is Phase.PAUSED:
+        return assistant_text(PAUSED_TEXT, metadata=metadata)
+    if message is None or not _is_last_word(state):
+        text = state.ended.answer if state.ended is not None else ""
+        return assistant_text(text, metadata=metadata)
+    if reply is not None and reply.calls and not (state.ended is not None and state.ended.returned):
+        return assistant_text(
+            text_of(message), metadata=metadata, finish_reason=message.finish_reason, ai_model_id=message.ai_model_id
+        )
+    return message.model_copy(update={"metadata": metadata})
+
+
+def _is_last_word(state: State) -> bool:
+    """Whether the last reply is what the run came to, and not a message of calls that were then handled."""
+    return (state.reply is not None and bool(state.reply.text)) or (state.ended is not None and state.ended.returned)
+
+
+def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any]) -> dict[str, Any]:
+    """Add what the run spent and how it ended to what the connector said."""
+    metadata = {
+        **received,
+        "iterations": state.ledger.iterations,
+        "usage": _reported_usage(facts),
+        "tool_calls": state.ledger.tool_calls,
+        "status": status_of(state),
+        "limit": state.ended.limit if state.ended is not None else None,
+    }
+    if metadata["status"] != "answered":
+        metadata["checkpoint"] = Checkpoint(tuple(facts)).to_json()
+    return metadata
+
+
+def _reported_usage(facts: Sequence[Fact]) -> Any:
+    """Sum what the connector reported for each request, in the connector's own type."""
+    total: Any = None
+    for fact in facts:
+        match fact:
+            case ModelReplied(message=message):
+                total = add_reported(total, _usage_in(message))
+            case Planned(usage=usage):
+                planned = CompletionUsage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+                total = add_reported(total, planned)
+            case _:
+                pass
+    return total
+
+
+def _usage_in(message: Message) -> Any:
+    metadata: dict[str, Any] = message.metadata if isinstance(message, ChatMessageContent) else message["metadata"]
+    usage = metadata.get("usage")
+    return CompletionUsage.model_validate(usage) if isinstance(usage, dict) else usage
+
+
+def raise_at_limit(state: State, facts: Sequence[Fact]) -> None:
+    """Raise for a run that a limit ended, where its budget says ``on_limit="raise"``.
+
+    Raises:
+        LimitReachedError: With the history and the ledger.
+    """
+    if state.rules.limits.on_limit == "raise" and status_of(state) == "limit_reached":
+        raise not_answered(state, facts)
+
+
+def not_answered(state: State, facts: Sequence[Fact]) -> RunNotAnsweredError:
+    """Make the error for a run without an answer; it carries the history and the ledger."""
+    status, ended = status_of(state), state.ended
+    limit = ended.limit if ended is not None else None
+    reason = ended.reason if ended is not None else "Calls wait for a decision; resume the run with decisions."
+    if limit == "max_tool_calls":
+        reason = f"Max number of tool call reached. {reason}"
+    error = (LimitReachedError if status == "limit_reached" else RunNotAnsweredError)(
+        reason or f"The run ended {status}."
+    )
+    error.status, error.limit = status, limit
+    error.iterations, error.tool_calls, error.usage = (
+        state.ledger.iterations,
+        state.ledger.tool_calls,
+        state.ledger.usage,
+    )
+    error.chat_history, error.checkpoint = chat_history(state), Checkpoint(tuple(facts))
+    return error

@@ -1,0 +1,148 @@
+"""What the planner says to the model: the plan request, the opening, the next step, and that an answer is owed."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
+from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
+from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplateConfig
+
+from planner_ext.core.values import Message
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+
+__all__ = ["NoPrompts", "PlannerPrompts", "default_plan_prompt", "default_step_prompt", "plan_template"]
+
+default_plan_prompt = """\
+name: WritePlan
+description: Write a short plan for a goal that an assistant with functions is to reach.
+template_format: semantic-kernel
+template: |
+    <message role="system">You write plans for an assistant that works by calling functions.
+    Write the fewest numbered steps that reach the user's goal. A step calls one or more of the functions below, or
+    uses what earlier steps brought. Use no other function. What you know yourself needs no step.
+    The last step hands over the answer with UserInteraction{{$name_delimiter}}SendFinalAnswer.
+    Write the plan only; call nothing yet.
+
+    Functions, as JSON schema:
+    {{$available_functions}}</message>
+    <message role="user">{{$goal}}</message>
+input_variables:
+    - name: goal
+      description: What is to be reached
+    - name: available_functions
+      description: The functions that may be called, as JSON text
+    - name: name_delimiter
+      description: What stands between a plugin's name and a function's
+"""
+"""The plan request. Replace it with ``get_initial_plan``: YAML of a prompt template with the same variables."""
+
+default_step_prompt = """\
+<message role="system">Work towards the user's goal with the functions that you are given.
+A plan was made for it. Follow it as far as it helps, and leave it where the results of your calls say otherwise:
+
+{{$initial_plan}}
+
+When the goal is reached, hand over the answer with UserInteraction-SendFinalAnswer.</message>
+<message role="user">{{$goal}}</message>
+"""
+"""The opening of the steps. Replace it with ``get_step_prompt``: a template with the same variables."""
+
+_SAY = {
+    "step": "Carry out what comes next towards the goal. If nothing is left to do, hand over the final answer with "
+    "UserInteraction-SendFinalAnswer.",
+    "insist": "That was no final answer. Go on with the functions, or, if the goal is reached, hand the answer over "
+    "with UserInteraction-SendFinalAnswer.",
+}
+
+
+class NoPrompts:
+    """Says nothing: a service has no words of its own. Implements `planner_ext.ports.Prompts`."""
+
+    async def plan_request(self) -> tuple[Message, ...]:
+        """Never asked: a service makes no plan."""
+        return ()
+
+    async def opening(self, plan: str) -> tuple[Message, ...]:  # noqa: ARG002  (the port's signature)
+        """Never asked: a service makes no plan."""
+        return ()
+
+    def message(self, purpose: str) -> Message:
+        """Say it all the same, should a rule ever ask."""
+        return ChatMessageContent(role=AuthorRole.USER, content=_SAY[purpose])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerPrompts:
+    """The planner's words for one goal. Implements `planner_ext.ports.Prompts`.
+
+    Attributes:
+        functions: Lists what the plan may use.
+    """
+
+    kernel: Kernel
+    arguments: KernelArguments
+    goal: str
+    plan_config: PromptTemplateConfig
+    step_template: str
+    functions: Callable[[], Sequence[KernelFunctionMetadata]]
+
+    async def plan_request(self) -> tuple[Message, ...]:
+        """Render the plan prompt."""
+        schemas = [kernel_function_metadata_to_function_call_format(function) for function in self.functions()]
+        variables = {
+            "goal": self.goal,
+            "available_functions": json.dumps(schemas, ensure_ascii=False, default=str),
+            "name_delimiter": "-",
+        }
+        return await self._render(self.plan_config, variables)
+
+    async def opening(self, plan: str) -> tuple[Message, ...]:
+        """Render the step prompt with the plan in it."""
+        config = PromptTemplateConfig(template=self.step_template)
+        messages = await self._render(config, {"goal": self.goal, "initial_plan": plan})
+        if any(message.role == AuthorRole.USER for message in messages):
+            return messages
+        return (*messages, ChatMessageContent(role=AuthorRole.USER, content=self.goal))
+
+    def message(self, purpose: str) -> Message:
+        """Say that the next step is due, or that the final answer is owed."""
+        return ChatMessageContent(role=AuthorRole.USER, content=_SAY[purpose])
+
+    async def _render(self, config: PromptTemplateConfig, variables: dict[str, str]) -> tuple[ChatMessageContent, ...]:
+        """Render a template with the application's arguments and the planner's own; the latter win.
+
+        Semantic Kernel escapes what the variables hold, so that no goal or plan can open a message of its own.
+        """
+        given = cast("dict[str, object]", self.arguments)
+        arguments = KernelArguments()
+        for name, value in {**given, **variables}.items():
+            if isinstance(value, str | int | float | bool):  # templates take text only; the rest is for the functions
+                arguments[name] = value
+        template = KernelPromptTemplate(prompt_template_config=config)
+        rendered = await template.render(self.kernel, arguments)
+        return tuple(ChatHistory.from_rendered_prompt(rendered).messages)
+
+
+def plan_template(text: str) -> tuple[PromptTemplateConfig, dict[str, Any]]:
+    """Read the YAML of a plan prompt: its template, and the settings that it asks for.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is no prompt template.
+    """
+    try:
+        data: Any = yaml.safe_load(text)
+        config = PromptTemplateConfig(**data)
+    except (yaml.YAMLError, TypeError, ValidationError, ValueError) as error:
+        raise PlannerInvalidConfigurationError(
+            f"get_initial_plan must return the YAML of a prompt template; it cannot be read as one: {error}"
+        ) from error
+    settings: dict[str, Any] = {}
+    for asked in config.execution_settings.values():
+        settings |= {key: value for key, value in asked.extension_data.items() if value is not None}
+    return config, settings

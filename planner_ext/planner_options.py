@@ -1,0 +1,115 @@
+"""The planner's options: every one of the removed planner's by name and default, and ours."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.functions import KernelFunctionMetadata
+from semantic_kernel.kernel_pydantic import KernelBaseModel
+
+from planner_ext.engine import Observer
+from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.execution import ToolExecution
+
+__all__ = ["FunctionCallingStepwisePlannerOptions"]
+
+
+class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
+    """How a planner works. Nothing in it is changed by a run.
+
+    Attributes:
+        max_iterations: Round trips of one run, plan and answer included; never exceeded. Charged from ``iterations`` in
+            each reply's metadata. Checked before each request; the last one offers no functions, so that there is an
+            answer. The same as ``budget.max_iterations``: where both are set, the smaller holds. None is no limit.
+        budget: Further limits, and what happens at one; see `Budget`.
+        control: How many tool rounds one step may chain: ``iterations_metadata``: as many as the budget leaves, charged
+            from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected); ``use_attempts``: one,
+            then a plain reply closes the step (option 1).
+        plan: Whether a plan is asked for first; a text is taken as the plan, and none is asked for. No plan is made
+            where fewer than two round trips are left, nor where a run goes on from a given ``chat_history``.
+        charge_plan: Whether the plan request counts as a round trip.
+        require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
+        execution: How functions are run; see `ToolExecution`.
+        observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
+        clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
+        min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
+        excluded_plugins: Plugins whose functions are neither offered nor named in the plan request.
+        excluded_functions: The same for functions, by fully qualified name.
+        get_available_functions: Gives the functions to offer, from these options and the goal, instead of the kernel's.
+        get_initial_plan: Gives the YAML of the plan prompt (variables: goal, available_functions, name_delimiter).
+        get_step_prompt: Gives the template that opens the steps (variables: goal, initial_plan).
+        execution_settings: Settings of every request; None takes those of the arguments, or the service's defaults.
+        max_tokens: With ``max_tokens_ratio``, sets ``max_completion_tokens``, and ``max_prompt_tokens`` to the rest.
+        max_tokens_ratio: The share of ``max_tokens`` that the completion may take.
+        max_completion_tokens: ``max_tokens`` of each request's settings.
+        max_prompt_tokens: Kept by name from the removed planner, which did not enforce it either.
+        on_invalid_history: A ``chat_history`` with an unanswered call, an orphan or a second result is refused before
+            anything is sent (``refuse``), or mended in the run's copy (``repair``).
+        strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+
+    Raises:
+        PlannerInvalidConfigurationError: If an option is unknown or its value cannot be used, naming it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_iterations: int | None = 15
+    budget: Budget | None = None
+    control: Literal["iterations_metadata", "use_attempts"] = "iterations_metadata"
+    plan: bool | str = True
+    charge_plan: bool = True
+    require_final_answer_function: bool = False
+    execution: ToolExecution | None = None
+    observers: Sequence[Observer] = ()
+    clock: Any = None
+    min_iteration_time_ms: int | None = 0
+    excluded_plugins: set[str] = Field(default_factory=set[str])
+    excluded_functions: set[str] = Field(default_factory=set[str])
+    get_available_functions: (
+        Callable[["FunctionCallingStepwisePlannerOptions", str | None], list[KernelFunctionMetadata]] | None
+    ) = None
+    get_initial_plan: Callable[[], str] | None = None
+    get_step_prompt: Callable[[], str] | None = None
+    execution_settings: PromptExecutionSettings | None = None
+    max_tokens: int | None = None
+    max_tokens_ratio: float | None = 0.1
+    max_completion_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+    on_invalid_history: Literal["refuse", "repair"] = "refuse"
+    strict_finish_reason: bool = False
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"][:1]) or "the options"
+            known = ", ".join(sorted(type(self).model_fields))
+            hint = f" Known options: {known}." if first["type"] == "extra_forbidden" else ""
+            raise PlannerInvalidConfigurationError(
+                f"{name} cannot be used: {first['msg']}; got {first['input']!r}.{hint}"
+            ) from error
+
+    @field_validator("max_iterations", mode="before")
+    @classmethod
+    def _check_max_iterations(cls, value: object) -> object:
+        Budget(max_iterations=value)  # pyright: ignore[reportArgumentType]  (this is what checks it)
+        return value
+
+    @field_validator("min_iteration_time_ms", "max_tokens", "max_completion_tokens", "max_prompt_tokens", mode="before")
+    @classmethod
+    def _check_count(cls, value: object) -> object:
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            return value
+        raise ValueError("it takes a whole number, 0 or more, or None")
+
+    @model_validator(mode="after")
+    def _share_max_tokens(self) -> "FunctionCallingStepwisePlannerOptions":
+        """Derive the shares of ``max_tokens`` as the removed planner did; what is set by itself stays."""
+        if self.max_tokens is not None and self.max_tokens_ratio is not None:
+            completion = int(self.max_tokens * self.max_tokens_ratio)
+            shares = {"max_completion_tokens": completion, "max_prompt_tokens": self.max_tokens - completion}
+            vars(self).update({name: share for name, share in shares.items() if name not in self.model_fields_set})
+        return self

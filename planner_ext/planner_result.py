@@ -1,0 +1,88 @@
+"""What a planner returns: a value for every expected end."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import kernel_function
+from semantic_kernel.kernel_pydantic import KernelBaseModel
+
+from planner_ext.core.facts import Fact, Planned
+from planner_ext.core.fold import fold
+from planner_ext.core.state import State
+from planner_ext.core.values import Status, Usage
+from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.outcome import chat_history, not_answered, status_of
+
+__all__ = ["FunctionCallingStepwisePlannerResult", "UserInteraction", "result_of"]
+
+
+class UserInteraction:
+    """The planner's own functions, as the model sees them."""
+
+    @kernel_function(name="SendFinalAnswer", description="Hand the final answer over to the user; this ends the work.")
+    def send_final_answer(self, answer: Annotated[str, "The whole answer, as the user shall read it"]) -> str:
+        """Take the final answer."""
+        return answer
+
+
+class FunctionCallingStepwisePlannerResult(KernelBaseModel):
+    """How a run came out.
+
+    Attributes:
+        status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``; ``asked``;
+            ``limit_reached``: see ``limit``, and ``final_answer`` for the answer that was forced; ``stopped``.
+        final_answer: The answer, "" where there is none.
+        chat_history: Every message of the run, the final one included, fit to be sent.
+        iterations: Round trips charged.
+        tool_calls: Functions started, failures included.
+        usage: Tokens, cost and active time of all requests.
+        limit: The name of the limit that ended the run, or None.
+        reason: Why the run ended as it did, in words; "" where it was answered.
+        plan: The plan that was made, "" where none was.
+        facts: The journal's facts.
+    """
+
+    final_answer: str = ""
+    chat_history: ChatHistory | None = None
+    iterations: int = 0
+    status: Status = "answered"
+    tool_calls: int = 0
+    usage: Usage = Usage()
+    limit: str | None = None
+    reason: str = ""
+    plan: str = ""
+    facts: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The run, to be resumed: after a pause, with a larger budget, or after a stop."""
+        return Checkpoint(self.facts)
+
+    def raise_for_status(self) -> Self:
+        """Return this result if the run was answered.
+
+        Raises:
+            LimitReachedError: If a limit ended the run.
+            RunNotAnsweredError: If it ended otherwise without an answer, or waits.
+        """
+        if self.status == "answered":
+            return self
+        raise not_answered(fold(self.facts), self.facts)
+
+
+def result_of(state: State, facts: tuple[Fact, ...]) -> FunctionCallingStepwisePlannerResult:
+    """Read a result out of a run."""
+    ended = state.ended
+    return FunctionCallingStepwisePlannerResult(
+        final_answer=ended.answer if ended is not None else "",
+        chat_history=chat_history(state),
+        iterations=state.ledger.iterations,
+        status=status_of(state),
+        tool_calls=state.ledger.tool_calls,
+        usage=state.ledger.usage,
+        limit=ended.limit if ended is not None else None,
+        reason=ended.reason if ended is not None else "",
+        plan=next((fact.plan for fact in facts if isinstance(fact, Planned)), ""),
+        facts=facts,
+    )

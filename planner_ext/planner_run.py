@@ -1,0 +1,58 @@
+"""One run of the planner, from its first new fact to its result."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+from planner_ext.core.facts import Fact
+from planner_ext.engine import StopHandle
+from planner_ext.events import PlannerEvent, ResultReady, TextDelta
+from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.errors import PlannerException
+from planner_ext.kernel.loop import Loop
+from planner_ext.kernel.outcome import chat_history, raise_at_limit
+from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, result_of
+from planner_ext.ports import Emit
+from planner_ext.streaming import watch
+
+__all__ = ["PlannerRun"]
+
+
+class PlannerRun:
+    """Goes on from a journal with one new fact: that the run started, or that it was resumed."""
+
+    def __init__(
+        self, loop: Loop, facts: Sequence[Fact], first: Callable[[], Awaitable[Fact]], stop: StopHandle | None
+    ) -> None:
+        self._loop = loop
+        self._facts = tuple(facts)
+        self._first = first
+        self._stop = stop
+
+    async def result(self, emit: Emit | None) -> FunctionCallingStepwisePlannerResult:
+        """Run to the next pause or end.
+
+        Raises:
+            LimitReachedError: At a limit, where the budget says so.
+            PlannerException: On a fault; it carries the history and a checkpoint.
+        """
+        engine = self._loop.engine(self._facts, emit=emit, stop=self._stop)
+        await engine.record(await self._first())
+        try:
+            await self._loop.drive(engine)
+        except PlannerException as error:
+            error.chat_history = chat_history(engine.state)
+            error.checkpoint = Checkpoint(tuple(engine.facts))
+            raise
+        raise_at_limit(engine.state, engine.facts)
+        return result_of(engine.state, tuple(engine.facts))
+
+    async def events(self) -> AsyncGenerator[PlannerEvent, None]:
+        """Run, and yield what happens; the result comes last."""
+        results: list[FunctionCallingStepwisePlannerResult] = []
+
+        async def run(emit: Emit) -> None:
+            results.append(await self.result(emit))
+
+        async for event in watch(run):
+            if not isinstance(event, TextDelta) or event.text:
+                yield event
+        yield ResultReady(result=results[0])

@@ -1,0 +1,145 @@
+"""What the engine needs of the world, as protocols: adapters below a door fill them, tests fake them.
+
+None of them may know the engine, and the engine knows nothing else.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from planner_ext.approval.decisions import Decision, ToolCall
+from planner_ext.core.actions import AskModel
+from planner_ext.core.facts import CallOutcome, Fact
+from planner_ext.core.state import State
+from planner_ext.core.values import Checked, Entry, Message, Reply, RequestedCall
+
+__all__ = [
+    "Chat",
+    "Clock",
+    "Emit",
+    "Event",
+    "Finished",
+    "Functions",
+    "Gate",
+    "IterationHook",
+    "Prompts",
+    "RunStore",
+    "TextDelta",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """A piece of a streamed reply, as it arrives. Not a fact: the whole reply is one.
+
+    Attributes:
+        text: The text of this piece; "" for pieces of function calls.
+        iteration: The 0-based trip it belongs to; -1 for the plan request.
+        chunk: The connector's own chunk.
+    """
+
+    text: str
+    iteration: int
+    chunk: Any = field(default=None, repr=False, compare=False)
+
+
+Event = Fact | TextDelta
+Emit = Callable[[Event], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How one function call ended.
+
+    Attributes:
+        text: What the model reads as its result.
+        error: For the record: type and text of the exception, "" where there was none.
+        exception: The exception itself, to be raised where the caller wants that.
+        terminate: Whether a filter asked to end the run after this batch.
+    """
+
+    outcome: CallOutcome
+    text: str
+    error: str = ""
+    exception: BaseException | None = field(default=None, compare=False)
+    terminate: bool = False
+
+
+class Chat(Protocol):
+    """One round trip to a model."""
+
+    async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
+        """Send the transcript, with or without functions; stream the pieces to ``emit`` where there is one."""
+        ...
+
+
+class Functions(Protocol):
+    """The functions that a run may call."""
+
+    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+        """Resolve a call among the functions offered with the last request, and validate its arguments."""
+        ...
+
+    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+        """Run one function of the state's open batch through the user's filters. Only cancellation is raised."""
+        ...
+
+    def encode(self, result: Any) -> str:
+        """Turn a value into the text that the model reads as a function's result."""
+        ...
+
+
+class Gate(Protocol):
+    """Everything that has a say in whether a call runs."""
+
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
+        """Decide each call of a batch, in order, before any of them runs. Never raises but for cancellation."""
+        ...
+
+
+class Prompts(Protocol):
+    """What the planner itself says to the model."""
+
+    async def plan_request(self) -> tuple[Message, ...]:
+        """Write the messages of the plan request."""
+        ...
+
+    async def opening(self, plan: str) -> tuple[Message, ...]:
+        """Write the transcript's opening, with the plan in it."""
+        ...
+
+    def message(self, purpose: str) -> Message:
+        """Write the message for ``step`` or ``insist``, see `planner_ext.core.actions.AddMessage`."""
+        ...
+
+
+class IterationHook(Protocol):
+    """The iteration-completed callback, seen from the engine."""
+
+    async def completed(self, state: State) -> Mapping[str, Any]:
+        """Tell the callback; return what it asked for: fields of `IterationCompleted` (terminate, reason, messages)."""
+        ...
+
+
+class RunStore(Protocol):
+    """Where a journal is kept."""
+
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
+        """Store facts durably before returning; ``seq`` is the position of the first of them in the journal."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, injectable."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...

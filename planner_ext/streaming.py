@@ -1,0 +1,48 @@
+"""A run, watched from an async generator: the run is a task of its own, and leaving the generator ends it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from planner_ext.ports import Emit, Event
+
+__all__ = ["watch"]
+
+T = TypeVar("T")
+
+_AHEAD = 64
+"""Events that a run may be ahead of whoever watches it."""
+
+
+async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
+    """Start a run and yield its events as they happen; raise what it raises.
+
+    The run has its own task, so no span, timeout or task group of it is ever open across a ``yield``. When the consumer
+    leaves early the task is cancelled and awaited: nothing is left running.
+    """
+    queue: asyncio.Queue[Event | None] = asyncio.Queue()
+    room = asyncio.Event()
+
+    async def emit(event: Event) -> None:
+        queue.put_nowait(event)
+        if queue.qsize() > _AHEAD:
+            room.clear()
+            await room.wait()
+
+    async def work() -> T:
+        return await run(emit)
+
+    task = asyncio.ensure_future(work())
+    task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (event := await queue.get()) is not None:
+            if queue.qsize() <= _AHEAD:
+                room.set()
+            yield event
+        await task
+    finally:
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task

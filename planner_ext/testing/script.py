@@ -1,0 +1,239 @@
+"""What a scripted model says: replies, calls and faults as values, and the reader that hands them out one by one.
+
+The same script drives ``ScriptedChatCompletion`` (no network) and ``ScriptedOpenAIServer`` (real HTTP), so this module
+knows neither Semantic Kernel nor HTTP.
+
+    script = [call("math-add", {"a": 1, "b": 2}), say("The sum is 3.")]     # two requests, then exhausted
+    script = lambda request: call("math-add", {"a": 1, "b": 2})             # a model that never stops calling
+    script = [lambda request: say(f"{len(request.tools)} tools")]           # an item decides when it is asked
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from planner_ext.core.errors import PlannerExtError
+
+if TYPE_CHECKING:
+    from semantic_kernel.contents import ChatMessageContent
+
+__all__ = [
+    "Script",
+    "ScriptExhaustedError",
+    "ScriptReader",
+    "ScriptedAnswer",
+    "ScriptedCall",
+    "ScriptedFault",
+    "ScriptedReply",
+    "ScriptedRequest",
+    "call",
+    "calls",
+    "say",
+]
+
+
+class ScriptExhaustedError(PlannerExtError):
+    """The script has no reply left for a request; the message says how many it had and which request asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedCall:
+    """One function call in a reply.
+
+    Attributes:
+        name: The fully qualified name, ``"plugin-function"``. Sent as it is, so that a name nobody registered, or one
+            that OpenAI would refuse, can be scripted too.
+        arguments: A mapping is sent as compact JSON; a string is sent as it is (malformed arguments). Default: ``{}``.
+        id: None (the default) becomes ``"call_{n}"``, where n is the position of this call among all calls of the
+            script, from 1. An explicit ``""`` is sent empty, as some servers do.
+    """
+
+    name: str
+    arguments: Mapping[str, object] | str = field(default_factory=dict[str, object])
+    id: str | None = None
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as they are sent."""
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return json.dumps(self.arguments, separators=(",", ":"), ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedReply:
+    """One answer of the model, with one choice whatever number the request asked for.
+
+    Attributes:
+        text: The message's text; None sends no content.
+        calls: The function calls, in order; they may stand beside text.
+        finish_reason: None (the default) becomes ``"tool_calls"`` with calls and ``"stop"`` without. Sent as it is, so
+            that an unknown reason can be scripted.
+        prompt_tokens: Tokens of the request. None estimates a quarter of the characters of its messages and tools as
+            JSON, at least 1.
+        completion_tokens: Tokens of the reply. None estimates a quarter of the characters of its text, refusal,
+            function names and arguments, at least 1.
+        refusal: OpenAI's refusal text. Semantic Kernel's connector takes it as the text of a plain reply and loses it
+            in a streamed one; ``ScriptedChatCompletion`` does the same.
+    """
+
+    text: str | None = None
+    calls: tuple[ScriptedCall, ...] = ()
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    refusal: str | None = None
+
+    @property
+    def ended_by(self) -> str:
+        """The finish reason as it is sent."""
+        return self.finish_reason or ("tool_calls" if self.calls else "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedFault:
+    """An HTTP answer that is no reply, for ``ScriptedOpenAIServer``; a service's fault is an exception in its script.
+
+    It takes the place of one request: OpenAI's client repeats a request after 408, 409, 429, 5xx and a lost connection
+    (twice by default), and each repetition takes the next item of the script.
+
+    Attributes:
+        status: The HTTP status. None (the default) is 500, or 200 with ``drop``.
+        body: What is sent: text as it is, a mapping as JSON. None is an OpenAI error body that fits the status, or,
+            with ``drop``, the beginning of an answer.
+        content_type: None is ``application/json``, or ``text/event-stream`` for the default body of a dropped stream.
+        headers: Further headers, such as ``{"retry-after-ms": "1"}``.
+        drop: Announce more than ``body``, send ``body``, and close the connection.
+    """
+
+    status: int | None = None
+    body: str | Mapping[str, object] | None = None
+    content_type: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    drop: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedRequest:
+    """What the model was asked.
+
+    Attributes:
+        index: 0-based number of the request at this service or server.
+        messages: The messages as OpenAI's JSON: of a server, those of the body; of a service, each message's
+            ``to_dict()``.
+        tools: Fully qualified names of the functions offered, in order; empty when none are.
+        tool_choice: ``"auto"``, ``"required"``, ``"none"``, the object that names a function, or None.
+        stream: Whether a streamed answer was asked for.
+        body: The whole parsed body; empty at a service.
+        history: The messages of the history as they were when asked (a new list, the same objects); empty at a server.
+    """
+
+    index: int
+    messages: list[dict[str, object]]
+    tools: tuple[str, ...] = ()
+    tool_choice: str | dict[str, object] | None = None
+    stream: bool = False
+    body: dict[str, object] = field(default_factory=dict[str, object])
+    history: "list[ChatMessageContent]" = field(default_factory=list["ChatMessageContent"])
+
+
+ScriptedAnswer: TypeAlias = ScriptedReply | ScriptedFault | Exception
+"""What one request gets. Faults are for servers, exceptions (raised) for services."""
+
+Script: TypeAlias = (
+    Iterable[ScriptedAnswer | Callable[[ScriptedRequest], ScriptedAnswer]] | Callable[[ScriptedRequest], ScriptedAnswer]
+)
+"""Answers in order, any of them a function of the request; or one function that answers every request."""
+
+
+def say(text: str) -> ScriptedReply:
+    """A reply that is text alone."""
+    return ScriptedReply(text=text)
+
+
+def call(name: str, arguments: Mapping[str, object] | str | None = None, *, id: str | None = None) -> ScriptedReply:
+    """A reply that is one function call.
+
+    Args:
+        name: The fully qualified name, ``"plugin-function"``.
+        arguments: See ``ScriptedCall``; None is ``{}``.
+        id: See ``ScriptedCall``.
+
+    Returns:
+        A reply with one call and no text.
+    """
+    return ScriptedReply(calls=(ScriptedCall(name=name, arguments={} if arguments is None else arguments, id=id),))
+
+
+def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
+    """A reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"), text="Both at once.")``.
+
+    Args:
+        replies: Replies whose calls are taken; nothing else of them is.
+        text: Text beside the calls.
+
+    Returns:
+        One reply with all calls.
+    """
+    return ScriptedReply(text=text, calls=tuple(item for reply in replies for item in reply.calls))
+
+
+class ScriptReader:
+    """Hands out the answers of a script in order, and names the calls that have no id.
+
+    A script is read lazily, so it may be endless. Not thread-safe: a server reads under its own lock.
+
+    Args:
+        script: The script.
+
+    Raises:
+        TypeError: It is neither iterable nor a function.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._steps: Iterator[object] = itertools.repeat(script) if callable(script) else iter(script)
+        self._answers_given = 0
+        self._calls_given = 0
+
+    def answer(self, request: ScriptedRequest) -> ScriptedAnswer:
+        """The script's next answer, for this request.
+
+        Args:
+            request: What was asked; given to the item if it is callable.
+
+        Returns:
+            The answer; every call of a reply has an id, unless the script says ``""``.
+
+        Raises:
+            ScriptExhaustedError: The script has no item left.
+            TypeError: The item, or what it returned, is no answer.
+            Exception: Whatever a callable item raises.
+        """
+        try:
+            step = next(self._steps)
+        except StopIteration:
+            raise ScriptExhaustedError(
+                f"The script has {self._answers_given} replies and request {request.index} asked for one more. "
+                "Add a reply, or give a function of the request, which never ends."
+            ) from None
+        self._answers_given += 1
+        answer = step(request) if callable(step) else step
+        if isinstance(answer, ScriptedReply):
+            return self._with_ids(answer)
+        if isinstance(answer, ScriptedFault | Exception):
+            return answer
+        raise TypeError(
+            "A script's item is a ScriptedReply, a ScriptedFault, an exception, or a function that returns one; "
+            f"request {request.index} met {answer!r}. say(...) and call(...) make replies."
+        )
+
+    def _with_ids(self, reply: ScriptedReply) -> ScriptedReply:
+        first = self._calls_given + 1
+        self._calls_given += len(reply.calls)
+        named = (
+            item if item.id is not None else replace(item, id=f"call_{number}")
+            for number, item in enumerate(reply.calls, first)
+        )
+        return replace(reply, calls=tuple(named))

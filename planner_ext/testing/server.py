@@ -1,0 +1,259 @@
+"""An OpenAI-compatible server on this machine whose model is a script.
+
+It promises to any OpenAI client what ``api.openai.com`` promises: the same JSON, the same stream, and the same refusal
+of a request that OpenAI would refuse (the rules are in ``rules``). It knows neither Semantic Kernel nor a planner.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from planner_ext.testing.loopback import HttpRequest, HttpResponse, LoopbackServer
+from planner_ext.testing.rules import find_violation, is_array, is_object, tool_names
+from planner_ext.testing.script import (
+    Script,
+    ScriptedAnswer,
+    ScriptedFault,
+    ScriptedReply,
+    ScriptedRequest,
+    ScriptExhaustedError,
+    ScriptReader,
+)
+from planner_ext.testing.wire import (
+    Tokens,
+    checked_chunk_size,
+    completion_body,
+    completion_chunks,
+    count_tokens,
+    error_body,
+)
+
+__all__ = ["ScriptedOpenAIServer"]
+
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+
+
+class ScriptedOpenAIServer:
+    """Serves a script at ``http://127.0.0.1:{port}/v1`` from a background thread.
+
+        with ScriptedOpenAIServer([call("math-add", {"a": 1, "b": 2}), say("3")]) as server:
+            client = AsyncOpenAI(base_url=server.url, api_key="any")
+
+    ``POST /v1/chat/completions`` (plain and streamed) takes the script's next item, whichever client asks: requests
+    are taken one at a time. ``GET /v1/models`` lists ``models``; a request may name any model. A request that breaks a
+    rule of OpenAI's, one for which the script has no item, and one whose item fails or is an exception, get status 400
+    with an OpenAI error body, which no client repeats, and stand in ``refused``.
+
+    All properties but ``url`` may be read at any time and from any thread, in a script's function and after ``stop``.
+
+    Args:
+        script: The answers; a list of replies and faults, or a function of the request (called in a server thread).
+        chunk_size: Characters per streamed piece of text or arguments, at least 1.
+        models: What ``GET /v1/models`` lists.
+
+    Raises:
+        TypeError: ``script`` is no script.
+        ValueError: ``chunk_size`` is less than 1.
+    """
+
+    def __init__(self, script: Script, *, chunk_size: int = 8, models: Iterable[str] = ("scripted",)) -> None:
+        self._reader = ScriptReader(script)
+        self._chunk_size = checked_chunk_size(chunk_size)
+        self._models = tuple(models)
+        self._lifecycle = threading.Lock()
+        self._running: LoopbackServer | None = None
+        # One request at a time. Readers do not wait for it: what they copy is replaced, or appended to, in one step.
+        self._turn = threading.Lock()
+        self._requests: list[ScriptedRequest] = []
+        self._refused: list[str] = []
+        self._tokens = Tokens(prompt=0, completion=0)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start serving; of a running server, nothing happens. After a stop the script goes on, at another port."""
+        with self._lifecycle:
+            if self._running is None:
+                self._running = LoopbackServer(self._respond)
+
+    def stop(self) -> None:
+        """Close every connection and wait for the server's threads; of a stopped server, nothing happens."""
+        with self._lifecycle:
+            if self._running is not None:
+                self._running.stop()
+                self._running = None
+
+    @property
+    def url(self) -> str:
+        """The base URL for an OpenAI client.
+
+        Raises:
+            RuntimeError: The server is not running.
+        """
+        running = self._running
+        if running is None:
+            raise RuntimeError("The server is not running: use it in a with statement, or call start().")
+        return f"http://127.0.0.1:{running.port}/v1"
+
+    @property
+    def requests(self) -> list[ScriptedRequest]:
+        """The requests that the model was asked, in order, as a new list; a refused one was never asked."""
+        return list(self._requests)
+
+    @property
+    def refused(self) -> list[str]:
+        """Why requests were refused, in order, as a new list."""
+        return list(self._refused)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of all replies given, as a provider would bill them: read to the end by the client or not."""
+        return self._tokens.prompt
+
+    @property
+    def completion_tokens(self) -> int:
+        """Completion tokens of all replies given."""
+        return self._tokens.completion
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion tokens of all replies given."""
+        tokens = self._tokens
+        return tokens.prompt + tokens.completion
+
+    def _respond(self, request: HttpRequest) -> HttpResponse:
+        match request.method, request.path:
+            case "POST", "/v1/chat/completions":
+                with self._turn:
+                    return self._complete(request.body)
+            case "GET", "/v1/models":
+                return _json_response(_model_list(self._models))
+            case _:
+                text = f"Invalid URL ({request.method} {request.path})"
+                return _json_response(error_body(text, type="invalid_request_error"), status=404)
+
+    def _complete(self, raw: bytes) -> HttpResponse:
+        body = _parsed(raw)
+        if body is None:
+            return self._refuse("We could not parse the JSON body of your request: expected an object.")
+        if (violation := find_violation(body)) is not None:
+            return self._refuse(violation.message, param=violation.param)
+        request = self._record(body)
+        try:
+            answer = self._reader.answer(request)
+        except ScriptExhaustedError as error:
+            return self._refuse(str(error), code="script_exhausted")
+        except Exception as error:  # the script is the user's code, and its failure is answered, not lost in a thread
+            return self._refuse(f"The script failed at request {request.index}: {error!r}", code="script_failed")
+        return self._response(answer, request)
+
+    def _record(self, body: dict[str, object]) -> ScriptedRequest:
+        messages, choice = body["messages"], body.get("tool_choice")
+        assert is_array(messages)
+        request = ScriptedRequest(
+            index=len(self._requests),
+            messages=[message for message in messages if is_object(message)],
+            tools=tool_names(body),
+            tool_choice=choice if isinstance(choice, str) or is_object(choice) else None,
+            stream=body.get("stream") is True,
+            body=body,
+        )
+        self._requests.append(request)
+        return request
+
+    def _refuse(self, message: str, *, param: str | None = None, code: str | None = None) -> HttpResponse:
+        self._refused.append(message)
+        return _json_response(error_body(message, type="invalid_request_error", param=param, code=code), status=400)
+
+    def _response(self, answer: ScriptedAnswer, request: ScriptedRequest) -> HttpResponse:
+        match answer:
+            case ScriptedReply():
+                return self._reply(answer, request)
+            case ScriptedFault():
+                return _fault(answer, request)
+            case _:
+                return self._refuse(
+                    f"Request {request.index} met {answer!r}, which only ScriptedChatCompletion can raise; "
+                    "put a ScriptedFault into the script.",
+                    code="script_failed",
+                )
+
+    def _reply(self, reply: ScriptedReply, request: ScriptedRequest) -> HttpResponse:
+        tools = request.body.get("tools")
+        tokens = count_tokens(reply, messages=request.messages, tools=tools if is_array(tools) else None)
+        self._tokens = Tokens(
+            prompt=self._tokens.prompt + tokens.prompt, completion=self._tokens.completion + tokens.completion
+        )
+        model = str(request.body["model"])
+        if not request.stream:
+            return _json_response(completion_body(reply, index=request.index, model=model, tokens=tokens))
+        options = request.body.get("stream_options")
+        usage = tokens if is_object(options) and options.get("include_usage") is True else None
+        chunks = completion_chunks(reply, index=request.index, model=model, usage=usage, chunk_size=self._chunk_size)
+        parts = (*(_event(json.dumps(chunk)) for chunk in chunks), _event("[DONE]"))
+        return HttpResponse(status=200, content_type=_EVENTS, parts=parts, streamed=True)
+
+
+def _parsed(raw: bytes) -> dict[str, object] | None:
+    try:
+        body: object = json.loads(raw)
+    except ValueError:
+        return None
+    return body if is_object(body) else None
+
+
+def _model_list(models: Iterable[str]) -> dict[str, object]:
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "scripted"} for name in models]
+    return {"object": "list", "data": data}
+
+
+def _fault(fault: ScriptedFault, request: ScriptedRequest) -> HttpResponse:
+    status = fault.status or (200 if fault.drop else 500)
+    content_type = _JSON
+    if isinstance(fault.body, str):
+        text = fault.body
+    elif fault.body is not None:
+        text = json.dumps(fault.body)
+    elif fault.drop:
+        content_type, text = _beginning(request)
+    else:
+        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        text = json.dumps(error_body(f"Scripted fault with status {status}.", type=kind))
+    return HttpResponse(
+        status=status,
+        content_type=fault.content_type or content_type,
+        parts=(text.encode(),),
+        headers=fault.headers,
+        dropped=fault.drop,
+    )
+
+
+def _beginning(request: ScriptedRequest) -> tuple[str, str]:
+    """Content type and text of an answer that breaks off: a stream in its last event, so that some text arrives."""
+    opening = ScriptedReply(text="Once")
+    model = str(request.body["model"])
+    if not request.stream:
+        tokens = Tokens(prompt=1, completion=1)
+        whole = json.dumps(completion_body(opening, index=request.index, model=model, tokens=tokens))
+        return _JSON, whole[: len(whole) // 2]
+    chunks = completion_chunks(opening, index=request.index, model=model, usage=None, chunk_size=4)
+    *events, last = (_event(json.dumps(chunk)).decode() for chunk in chunks)
+    return _EVENTS, "".join(events) + last[: len(last) // 2]
+
+
+def _json_response(body: Mapping[str, object], *, status: int = 200) -> HttpResponse:
+    return HttpResponse(status=status, content_type=_JSON, parts=(json.dumps(body).encode(),))
+
+
+def _event(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()

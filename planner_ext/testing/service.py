@@ -1,0 +1,242 @@
+"""A Semantic Kernel chat completion connector whose model is a script: no network, no waiting.
+
+It promises to Semantic Kernel, and to anything built on it, what ``OpenAIChatCompletion`` promises: the same settings
+protocol, the same items in the same order, the same metadata keys, the same chunks. It knows no planner.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, ClassVar
+
+from pydantic import PrivateAttr
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
+from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
+from semantic_kernel.connectors.ai.function_calling_utils import update_settings_from_function_call_configuration
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FinishReason,
+    FunctionCallContent,
+    StreamingChatMessageContent,
+    StreamingTextContent,
+    TextContent,
+)
+from semantic_kernel.exceptions import ServiceInvalidExecutionSettingsError
+
+from planner_ext.testing.script import Script, ScriptedFault, ScriptedReply, ScriptedRequest, ScriptReader
+from planner_ext.testing.wire import (
+    CREATED,
+    SYSTEM_FINGERPRINT,
+    Delta,
+    Tokens,
+    checked_chunk_size,
+    completion_id,
+    count_tokens,
+    deltas,
+)
+
+__all__ = ["ScriptedChatCompletion", "ScriptedPromptExecutionSettings"]
+
+
+class ScriptedPromptExecutionSettings(PromptExecutionSettings):
+    """The settings of a scripted request: those of OpenAI's that an agent loop sets. None changes anything in a reply.
+
+    Attributes:
+        tools: The functions offered, as OpenAI's JSON; set by the function choice behavior.
+        tool_choice: ``"auto"``, ``"required"`` or ``"none"``; set by the function choice behavior.
+        number_of_responses: More than 1 is refused together with a function choice behavior, as the OpenAI connector
+            does; a reply has one choice all the same.
+        response_format: Accepted.
+        temperature: Accepted.
+    """
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | None = None
+    number_of_responses: int | None = None
+    response_format: Any | None = None
+    temperature: float | None = None
+
+
+class ScriptedChatCompletion(ChatCompletionClientBase):
+    """A chat completion service that says what its script says, plain or streamed.
+
+    Belongs to one event loop. A request is recorded, then waits for ``before_reply``, then takes the script's next
+    item: one that is cancelled while it waits has taken none.
+
+    Args:
+        script: The answers; a list of replies, or a function of the request. An exception among them is raised.
+        ai_model_id: The model's name in every message.
+        service_id: The id by which a kernel finds the service.
+        chunk_size: Characters per streamed piece of text or arguments, at least 1.
+        metadata: Merged over the metadata of every reply (of a streamed one, of its last chunk); a function of the
+            request gives each reply its own. So a service can be scripted that reports ``iterations``.
+        before_reply: Awaited with each request before it is answered; a test blocks, cancels or raises in it.
+
+    Raises:
+        TypeError: ``script`` is no script.
+        ValueError: ``chunk_size`` is less than 1.
+    """
+
+    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
+
+    _reader: ScriptReader = PrivateAttr()
+    _chunk_size: int = PrivateAttr()
+    _metadata: Mapping[str, object] | Callable[[ScriptedRequest], Mapping[str, object]] = PrivateAttr()
+    _before_reply: Callable[[ScriptedRequest], Awaitable[None]] | None = PrivateAttr()
+    _requests: list[ScriptedRequest] = PrivateAttr(default_factory=list[ScriptedRequest])
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        ai_model_id: str = "scripted",
+        service_id: str = "scripted",
+        chunk_size: int = 8,
+        metadata: Mapping[str, object] | Callable[[ScriptedRequest], Mapping[str, object]] | None = None,
+        before_reply: Callable[[ScriptedRequest], Awaitable[None]] | None = None,
+    ) -> None:
+        super().__init__(ai_model_id=ai_model_id, service_id=service_id)
+        self._reader = ScriptReader(script)
+        self._chunk_size = checked_chunk_size(chunk_size)
+        self._metadata = {} if metadata is None else metadata
+        self._before_reply = before_reply
+
+    @property
+    def requests(self) -> list[ScriptedRequest]:
+        """Every request made, in order, the unanswered ones included."""
+        return self._requests
+
+    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
+        """The settings that this service takes: ``ScriptedPromptExecutionSettings``."""
+        return ScriptedPromptExecutionSettings
+
+    async def _inner_get_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings
+    ) -> list[ChatMessageContent]:
+        scripted = self._scripted(settings)
+        request = self._record(chat_history, scripted, stream=False)
+        reply = await self._reply(request)
+        return [
+            ChatMessageContent(
+                role=AuthorRole.ASSISTANT,
+                items=[*_items(reply)],
+                ai_model_id=self.ai_model_id,
+                finish_reason=FinishReason(reply.ended_by),
+                metadata={"logprobs": None, **self._reply_metadata(request, _tokens(reply, request, scripted))},
+            )
+        ]
+
+    async def _inner_get_streaming_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        scripted = self._scripted(settings)
+        request = self._record(chat_history, scripted, stream=True)
+        reply = await self._reply(request)
+        for delta in deltas(reply, chunk_size=self._chunk_size):
+            metadata = {"logprobs": None, **_metadata(request, usage=None)}
+            yield [self._chunk(_delta_items(delta), delta.finish_reason, metadata, function_invoke_attempt)]
+        usage = self._reply_metadata(request, _tokens(reply, request, scripted))
+        yield [self._chunk([], None, usage, function_invoke_attempt)]
+
+    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        if (self._scripted(settings).number_of_responses or 1) > 1:
+            raise ServiceInvalidExecutionSettingsError(
+                "Functions may only be invoked with number_of_responses 1, as with the OpenAI connector."
+            )
+
+    def _update_function_choice_settings_callback(
+        self,
+    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
+        return update_settings_from_function_call_configuration
+
+    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        scripted = self._scripted(settings)
+        scripted.tool_choice = None
+        scripted.tools = None
+
+    def _scripted(self, settings: PromptExecutionSettings) -> ScriptedPromptExecutionSettings:
+        scripted = self.get_prompt_execution_settings_from_settings(settings)
+        assert isinstance(scripted, ScriptedPromptExecutionSettings)
+        return scripted
+
+    def _record(
+        self, history: ChatHistory, settings: ScriptedPromptExecutionSettings, *, stream: bool
+    ) -> ScriptedRequest:
+        request = ScriptedRequest(
+            index=len(self._requests),
+            messages=[message.to_dict() for message in history.messages],
+            tools=tuple(tool["function"]["name"] for tool in settings.tools or ()),
+            tool_choice=settings.tool_choice,
+            stream=stream,
+            history=list(history.messages),
+        )
+        self._requests.append(request)
+        return request
+
+    async def _reply(self, request: ScriptedRequest) -> ScriptedReply:
+        if self._before_reply is not None:
+            await self._before_reply(request)
+        answer = self._reader.answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, ScriptedFault):
+            raise TypeError(
+                f"Request {request.index} met {answer!r}, which only ScriptedOpenAIServer can send; "
+                "put the exception into the script that the connector would raise."
+            )
+        return answer
+
+    def _reply_metadata(self, request: ScriptedRequest, tokens: Tokens) -> dict[str, Any]:
+        usage = CompletionUsage(prompt_tokens=tokens.prompt, completion_tokens=tokens.completion)
+        own = self._metadata(request) if callable(self._metadata) else self._metadata
+        return {**_metadata(request, usage=usage), **own}
+
+    def _chunk(
+        self,
+        items: list[StreamingTextContent | FunctionCallContent],
+        finish_reason: str | None,
+        metadata: dict[str, Any],
+        attempt: int,
+    ) -> StreamingChatMessageContent:
+        return StreamingChatMessageContent(
+            role=AuthorRole.ASSISTANT,
+            choice_index=0,
+            items=[*items],
+            ai_model_id=self.ai_model_id,
+            finish_reason=None if finish_reason is None else FinishReason(finish_reason),
+            metadata=metadata,
+            function_invoke_attempt=attempt,
+        )
+
+
+def _metadata(request: ScriptedRequest, *, usage: CompletionUsage | None) -> dict[str, Any]:
+    return {
+        "id": completion_id(request.index),
+        "created": CREATED,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
+        "usage": usage,
+    }
+
+
+def _tokens(reply: ScriptedReply, request: ScriptedRequest, settings: ScriptedPromptExecutionSettings) -> Tokens:
+    return count_tokens(reply, messages=request.messages, tools=settings.tools)
+
+
+def _items(reply: ScriptedReply) -> list[TextContent | FunctionCallContent]:
+    """The items of a plain message: the calls first, as the OpenAI connector puts them."""
+    found: list[TextContent | FunctionCallContent] = [
+        FunctionCallContent(id=item.id, name=item.name, arguments=item.arguments_text) for item in reply.calls
+    ]
+    if text := reply.text or reply.refusal:
+        found.append(TextContent(text=text))
+    return found
+
+
+def _delta_items(delta: Delta) -> list[StreamingTextContent | FunctionCallContent]:
+    if delta.call is not None:
+        piece = delta.call
+        return [FunctionCallContent(id=piece.id, index=piece.index, name=piece.name, arguments=piece.arguments)]
+    return [] if delta.text is None else [StreamingTextContent(choice_index=0, text=delta.text)]

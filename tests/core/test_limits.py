@@ -1,0 +1,195 @@
+"""What `Limits` accepts, and which limit `spent_limit` names."""
+
+import dataclasses
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError
+from planner_ext.core.limits import Ledger, Limits, spent_limit
+from planner_ext.core.values import Usage
+
+COUNTS = [
+    "max_iterations",
+    "max_tool_calls",
+    "max_total_tokens",
+    "max_consecutive_errors",
+    "max_repeated_calls",
+    "max_repeated_denials",
+]
+AMOUNTS = ["max_cost", "max_active_seconds"]
+CHOICES = {
+    "on_limit": ("answer", "raise", "stop", "return_calls"),
+    "batch_over_limit": ("reject_batch", "fill_remaining"),
+    "last_trip": ("withdraw", "none"),
+}
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def refused(**limits: Any) -> str:
+    """Return the message with which a limit is refused."""
+    with pytest.raises(InvalidLimitError) as caught:
+        Limits(**limits)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", [-1, True, False, 1.0, "3", math.nan, [], b"1"])
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_takes_whole_numbers_only(name: str, value: object) -> None:
+    """Whatever is no whole number is refused; the message names the field, what it takes, what it got, the way out."""
+    message = refused(**{name: value})
+    assert message.startswith(f"{name} must be a whole number")
+    assert repr(value) in message
+    assert "None for no limit" in message
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_zero_is_a_limit_for_tool_calls_alone(name: str) -> None:
+    """A run without any tool call makes sense; a run without a request, or without an error to allow, does not."""
+    if name == "max_tool_calls":
+        assert Limits(max_tool_calls=0).max_tool_calls == 0
+    else:
+        assert "1 or more" in refused(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    "value", [0, 0.0, -0.5, True, "1", math.nan, math.inf, -math.inf, 1j, pytest.param(10**400, id="beyond floats")]
+)
+@pytest.mark.parametrize("name", AMOUNTS)
+def test_an_amount_takes_finite_numbers_above_zero(name: str, value: object) -> None:
+    """Cost and seconds are refused where they could never be spent or never be reached, naming the field."""
+    assert refused(**{name: value}).startswith(f"{name} must be a number above 0")
+
+
+@pytest.mark.parametrize("value", ["2030-01-01", 1893456000.0, NOON.date(), timedelta(hours=1), True])
+def test_a_deadline_is_a_datetime(value: object) -> None:
+    """A deadline that is no datetime is refused, naming the field."""
+    assert refused(deadline=value).startswith("deadline must be a datetime")
+
+
+def test_a_deadline_says_its_time_zone() -> None:
+    """A naive deadline would mean another moment on another machine: it is refused, and the message says the cure."""
+    message = refused(deadline=NOON.replace(tzinfo=None))
+    assert message.startswith("deadline must say its time zone")
+    assert "tzinfo" in message
+
+
+@pytest.mark.parametrize("value", [None, [("f", 1)], "f", 3])
+def test_the_limits_per_function_are_a_mapping(value: object) -> None:
+    """Anything but a mapping is refused, naming the field."""
+    assert refused(max_calls_per_function=value).startswith("max_calls_per_function must map")
+
+
+@pytest.mark.parametrize("value", [{"f": -1}, {"f": True}, {"f": 1.5}, {"f": "1"}, {"f": None}, {1: 1}, {None: 1}])
+def test_a_limit_per_function_maps_a_name_to_a_count(value: object) -> None:
+    """A name that is no text and a count that is no whole number are refused, naming the field and the entry."""
+    message = refused(max_calls_per_function=value)
+    assert message.startswith("max_calls_per_function must map function names to whole numbers")
+    assert all(repr(part) in message for pair in dict(value).items() for part in pair)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("value", ["", "ANSWER", None, True, 0, ["answer"]])
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_takes_its_own_words_only(name: str, value: object) -> None:
+    """Another word is refused, and the message lists those that are taken."""
+    message = refused(**{name: value})
+    assert message.startswith(f"{name} must be one of")
+    assert all(choice in message for choice in CHOICES[name])
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in CHOICES for value in CHOICES[name]])
+def test_every_word_of_a_choice_is_taken(name: str, value: Any) -> None:
+    """Each documented word is accepted."""
+    assert getattr(Limits(**{name: value}), name) == value
+
+
+def test_meaningful_limits_are_kept_as_given() -> None:
+    """Valid values pass unchanged, and without any the run is unlimited and answers at a limit."""
+    given: dict[str, Any] = {name: 1 for name in COUNTS} | {"max_cost": 1, "max_active_seconds": 0.5, "deadline": NOON}
+    limits = Limits(**given, max_calls_per_function={"f": 0})
+    assert {name: getattr(limits, name) for name in given} == given
+    assert limits.max_calls_per_function == {"f": 0}
+    assert all(getattr(Limits(), name) is None for name in given)
+    assert Limits().on_limit == "answer"
+
+
+def test_limits_refuse_by_an_error_of_this_package() -> None:
+    """One root catches everything that is raised on purpose."""
+    assert issubclass(InvalidLimitError, PlannerExtError)
+    assert not issubclass(InvalidLimitError, ValueError)
+
+
+SPENT: dict[str, tuple[Limits, Ledger, Ledger]] = {
+    "max_total_tokens": (
+        Limits(max_total_tokens=10),
+        Ledger(usage=Usage(prompt_tokens=5, completion_tokens=4)),
+        Ledger(usage=Usage(prompt_tokens=5, completion_tokens=5)),
+    ),
+    "max_cost": (Limits(max_cost=0.5), Ledger(usage=Usage(cost=0.49)), Ledger(usage=Usage(cost=0.5))),
+    "max_active_seconds": (
+        Limits(max_active_seconds=2),
+        Ledger(usage=Usage(active_seconds=1.9)),
+        Ledger(usage=Usage(active_seconds=2.0)),
+    ),
+    "max_consecutive_errors": (Limits(max_consecutive_errors=2), Ledger(errors_in_row=1), Ledger(errors_in_row=2)),
+    "max_repeated_denials": (Limits(max_repeated_denials=2), Ledger(denials_in_row=1), Ledger(denials_in_row=2)),
+}
+
+
+@pytest.mark.parametrize("name", SPENT)
+def test_a_limit_is_spent_when_it_is_reached(name: str) -> None:
+    """Below its limit nothing is named; at it, the field is."""
+    limits, below, reached = SPENT[name]
+    assert spent_limit(limits, below, 0.0) is None
+    assert spent_limit(limits, reached, 0.0) == name
+
+
+def test_a_deadline_is_spent_from_its_moment_on() -> None:
+    """A deadline is compared with the time of the newest fact."""
+    limits = Limits(deadline=NOON)
+    assert spent_limit(limits, Ledger(), NOON.timestamp() - 1) is None
+    assert spent_limit(limits, Ledger(), NOON.timestamp()) == "deadline"
+
+
+def test_a_deadline_means_its_moment_in_any_time_zone() -> None:
+    """The same moment, written in another time zone, is the same deadline."""
+    far = datetime.fromisoformat("2030-01-01T22:00:00+10:00")
+    assert spent_limit(Limits(deadline=far), Ledger(), NOON.timestamp()) == "deadline"
+
+
+def test_an_unknown_price_costs_nothing_yet() -> None:
+    """Where no cost was reported, the cost limit is not reached."""
+    assert spent_limit(Limits(max_cost=0.01), Ledger(usage=Usage(prompt_tokens=10**9)), 0.0) is None
+
+
+def test_the_first_of_several_spent_limits_is_named() -> None:
+    """With everything spent at once, one name is given, always the same."""
+    everything = {
+        field.name: getattr(limits, field.name)
+        for limits, _, _ in SPENT.values()
+        for field in dataclasses.fields(limits)
+        if field.name in SPENT and getattr(limits, field.name) is not None
+    }
+    usage = Usage(prompt_tokens=99, cost=99.0, active_seconds=99.0)
+    ledger = Ledger(usage=usage, errors_in_row=9, denials_in_row=9)
+    assert spent_limit(Limits(**everything), ledger, 0.0) == "max_total_tokens"
+
+
+def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
+    """Tokens and seconds are summed; the cost is unknown only as long as no part of it is known."""
+    first = Usage(prompt_tokens=1, completion_tokens=2, active_seconds=0.5)
+    priced = Usage(prompt_tokens=10, completion_tokens=20, cost=0.25, active_seconds=1.0)
+    total = first + priced
+    assert total == Usage(prompt_tokens=11, completion_tokens=22, cost=0.25, active_seconds=1.5)
+    assert total.total_tokens == 33
+    assert (first + first).cost is None
+
+
+def test_limits_do_not_change_when_the_callers_mapping_does() -> None:
+    """Limits are a value: what was validated stays as it was, whatever becomes of the caller's own dict."""
+    given = {"f": 1}
+    limits = Limits(max_calls_per_function=given)
+    given["f"] = -5
+    assert limits.max_calls_per_function == {"f": 1}
