@@ -1,8 +1,8 @@
 """``FunctionCallingStepwisePlanner``: a goal in, an answer out, within a budget that is never exceeded."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from semantic_kernel import Kernel
@@ -10,21 +10,26 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata, KernelPlugin
 
-from planner_ext.core.facts import Resumed, Rules, RunStarted
+from planner_ext.approval.decisions import Decision
+from planner_ext.core.facts import Fact, Rules, RunStarted
+from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
+from planner_ext.core.settle import stopping_facts
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget, tightest
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.loop import Loop, LoopOptions, checked_messages, connector_settings, new_run_id
+from planner_ext.kernel.loop import Loop, checked_messages, connector_settings, new_run_id
 from planner_ext.kernel.offer import Offer
+from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.prompts import PlannerPrompts, default_plan_prompt, default_step_prompt, plan_template
+from planner_ext.kernel.resumption import Resumption
 from planner_ext.kernel.selection import select_service
-from planner_ext.kernel.service import FunctionInvokingChatCompletion
+from planner_ext.kernel.service import unwrapped
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
-from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, UserInteraction
+from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, UserInteraction, result_of
 from planner_ext.planner_run import PlannerRun
 
 __all__ = ["FunctionCallingStepwisePlanner"]
@@ -55,14 +60,20 @@ class FunctionCallingStepwisePlanner:
             self.options.get_initial_plan() if self.options.get_initial_plan else default_plan_prompt
         )
         self._step_template = self.options.get_step_prompt() if self.options.get_step_prompt else default_step_prompt
-        self._loop_options = LoopOptions.of(
+        loop_options = LoopOptions.of(
             budget=self.options.budget,
             execution=self.options.execution,
+            approval=self.options.approval,
+            interceptors=tuple(self.options.interceptors),
+            pre_invoke=self.options.pre_invoke,
+            iteration_completed=self.options.iteration_completed,
             clock=self.options.clock,
             min_iteration_time_ms=self.options.min_iteration_time_ms,
             strict_finish_reason=self.options.strict_finish_reason,
-            observers=self.options.observers,
+            observers=tuple(self.options.observers),
         )
+        trips = Limits(max_iterations=self.options.max_iterations)
+        self._loop_options = replace(loop_options, budget=tightest(loop_options.budget, trips))
 
     async def invoke(
         self,
@@ -121,40 +132,73 @@ class FunctionCallingStepwisePlanner:
         self,
         kernel: Kernel,
         checkpoint: Checkpoint,
+        decisions: Mapping[str, Decision] | None = None,
         *,
         arguments: KernelArguments | None = None,
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> FunctionCallingStepwisePlannerResult:
-        """Go on with a run that a limit or a stop ended, or a fault interrupted.
+        """Go on with a run that is paused, that a limit or a stop ended, or that a fault interrupted.
 
         Args:
             kernel: Its functions may be called; need not be the one that the run began with.
             checkpoint: Of the run, from its result or its error.
+            decisions: On the calls that wait, by call id; partial ones are fine. No request is made before every call
+                is decided: without decisions a paused run stays paused, but for calls whose question expired.
             arguments: The application's arguments again; a checkpoint does not hold them.
             budget: Replaces the run's limits; what was spent stays spent. None keeps them.
             stop: Ends the run from outside.
 
         Raises:
             PlannerInvalidConfigurationError: If the run was answered: there is nothing to go on with.
+            DecisionRefusedError: If a decision cannot be taken; then none is, and nothing runs.
             Exception: As `invoke`.
         """
-        run = self._resume(kernel, checkpoint, _merged(arguments, {}), budget, stop, streaming=False)
+        given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
+        run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=False)
         return await run.result(None)
 
     async def resume_stream(
         self,
         kernel: Kernel,
         checkpoint: Checkpoint,
+        decisions: Mapping[str, Decision] | None = None,
         *,
         arguments: KernelArguments | None = None,
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[PlannerEvent, None]:
         """Go on as `resume` does, and tell what happens as `invoke_stream` does."""
-        run = self._resume(kernel, checkpoint, _merged(arguments, {}), budget, stop, streaming=True)
+        given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
+        run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
         async for event in run.events():
             yield event
+
+    def cancel(self, checkpoint: Checkpoint, *, by: str = "", reason: str = "") -> FunctionCallingStepwisePlannerResult:
+        """End a paused run for good: every call that waits is answered "not executed", and nothing runs.
+
+        Args:
+            checkpoint: Of the run.
+            by: Who cancels, for the record and the model.
+            reason: Why, likewise.
+
+        Returns:
+            The stopped run.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the run has ended already.
+        """
+        state = checkpoint.state()
+        if state.ended is not None:
+            raise PlannerInvalidConfigurationError(
+                f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
+            )
+        who = f"Cancelled by {by}" if by else "Cancelled"
+        facts = stopping_facts(
+            state, reason=f"{who}: {reason}" if reason else f"{who}.", at=self._loop_options.clock.now()
+        )
+        journal = (*checkpoint.facts, *facts)
+        return result_of(fold(journal), journal)
 
     def _start(
         self,
@@ -171,45 +215,44 @@ class FunctionCallingStepwisePlanner:
         before = checked_messages(chat_history.messages if chat_history else (), self.options.on_invalid_history)
         setting = self._setting(kernel, question, arguments, streaming=streaming)
 
-        async def started() -> RunStarted:
-            return RunStarted(
+        async def started() -> Sequence[Fact]:
+            fact = RunStarted(
                 run_id=new_run_id(),
                 rules=self._rules(setting, plan=chat_history is None),
                 messages=await self._opening(setting, before, plan=chat_history is None),
                 goal=question,
                 at=self._loop_options.clock.now(),
             )
+            return (fact,)
 
         return PlannerRun(setting.loop, (), started, stop)
 
     def _resume(
         self,
         kernel: Kernel,
-        checkpoint: Checkpoint,
+        given: Resumption,
         arguments: KernelArguments,
-        budget: Budget | None,
         stop: StopHandle | None,
         *,
         streaming: bool,
     ) -> PlannerRun:
-        state = checkpoint.state()
+        state = given.checkpoint.state()
         if state.ended is not None and state.ended.status == "answered":
             raise PlannerInvalidConfigurationError(
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
         setting = self._setting(kernel, state.goal, arguments, streaming=streaming)
+        facts = given.facts(setting.loop.functions, self._loop_options.clock.now())
 
-        async def resumed() -> Resumed:
-            return Resumed(limits=budget.limits if budget else None, at=self._loop_options.clock.now())
+        async def resumed() -> Sequence[Fact]:
+            return facts
 
-        return PlannerRun(setting.loop, checkpoint.facts, resumed, stop)
+        return PlannerRun(setting.loop, given.checkpoint.facts, resumed, stop)
 
     def _setting(self, kernel: Kernel, goal: str, arguments: KernelArguments, *, streaming: bool) -> "_Setting":
         """Find the service, its settings and the functions for one run."""
         service, settings = select_service(kernel, self.service_id, arguments, self.options.execution_settings)
-        limits = tightest(self._loop_options.budget.limits, Limits(max_iterations=self.options.max_iterations))
-        while isinstance(service, FunctionInvokingChatCompletion):
-            limits, service = tightest(limits, service.options.budget.limits), service.inner
+        service, options = unwrapped(service, self._loop_options)
         if self.options.max_completion_tokens is not None and hasattr(settings, "max_tokens"):
             settings = settings.model_copy(update={"max_tokens": self.options.max_completion_tokens})
         settings = connector_settings(service, settings)
@@ -231,25 +274,27 @@ class FunctionCallingStepwisePlanner:
             settings=settings,
             offer=offer,
             arguments=arguments,
-            options=self._loop_options,
+            options=options.under(behavior),
             streaming=streaming,
             prompts=prompts,
             final_answer=final_answer,
             plan_settings=self._plan_settings,
         )
-        return _Setting(loop=loop, prompts=prompts, limits=limits, behavior=behavior, goal=goal)
+        return _Setting(loop=loop, prompts=prompts, options=options, behavior=behavior, goal=goal)
 
     def _rules(self, setting: "_Setting", *, plan: bool) -> Rules:
         behavior = setting.behavior
         bounded = behavior if isinstance(behavior, BoundedFunctionChoiceBehavior) else None
         return Rules(
-            limits=setting.limits,
-            plan=self.options.plan is True and plan and _room_for_plan(setting.limits),
+            limits=setting.options.budget,
+            plan=self.options.plan is True and plan and _room_for_plan(setting.options.budget),
             charge_plan=self.options.charge_plan,
             use_attempts=bounded.use_attempts if bounded else None,
             attempts_limit="maximum_use_attempts" if bounded else "",
             rounds_per_step=1 if self.options.control == "use_attempts" else None,
             require_final_answer=self.options.require_final_answer_function,
+            on_denial=setting.options.approval.on_denial,
+            on_deferred=setting.options.approval.on_deferred,
         )
 
     async def _opening(
@@ -284,7 +329,7 @@ class _Setting:
 
     loop: Loop
     prompts: PlannerPrompts
-    limits: Limits
+    options: LoopOptions
     behavior: FunctionChoiceBehavior
     goal: str
 

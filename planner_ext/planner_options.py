@@ -9,6 +9,7 @@ from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.engine import Observer
+from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
@@ -32,6 +33,12 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         charge_plan: Whether the plan request counts as a round trip.
         require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
         execution: How functions are run; see `ToolExecution`.
+        approval: What becomes of calls that nobody decided, that were denied, and that wait; see `ApprovalSettings`.
+        interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins. A
+            policy is one of them.
+        pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
+            refuses it, True is no objection.
+        iteration_completed: Called after the results of a batch are stored and before the next request.
         observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
         clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
         min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
@@ -62,6 +69,10 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     charge_plan: bool = True
     require_final_answer_function: bool = False
     execution: ToolExecution | None = None
+    approval: ApprovalSettings | None = None
+    interceptors: Sequence[Any] = ()
+    pre_invoke: Any = None
+    iteration_completed: Any = None
     observers: Sequence[Observer] = ()
     clock: Any = None
     min_iteration_time_ms: int | None = 0

@@ -11,6 +11,7 @@ from planner_ext.core.facts import Fact, Planned
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
+from planner_ext.kernel.approval import PendingCall, pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.outcome import chat_history, not_answered, status_of
 
@@ -38,6 +39,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         limit: The name of the limit that ended the run, or None.
+        pending: The calls that wait for a person, where the run is paused.
         reason: Why the run ended as it did, in words; "" where it was answered.
         plan: The plan that was made, "" where none was.
         facts: The journal's facts.
@@ -50,6 +52,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     tool_calls: int = 0
     usage: Usage = Usage()
     limit: str | None = None
+    pending: tuple[PendingCall, ...] = ()
     reason: str = ""
     plan: str = ""
     facts: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
@@ -82,6 +85,7 @@ def result_of(state: State, facts: tuple[Fact, ...]) -> FunctionCallingStepwiseP
         tool_calls=state.ledger.tool_calls,
         usage=state.ledger.usage,
         limit=ended.limit if ended is not None else None,
+        pending=pending_calls(state),
         reason=ended.reason if ended is not None else "",
         plan=next((fact.plan for fact in facts if isinstance(fact, Planned)), ""),
         facts=facts,

@@ -17,10 +17,10 @@ __all__ = ["PlannerRun"]
 
 
 class PlannerRun:
-    """Goes on from a journal with one new fact: that the run started, or that it was resumed."""
+    """Goes on from a journal with new facts: that the run started, or that it was resumed and what was decided."""
 
     def __init__(
-        self, loop: Loop, facts: Sequence[Fact], first: Callable[[], Awaitable[Fact]], stop: StopHandle | None
+        self, loop: Loop, facts: Sequence[Fact], first: Callable[[], Awaitable[Sequence[Fact]]], stop: StopHandle | None
     ) -> None:
         self._loop = loop
         self._facts = tuple(facts)
@@ -35,7 +35,8 @@ class PlannerRun:
             PlannerException: On a fault; it carries the history and a checkpoint.
         """
         engine = self._loop.engine(self._facts, emit=emit, stop=self._stop)
-        await engine.record(await self._first())
+        for fact in await self._first():
+            await engine.record(fact)
         try:
             await self._loop.drive(engine)
         except PlannerException as error:

@@ -72,7 +72,7 @@ def apply_decision(fact: CallDecided, decision: Decision, functions: Functions, 
     """
     match decision:
         case Approve(arguments=None):
-            return replace(fact, by=decision.by or "", sticky=decision.always)
+            return replace(fact, verdict="run", by=decision.by or "", sticky=decision.always)
         case Approve():
             return _edited(fact, decision, functions, state)
         case Deny(reason=reason, by=by):
@@ -99,4 +99,4 @@ def _edited(fact: CallDecided, decision: Approve, functions: Functions, state: S
             fact, Deny(f"The edited arguments cannot be used. {checked.answer}", decision.by), functions, state
         )
     digest = digest_of(checked.function, checked.arguments)
-    return replace(fact, by=decision.by or "", sticky=decision.always, edited=text, digest=digest)
+    return replace(fact, verdict="run", by=decision.by or "", sticky=decision.always, edited=text, digest=digest)

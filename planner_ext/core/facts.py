@@ -145,6 +145,7 @@ class CallDecided:
         expires_at: When a deferred call stops waiting, or None.
         prompt: What a person is asked about a deferred call, "" for nothing in particular.
         final_answer: The answer that the final-answer function was given, or None.
+        person: Whether a person decided, on what they were shown.
     """
 
     iteration: int
@@ -163,6 +164,7 @@ class CallDecided:
     expires_at: float | None = None
     prompt: str = ""
     final_answer: str | None = None
+    person: bool = False
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 

@@ -26,6 +26,7 @@ __all__ = [
     "convertible_type",
     "parameters_of",
     "parse_arguments",
+    "parse_object",
     "quoted",
 ]
 
@@ -94,7 +95,7 @@ def parse_arguments(text: str, parameters: Parameters) -> dict[str, Any] | Inval
     Returns:
         The arguments, or what is wrong with them.
     """
-    value = _parse(text)
+    value = parse_object(text)
     if isinstance(value, InvalidArguments):
         return InvalidArguments(message=f"The arguments of {parameters.function} {value.message}")
     problems = _problems(value, parameters.by_name)
@@ -106,7 +107,8 @@ def parse_arguments(text: str, parameters: Parameters) -> dict[str, Any] | Inval
     )
 
 
-def _parse(text: str) -> dict[str, Any] | InvalidArguments:
+def parse_object(text: str) -> dict[str, Any] | InvalidArguments:
+    """Parse JSON text of one object, strictly; "" is an empty one."""
     if not text or text.isspace():
         return {}
     too_deep = InvalidArguments(message=f"are nested deeper than {MAX_DEPTH} levels. Send a flatter JSON object.")
@@ -289,7 +291,7 @@ def _means_object(declared: KernelParameterMetadata) -> bool:
         return True
     kind = convertible_type(declared.type_object)
     if kind is None:
-        name = declared.type_ or "object"
+        name = "object" if declared.type_ is None else declared.type_
         return name in ("object", "dict", "str") or name.startswith("dict[")
     return (get_origin(kind) or kind) is dict
 

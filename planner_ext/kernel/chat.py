@@ -64,7 +64,7 @@ class KernelChat:
     def messages(self, transcript: Sequence[Entry]) -> list[ChatMessageContent]:
         """Write a transcript as messages; what was written before is not written again."""
         known = len(self._entries)
-        if known > len(transcript) or (known and transcript[known - 1] is not self._entries[known - 1]):
+        if self._entries != transcript[:known]:
             self._rendered, known = [], 0
         self._rendered = [*self._rendered[:known], *render(transcript[known:])]
         self._entries = transcript

@@ -5,12 +5,9 @@ function objects are never changed: what is run is a copy. Must not know the cal
 """
 
 import asyncio
-import contextvars
 import inspect
 import math
-import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -20,8 +17,9 @@ from semantic_kernel.functions.kernel_function_from_method import KernelFunction
 
 from planner_ext.kernel.arguments import convertible_type
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.threads import in_thread
 
-__all__ = ["Raised", "ToolExecution", "caught", "in_thread", "runnable"]
+__all__ = ["Raised", "ToolExecution", "caught", "runnable"]
 
 _T = TypeVar("_T")
 
@@ -170,40 +168,6 @@ def _optional_without_default(function: KernelFunctionFromMethod) -> dict[str, N
 def _is_demanded(parameter: inspect.Parameter) -> bool:
     keyword = parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return keyword and parameter.default is inspect.Parameter.empty
-
-
-async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run something in a daemon thread of its own, with the caller's context variables.
-
-    ``asyncio.to_thread`` is no choice here: its few threads are shared, so abandoned ones would starve the others, and
-    they are waited for when the loop and the interpreter end.
-
-    Args:
-        work: What to run. If the wait for it is cancelled, it goes on, and its outcome is dropped.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[_T | None, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def deliver(result: _T | None, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result((result, error))
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = context.run(work)
-        except BaseException as caught:
-            error = caught
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=run, name="planner_ext tool", daemon=True).start()
-    result, error = await done
-    if error is not None:
-        # Not through the future, which takes no StopIteration; here that becomes the RuntimeError of PEP 479.
-        raise error
-    return cast("_T", result)
 
 
 @dataclass(frozen=True, slots=True)

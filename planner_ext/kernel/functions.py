@@ -210,11 +210,11 @@ class KernelFunctions:
                 values.pop(name, None)
             else:
                 values[name] = value  # as an item: KernelArguments(settings=...) means something else
-        decided = planned.decided
+        decided, unchanged = planned.decided, None
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)
-        approved = decided is not None and bool(decided.by)
-        unchanged = _watch(arguments, checked, prepared.parameters) if approved else None
+        if decided is not None and (decided.person or decided.edited is not None):
+            unchanged = _watch(arguments, checked, prepared.parameters)
         return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, unchanged=unchanged)
 
     async def _run_filtered(self, run: _Run, state: State, iteration: int, index: int, count: int) -> Finished:

@@ -1,8 +1,8 @@
 """One run's adapters around one kernel and one connector: what every door, planner or service, sets up alike."""
 
+import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from opentelemetry.trace import get_tracer
@@ -14,69 +14,27 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.gen_ai_attributes import AVAILABLE_FUNCTIONS
 
-from planner_ext.clock import SystemClock
+from planner_ext.approval.decisions import Defer
+from planner_ext.approval.gate import InterceptorChain
+from planner_ext.approval.marks import approval_required
+from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.facts import Fact
 from planner_ext.core.state import State
-from planner_ext.engine import CallFailedError, Engine, Observer, Ports, StopHandle
-from planner_ext.kernel.budget import Budget
+from planner_ext.engine import CallFailedError, Engine, Ports, StopHandle
 from planner_ext.kernel.chat import KernelChat
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExecutionError
-from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, repair_history
+from planner_ext.kernel.iteration_hook import IterationCompletedHook
 from planner_ext.kernel.messages import render
 from planner_ext.kernel.offer import Offer
-from planner_ext.ports import Clock, Emit, Gate, IterationHook, Prompts
+from planner_ext.kernel.options import LoopOptions
+from planner_ext.ports import Emit, Prompts
 
-__all__ = ["Loop", "LoopOptions", "checked_messages", "connector_settings", "new_run_id", "non_negative"]
+__all__ = ["Loop", "checked_messages", "connector_settings", "new_run_id"]
 
+logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOptions:
-    """What every door lets its caller set; see the doors for what each means."""
-
-    budget: Budget
-    execution: ToolExecution
-    clock: Clock
-    min_iteration_time_ms: int = 0
-    strict_finish_reason: bool = False
-    observers: Sequence[Observer] = ()
-    gate: Gate | None = None
-    hook: IterationHook | None = None
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        budget: Budget | None = None,
-        execution: ToolExecution | None = None,
-        clock: Clock | None = None,
-        min_iteration_time_ms: int | None = None,
-        strict_finish_reason: bool = False,
-        observers: Sequence[Observer] = (),
-    ) -> "LoopOptions":
-        """Fill in the defaults and refuse what means nothing.
-
-        Raises:
-            PlannerInvalidConfigurationError: Naming the option.
-        """
-        given: tuple[tuple[str, object, type], ...] = (
-            ("budget", budget, Budget),
-            ("execution", execution, ToolExecution),
-        )
-        for name, value, kind in given:
-            if value is not None and not isinstance(value, kind):
-                raise PlannerInvalidConfigurationError(f"{name} must be a {kind.__name__} or None; got {value!r}.")
-        return cls(
-            budget=budget or Budget(),
-            execution=execution or ToolExecution(),
-            clock=clock or SystemClock(),
-            min_iteration_time_ms=non_negative("min_iteration_time_ms", min_iteration_time_ms),
-            strict_finish_reason=strict_finish_reason,
-            observers=tuple(observers),
-        )
 
 
 class Loop:
@@ -105,6 +63,7 @@ class Loop:
         self.offer = offer
         self._options = options
         self._check_names()
+        self._report_unused_rules()
         self._check_service(service, settings)
         self.chat = KernelChat(
             service,
@@ -116,7 +75,7 @@ class Loop:
             strict_finish_reason=options.strict_finish_reason,
             plan_settings=plan_settings,
         )
-        functions = KernelFunctions(
+        self.functions = KernelFunctions(
             kernel,
             offered=lambda: self.offer.functions,
             schema_only=lambda: self.offer.schema_only,
@@ -129,11 +88,17 @@ class Loop:
         )
         self._ports = Ports(
             chat=self.chat,
-            functions=functions,
+            functions=self.functions,
             prompts=prompts,
             clock=options.clock,
-            gate=options.gate,
-            hook=options.hook,
+            gate=InterceptorChain(
+                options=options.approval,
+                interceptors=options.interceptors,
+                pre_invoke=options.pre_invoke,
+                check_for_intervention=options.check_for_intervention,
+                marked=self._mark,
+            ),
+            hook=self._hook(streaming=streaming),
             observers=options.observers,
             follow=follow,
             max_concurrency=options.execution.max_concurrency,
@@ -165,6 +130,22 @@ class Loop:
         if state.batch is not None:
             messages += render((state.batch.message,))
         return ChatHistory.model_construct(messages=messages)
+
+    def _hook(self, *, streaming: bool) -> IterationCompletedHook | None:
+        callback = self._options.iteration_completed
+        return None if callback is None else IterationCompletedHook(callback, self.chat.messages, streaming=streaming)
+
+    def _mark(self, name: str) -> Defer | None:
+        """Read ``@requires_approval`` off a function of the kernel."""
+        return approval_required(getattr(self.offer.functions.get(name), "method", None))
+
+    def _report_unused_rules(self) -> None:
+        """Say which rules of a policy are for no function that is offered: a misspelt name guards nothing."""
+        names = [(function.plugin_name, function.name) for function in self.offer.functions.values()]
+        for interceptor in self._options.interceptors:
+            if isinstance(interceptor, ApprovalPolicy):
+                for number in interceptor.unused_rules(names):
+                    logger.warning("Rule %d of the approval policy is for no function of this run.", number)
 
     def _check_names(self) -> None:
         unknown = sorted(set(self._options.budget.max_calls_per_function) - self.offer.functions.keys())
@@ -215,19 +196,6 @@ def checked_messages(
         return repair_history(messages)
     check_history(messages)
     return list(messages)
-
-
-def non_negative(name: str, value: object) -> int:
-    """Read a whole number, 0 or more; None is 0.
-
-    Raises:
-        PlannerInvalidConfigurationError: Naming the option.
-    """
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise PlannerInvalidConfigurationError(f"{name} must be a whole number, 0 or more; got {value!r}.")
-    return value
 
 
 def new_run_id() -> str:

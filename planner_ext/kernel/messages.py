@@ -23,6 +23,7 @@ __all__ = [
     "AssistantMessage",
     "as_history",
     "assistant_text",
+    "calls_of",
     "dump_message",
     "merge_reply",
     "render",

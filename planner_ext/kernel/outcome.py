@@ -9,12 +9,13 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from planner_ext.core.facts import Fact, ModelReplied, Planned
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, Status
+from planner_ext.kernel.approval import pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import LimitReachedError, RunNotAnsweredError
 from planner_ext.kernel.messages import as_history, assistant_text, render, text_of
 from planner_ext.kernel.usage import add_reported
 
-__all__ = ["chat_history", "final_message", "not_answered", "raise_at_limit", "status_of"]
+__all__ = ["PAUSED_TEXT", "chat_history", "final_message", "not_answered", "raise_at_limit", "status_of"]
 
 PAUSED_TEXT = "This run waits for a decision."
 """The text of the message that a service returns for a paused run."""
@@ -69,6 +70,8 @@ def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any]) -> 
         "status": status_of(state),
         "limit": state.ended.limit if state.ended is not None else None,
     }
+    if metadata["status"] == "paused":
+        metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
     if metadata["status"] != "answered":
         metadata["checkpoint"] = Checkpoint(tuple(facts)).to_json()
     return metadata

@@ -84,5 +84,17 @@ def _json(value: Any) -> str:
         return to_json(value, inf_nan_mode="null", fallback=str).decode()
     except PydanticSerializationError:
         # Bytes or surrogates that are no UTF-8; the slower way accepts both.
-        plain = to_jsonable_python(value, inf_nan_mode="null", bytes_mode="base64", fallback=str)
+        keyed = _with_sendable_keys(value)
+        plain = to_jsonable_python(keyed, inf_nan_mode="null", bytes_mode="base64", fallback=str)
         return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _with_sendable_keys(value: Any) -> Any:
+    match value:
+        case dict():
+            items = cast("dict[Any, Any]", value).items()
+            return {sendable(k) if isinstance(k, str) else k: _with_sendable_keys(v) for k, v in items}
+        case list():
+            return [_with_sendable_keys(item) for item in cast("list[Any]", value)]
+        case _:
+            return value

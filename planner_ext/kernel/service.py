@@ -1,7 +1,8 @@
 """``FunctionInvokingChatCompletion``: the bounded loop around any connector, itself a chat completion service."""
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
@@ -12,23 +13,27 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.facts import Fact, Rules, RunStarted
-from planner_ext.core.state import State
-from planner_ext.engine import Engine, Observer, StopHandle
+from planner_ext.approval.decisions import Decision, Interceptor
+from planner_ext.approval.gate import CheckForIntervention, PreInvoke
+from planner_ext.core.facts import Rules, RunStarted
+from planner_ext.engine import Observer, StopHandle
+from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
-from planner_ext.kernel.loop import Loop, LoopOptions, checked_messages, connector_settings, new_run_id
+from planner_ext.kernel.iteration_hook import IterationCallback
+from planner_ext.kernel.loop import Loop, checked_messages, connector_settings, new_run_id
 from planner_ext.kernel.offer import Offer
-from planner_ext.kernel.outcome import final_message, raise_at_limit
+from planner_ext.kernel.options import LoopOptions
+from planner_ext.kernel.pass_through import pass_through, pass_through_streaming
 from planner_ext.kernel.prompts import NoPrompts
-from planner_ext.kernel.streamed import StreamedRun
-from planner_ext.kernel.usage import read_iterations
-from planner_ext.ports import Clock, Emit
-from planner_ext.streaming import watch
+from planner_ext.kernel.resumption import Resumption
+from planner_ext.kernel.service_run import ServiceRun, bring_up_to_date
+from planner_ext.ports import Clock
 
-__all__ = ["FunctionInvokingChatCompletion"]
+__all__ = ["FunctionInvokingChatCompletion", "unwrapped"]
 
 
 class FunctionInvokingChatCompletion(ChatCompletionClientBase):
@@ -41,9 +46,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     - ``iterations``: round trips charged, 1 for a direct answer.
     - ``usage``: the connector's own usage, summed over all requests.
     - ``tool_calls``: functions started, failures included.
-    - ``status``: ``answered``, ``incomplete``, ``limit_reached`` or ``stopped``.
+    - ``status``: ``answered``, ``incomplete``, ``paused``, ``limit_reached`` or ``stopped``.
     - ``limit``: the limit that was reached, or None.
-    - ``checkpoint``: JSON text of a run that was not answered, from which it can be resumed.
+    - ``pending``: where the run is paused, the calls that wait for a person, as mappings.
+    - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
     A request whose function choice behaviour is missing, or does not invoke functions automatically, passes through:
     one request, its calls returned to the caller. A stock ``FunctionChoiceBehavior.Auto()`` takes its 5 tool rounds;
@@ -62,6 +68,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         *,
         budget: Budget | None = None,
         execution: ToolExecution | None = None,
+        approval: ApprovalSettings | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        pre_invoke: PreInvoke | None = None,
+        check_for_intervention: CheckForIntervention | None = None,
+        iteration_completed: IterationCallback | None = None,
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         min_iteration_time_ms: int = 0,
@@ -75,6 +86,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             inner: The connector that makes the requests.
             budget: What one request of a caller may spend; None limits nothing but what the behaviour limits.
             execution: How functions are run; None is `ToolExecution`'s defaults.
+            approval: What becomes of calls that nobody decided, that were denied, and that wait; None is
+                `ApprovalSettings`'s defaults.
+            interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins.
+            pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
+                refuses it, True is no objection.
+            check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
+            iteration_completed: Called after the results of a batch are stored and before the next request.
             observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
             clock: Time; None is the machine's.
             min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
@@ -96,6 +114,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         self._options = LoopOptions.of(
             budget=budget,
             execution=execution,
+            approval=approval,
+            interceptors=interceptors,
+            pre_invoke=pre_invoke,
+            check_for_intervention=check_for_intervention,
+            iteration_completed=iteration_completed,
             clock=clock,
             min_iteration_time_ms=min_iteration_time_ms,
             strict_finish_reason=strict_finish_reason,
@@ -106,6 +129,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 f"on_invalid_history must be refuse or repair; got {on_invalid_history!r}."
             )
         self._on_invalid_history = on_invalid_history
+
+    @classmethod
+    def around(cls, service: ChatCompletionClientBase, **options: Any) -> Self:
+        """Wrap a service as the constructor does; one that is a wrapper itself is taken off, and its options merged."""
+        made = cls(service, **options)
+        made._inner, made._options = unwrapped(service, made._options)
+        return made
 
     @property
     def inner(self) -> ChatCompletionClientBase:
@@ -134,7 +164,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             chat_history: Gets the messages with calls and their results; the final message is not added.
             settings: As for the inner connector; not changed.
             **kwargs: ``kernel``, needed where the settings have a function choice behaviour; ``arguments``, the
-                application's; ``stop``, a `StopHandle`.
+                application's; ``stop``, a `StopHandle`; ``store_final``, True to have the final message added, too.
 
         Returns:
             The final message, alone in a list; several where several were asked for without functions.
@@ -146,10 +176,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             LimitReachedError: At a limit, where the budget says ``on_limit="raise"``.
         """
         if (behavior := _invoking_behavior(settings)) is None:
-            return await self._pass_through(chat_history, settings, kwargs)
-        run = self._run(chat_history, settings, behavior, kwargs, streaming=False)
-        engine = await run.drive(None)
-        return [_returned_message(engine)]
+            return await pass_through(self._inner, chat_history, settings, kwargs)
+        run = self._start(chat_history, settings, behavior, kwargs, streaming=False)
+        return [await run.message()]
 
     async def get_streaming_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
@@ -162,18 +191,73 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             Leaving the stream early cancels what runs.
         """
         if (behavior := _invoking_behavior(settings)) is None:
-            async for chunks in self._pass_through_streaming(chat_history, settings, kwargs):
+            async for chunks in pass_through_streaming(self._inner, chat_history, settings, kwargs):
                 yield chunks
             return
-        run = self._run(chat_history, settings, behavior, kwargs, streaming=True)
-        streamed = StreamedRun(self.ai_model_id)
-        async for event in watch(run.drive):
-            if (chunk := streamed.chunk_of(event)) is not None:
-                yield [chunk]
-        message = _returned_message(run.engine)
-        yield [streamed.last_chunk(message, text_sent=run.engine.state.reply is not None)]
+        run = self._start(chat_history, settings, behavior, kwargs, streaming=True)
+        async for chunk in run.chunks(self.ai_model_id):
+            yield [chunk]
 
-    def _run(
+    async def resume(
+        self,
+        chat_history: ChatHistory,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision],
+        settings: PromptExecutionSettings,
+        *,
+        kernel: Kernel,
+        arguments: KernelArguments | None = None,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+        store_final: bool = False,
+    ) -> ChatMessageContent:
+        """Go on with a run that is paused, or that a limit or a stop ended.
+
+        Args:
+            chat_history: The history that the run began with; what the pause left in it is dropped, and it is brought
+                up to date. An empty one is filled.
+            checkpoint: Of the run: a `Checkpoint`, or the JSON text in the metadata of its last message.
+            decisions: By call id. No request is made before every call is decided; without any, the run stays paused.
+            settings: As before.
+            kernel: Its functions run; need not be the one that the run began with.
+            arguments: The application's arguments again; a checkpoint does not hold them.
+            budget: Replaces the run's limits; what was spent stays spent. None keeps them.
+            stop: Ends the run from outside.
+            store_final: Whether the final message is added to the history, too.
+
+        Returns:
+            The final message, as of `get_chat_message_contents`.
+
+        Raises:
+            InvalidCheckpointError: If the checkpoint cannot be read.
+            DecisionRefusedError: If a decision cannot be taken; then none is.
+        """
+        given = Resumption(checkpoint=_checkpoint(checkpoint), decisions=decisions, budget=budget)
+        world = _World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        run = self._resume(chat_history, given, settings, world, streaming=False)
+        return await run.message()
+
+    async def resume_streaming(
+        self,
+        chat_history: ChatHistory,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision],
+        settings: PromptExecutionSettings,
+        *,
+        kernel: Kernel,
+        arguments: KernelArguments | None = None,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+        store_final: bool = False,
+    ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+        """Go on as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
+        given = Resumption(checkpoint=_checkpoint(checkpoint), decisions=decisions, budget=budget)
+        world = _World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        run = self._resume(chat_history, given, settings, world, streaming=True)
+        async for chunk in run.chunks(self.ai_model_id):
+            yield chunk
+
+    def _start(
         self,
         chat_history: ChatHistory,
         settings: PromptExecutionSettings,
@@ -181,8 +265,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         kwargs: dict[str, Any],
         *,
         streaming: bool,
-    ) -> "_ServiceRun":
-        kernel, arguments, stop = _keywords(kwargs)
+    ) -> ServiceRun:
+        kernel: Kernel | None = kwargs.get("kernel")
         if kernel is None:
             raise PlannerInvalidConfigurationError(
                 "kernel= is needed where the settings have a function choice behaviour; got none. Pass the kernel "
@@ -190,79 +274,89 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             )
         chat_history.messages[:] = checked_messages(chat_history.messages, self._on_invalid_history)
         messages = tuple(chat_history.messages)
-        follow = _HistoryFollower(chat_history)
+        run = ServiceRun(
+            chat_history,
+            known=len(messages),
+            stop=kwargs.get("stop"),
+            store_final=kwargs.get("store_final", False),
+        )
+        run.loop = self._loop(kernel, settings, behavior, kwargs.get("arguments"), run=run, streaming=streaming)
+        run.first = (
+            RunStarted(
+                run_id=new_run_id(),
+                rules=_rules(self._options, behavior),
+                messages=messages,
+                at=self._options.clock.now(),
+            ),
+        )
+        return run
+
+    def _resume(
+        self,
+        chat_history: ChatHistory,
+        given: Resumption,
+        settings: PromptExecutionSettings,
+        world: "_World",
+        *,
+        streaming: bool,
+    ) -> ServiceRun:
+        state = given.checkpoint.state()
+        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
+        run = ServiceRun(
+            chat_history,
+            known=len(state.transcript),
+            facts=given.checkpoint.facts,
+            stop=world.stop,
+            store_final=world.store_final,
+        )
+        run.loop = self._loop(world.kernel, settings, behavior, world.arguments, run=run, streaming=streaming)
+        run.first = given.facts(run.loop.functions, self._options.clock.now())
+        bring_up_to_date(chat_history, run.loop.chat.messages(state.transcript))
+        return run
+
+    def _loop(
+        self,
+        kernel: Kernel,
+        settings: PromptExecutionSettings,
+        behavior: FunctionChoiceBehavior,
+        arguments: KernelArguments | None,
+        *,
+        run: ServiceRun,
+        streaming: bool,
+    ) -> Loop:
         own_settings = connector_settings(self._inner, settings)
-        loop = Loop(
+        return Loop(
             kernel=kernel,
             service=self._inner,
             settings=own_settings,
             offer=Offer(kernel, behavior, own_settings),
             arguments=arguments,
-            options=self._options,
+            options=self._options.under(behavior),
             streaming=streaming,
             prompts=NoPrompts(),
-            follow=follow,
+            follow=run.follow,
         )
-        follow.loop = loop
-        rules = _rules(self._options.budget, behavior)
-        started = RunStarted(run_id=new_run_id(), rules=rules, messages=messages, at=self._options.clock.now())
-        return _ServiceRun(loop, started, stop)
-
-    async def _pass_through(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, kwargs: dict[str, Any]
-    ) -> list[ChatMessageContent]:
-        messages = await self._inner.get_chat_message_contents(chat_history, settings, **kwargs)
-        return [message.model_copy(update={"metadata": _one_request(message.metadata)}) for message in messages]
-
-    async def _pass_through_streaming(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings, kwargs: dict[str, Any]
-    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        async for chunks in self._inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs):
-            for chunk in chunks:
-                if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                    chunk.metadata = _one_request(chunk.metadata)
-            yield chunks
 
 
-class _ServiceRun:
-    """One call of a service: an engine, made once the run has a place to emit to."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """What a caller hands over with each request, beside history and settings."""
 
-    def __init__(self, loop: Loop, started: RunStarted, stop: StopHandle | None) -> None:
-        self._loop = loop
-        self._started = started
-        self._stop = stop
-        self.engine = loop.engine(())
-
-    async def drive(self, emit: Emit | None) -> Engine:
-        self.engine = self._loop.engine((), emit=emit, stop=self._stop)
-        await self.engine.record(self._started)
-        await self._loop.drive(self.engine)
-        return self.engine
+    kernel: Kernel
+    arguments: KernelArguments | None
+    stop: StopHandle | None
+    store_final: bool
 
 
-class _HistoryFollower:
-    """Keeps the caller's history in step with a run: each settled batch, as soon as it has settled."""
-
-    def __init__(self, history: ChatHistory) -> None:
-        self._history = history
-        self.loop: Loop | None = None
-
-    def __call__(self, state: State, fact: Fact) -> None:
-        if fact.type not in _SETTLING or self.loop is None:
-            return
-        messages = self._history.messages
-        rendered = self.loop.chat.messages(state.transcript)
-        if len(rendered) > len(messages):
-            messages.extend(rendered[len(messages) :])
+def unwrapped(service: ChatCompletionClientBase, options: LoopOptions) -> tuple[ChatCompletionClientBase, LoopOptions]:
+    """Take the connector out of its wrappers, so that only one loop makes the round trips; their options are merged."""
+    while isinstance(service, FunctionInvokingChatCompletion):
+        service, options = service.inner, options.within(service.options)
+    return service, options
 
 
-_SETTLING = frozenset({"CallDecided", "CallsWithheld", "CallFinished", "IterationCompleted"})
-"""Facts after which a batch may have moved into the transcript."""
-
-
-def _returned_message(engine: Engine) -> ChatMessageContent:
-    raise_at_limit(engine.state, engine.facts)
-    return final_message(engine.state, engine.facts)
+def _checkpoint(given: Checkpoint | str) -> Checkpoint:
+    return Checkpoint.from_json(given) if isinstance(given, str) else given
 
 
 def _invoking_behavior(settings: PromptExecutionSettings) -> FunctionChoiceBehavior | None:
@@ -270,21 +364,15 @@ def _invoking_behavior(settings: PromptExecutionSettings) -> FunctionChoiceBehav
     return behavior if behavior is not None and behavior.auto_invoke_kernel_functions else None
 
 
-def _keywords(kwargs: dict[str, Any]) -> tuple[Kernel | None, KernelArguments | None, StopHandle | None]:
-    return kwargs.get("kernel"), kwargs.get("arguments"), kwargs.get("stop")
-
-
-def _rules(budget: Budget, behavior: FunctionChoiceBehavior) -> Rules:
+def _rules(options: LoopOptions, behavior: FunctionChoiceBehavior) -> Rules:
     """Read a behaviour's attempts: those of ``Required`` force a call in each round, and are no limit."""
     required = behavior.type_ is FunctionChoiceType.REQUIRED
     bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
     return Rules(
-        limits=budget.limits,
+        limits=options.budget,
         use_attempts=behavior.use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
         attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
         tool_choice="required" if required else "auto",
+        on_denial=options.approval.on_denial,
+        on_deferred=options.approval.on_deferred,
     )
-
-
-def _one_request(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {**metadata, "iterations": read_iterations(metadata), "tool_calls": 0}

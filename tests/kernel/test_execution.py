@@ -13,7 +13,8 @@ from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFun
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.execution import Raised, ToolExecution, caught, in_thread, runnable
+from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable
+from planner_ext.threads import in_thread
 
 
 def function_of(method: Callable[..., Any]) -> KernelFunctionFromMethod:
@@ -87,7 +88,11 @@ async def test_a_synchronous_function_runs_beside_the_event_loop() -> None:
 
 async def test_without_threads_a_synchronous_function_runs_on_the_event_loop() -> None:
     """``threads`` off leaves a function as it is, the very same object."""
-    function = function_of(threading.get_ident)
+
+    def f() -> int:
+        return threading.get_ident()
+
+    function = function_of(f)
     assert runnable(function, threads=False) is function
     assert await value_of(function) == threading.get_ident()
 
@@ -254,7 +259,7 @@ def test_an_abandoned_thread_does_not_keep_the_program_alive() -> None:
     """The interpreter ends while a function that never returns still runs."""
     program = """
 import asyncio, threading
-from planner_ext.kernel.execution import in_thread
+from planner_ext.threads import in_thread
 
 async def main():
     try:

@@ -1,0 +1,133 @@
+"""Everybody who has a say before a call runs, asked in order; the first decision wins."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
+from planner_ext.approval.fingerprint import digest_of
+from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.approval.settings import ApprovalOptions
+from planner_ext.core.state import State
+from planner_ext.threads import in_thread
+
+__all__ = ["CheckForIntervention", "InterceptorChain", "PreInvoke"]
+
+_logger = logging.getLogger(__name__)
+
+PreInvoke = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
+"""Asked with the 1-based round trip, the function's name and its arguments; False refuses, True is no objection."""
+
+CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
+"""Asked with the call; True defers it to a person, False is no objection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterceptorChain:
+    """Implements `planner_ext.ports.Gate`.
+
+    The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
+    ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for calls that nobody decided.
+    Whoever raises, hangs, or answers with something that is no decision, denies.
+
+    Attributes:
+        marked: Gives a function's own mark by its fully qualified name, or None.
+    """
+
+    options: ApprovalOptions
+    interceptors: Sequence[Interceptor] = ()
+    pre_invoke: Sequence[PreInvoke] = ()
+    check_for_intervention: CheckForIntervention | None = None
+    marked: Callable[[str], Defer | None] = lambda _: None
+
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
+        """Decide each call, in order, before any of them runs."""
+        return [self._remembered(await self._decide(call), call, state) for call in calls]
+
+    async def _decide(self, call: ToolCall) -> Decision:
+        for interceptor in self.interceptors:
+            ask = interceptor.by_rule if isinstance(interceptor, ApprovalPolicy) else interceptor
+            if (decision := await self._ask(ask, call)) is not None:
+                return decision
+        if (mark := self.marked(call.fully_qualified_name)) is not None:
+            return self._expiring(mark)
+        return await self._gates(call) or self._defaults()
+
+    async def _gates(self, call: ToolCall) -> Decision | None:
+        for pre_invoke in self.pre_invoke:
+            verdict = await self._asked(pre_invoke, call.iteration + 1, call.fully_qualified_name, dict(call.arguments))
+            if isinstance(verdict, Deny):
+                return verdict
+            if verdict is not True:
+                return Deny("The application's pre-invoke callback did not let it run.", by=_name(pre_invoke))
+        if self.check_for_intervention is not None:
+            return await self._ask(self.check_for_intervention, call)
+        return None
+
+    def _defaults(self) -> Decision:
+        for interceptor in self.interceptors:
+            if isinstance(interceptor, ApprovalPolicy):
+                return self._expiring(interceptor.by_default())
+        match self.options.unmatched:
+            case "approve":
+                return Approve()
+            case "defer":
+                return self._expiring(Defer())
+            case "deny":
+                return Deny("Nobody approved it.", by="default")
+
+    async def _ask(self, interceptor: Callable[[ToolCall], Any], call: ToolCall) -> Decision | None:
+        answer = await self._asked(interceptor, call)
+        if answer is None or answer is False:
+            return None
+        if answer is True:
+            return self._expiring(Defer())
+        if isinstance(answer, Approve | Deny | Supply | Defer):
+            return self._expiring(answer)
+        _logger.error(
+            "The interceptor %s answered %r, which is no decision; the call is denied.", _name(interceptor), answer
+        )
+        return Deny("It could not be decided.", by=_name(interceptor))
+
+    async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask one; who raises or hangs, denies. A synchronous one is asked in a thread: it cannot hang the run."""
+        try:
+            async with asyncio.timeout(self.options.interceptor_timeout):
+                if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
+                    return ask(*arguments)
+                if _is_async(ask):
+                    return await ask(*arguments)
+                answer = await in_thread(lambda: ask(*arguments))
+                return await answer if inspect.isawaitable(answer) else answer
+        except TimeoutError:
+            _logger.error("%s did not decide in time; the call is denied.", _name(ask))
+            return Deny("It was not decided in time.", by=_name(ask))
+        except Exception:
+            _logger.exception("%s failed; the call is denied.", _name(ask))
+            return Deny("It could not be decided.", by=_name(ask))
+
+    def _expiring(self, decision: Decision) -> Decision:
+        if isinstance(decision, Defer) and decision.expires_in is None:
+            return replace(decision, expires_in=self.options.expires_in)
+        return decision
+
+    @staticmethod
+    def _remembered(decision: Decision, call: ToolCall, state: State) -> Decision:
+        """Put a sticky approval in place of a question; never in place of a denial."""
+        if not isinstance(decision, Defer):
+            return decision
+        digest = digest_of(call.fully_qualified_name, call.arguments)
+        if state.sticky & {f"function:{call.fully_qualified_name}", f"arguments:{digest}"}:
+            return Approve(by="approved earlier in this run")
+        return decision
+
+
+def _is_async(ask: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(ask) or inspect.iscoroutinefunction(getattr(ask, "__call__", None))  # noqa: B004
+
+
+def _name(ask: object) -> str:
+    return str(getattr(ask, "__qualname__", type(ask).__qualname__))

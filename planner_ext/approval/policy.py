@@ -1,0 +1,224 @@
+"""Policies as data: which calls are allowed, denied, or asked about. A policy is itself an interceptor."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall
+from planner_ext.core.errors import PlannerExtError
+
+__all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError"]
+
+_Number = int | float
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class InvalidPolicyError(PlannerExtError):
+    """A policy has an unknown or doubled key, or a value that means nothing; names the place and what was expected."""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ArgumentPredicate(_Data):
+    """What an argument must be; every condition that is set must hold.
+
+    Attributes:
+        equals: It is this JSON value, of the same type: 1 is not true, and not "1".
+        one_of: It is one of these.
+        gt: It is a number above this.
+        ge: It is a number, this or above.
+        lt: It is a number below this.
+        le: It is a number, this or below.
+        glob: It is a text that matches this pattern: ``*`` any text, ``?`` one character, ``[ab]`` one of these.
+    """
+
+    equals: Any = None
+    one_of: list[Any] | None = None
+    gt: _Number | None = None
+    ge: _Number | None = None
+    lt: _Number | None = None
+    le: _Number | None = None
+    glob: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("a predicate needs one of equals, one_of, gt, ge, lt, le, glob")
+        return self
+
+    def holds(self, value: object) -> bool | None:
+        """Say whether a value fulfils every condition; None where one cannot be evaluated on it."""
+        results = [self._condition(name, value) for name in sorted(self.model_fields_set)]
+        if None in results:
+            return None
+        return all(results)
+
+    def _condition(self, name: str, value: object) -> bool | None:
+        wanted: Any = getattr(self, name)
+        match name:
+            case "equals":
+                return _same(value, wanted)
+            case "one_of":
+                return any(_same(value, one) for one in wanted)
+            case "glob":
+                return fnmatchcase(value, wanted) if isinstance(value, str) else None
+            case _:
+                return _compare(name, value, wanted)
+
+
+class ApprovalRule(_Data):
+    """One rule: which calls it is for, and what becomes of them.
+
+    Attributes:
+        plugin: Pattern of the plugin's name; case-sensitive. Left out: any.
+        function: Pattern of the function's name; case-sensitive. Left out: any.
+        arguments: What the validated arguments must be, by name.
+        action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
+        reason: What the model reads of a denial, and a person of a question.
+        expires_in: Seconds after which a question is no longer open; None uses the run's setting.
+    """
+
+    plugin: str = "*"
+    function: str = "*"
+    arguments: dict[str, ArgumentPredicate] = Field(default_factory=dict[str, ArgumentPredicate])
+    action: Literal["allow", "deny", "ask"]
+    reason: str = ""
+    expires_in: _Seconds | None = None
+
+    def names(self, plugin: str, function: str) -> bool:
+        """Say whether the rule is for a function, whatever its arguments."""
+        return fnmatchcase(plugin, self.plugin) and fnmatchcase(function, self.function)
+
+    def matches(self, call: ToolCall) -> bool:
+        """Say whether the rule is for a call.
+
+        A predicate that cannot be evaluated, because the argument is missing or of another type, counts as a match of a
+        deny or ask rule, and not of an allow rule.
+        """
+        if not self.names(call.plugin_name, call.function_name):
+            return False
+        unknown = self.action != "allow"
+        for name, predicate in self.arguments.items():
+            held = predicate.holds(call.arguments[name]) if name in call.arguments else None
+            if not (unknown if held is None else held):
+                return False
+        return True
+
+
+class ApprovalPolicy(_Data):
+    """Decides calls by rules; the first one that matches wins.
+
+    Attributes:
+        default: What becomes of calls that no rule is for. Mandatory: ``ask`` or ``deny`` is recommended. An ``allow``
+            here does not free a function that is marked with ``@requires_approval``; an allow rule does.
+        rules: In order.
+    """
+
+    default: Literal["ask", "deny", "allow"]
+    rules: list[ApprovalRule] = Field(default_factory=list[ApprovalRule])
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read a policy from data.
+
+        Raises:
+            InvalidPolicyError: Naming the place, what was expected and what was seen.
+        """
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise InvalidPolicyError(_explain(error)) from error
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Read a policy from a YAML file.
+
+        Raises:
+            InvalidPolicyError: If it is no policy, or a key stands in it twice.
+            OSError: If the file cannot be read.
+        """
+        return cls.from_yaml_text(Path(path).read_text(encoding="utf-8"))
+
+    @classmethod
+    def from_yaml_text(cls, text: str) -> Self:
+        """Read a policy from YAML text; see `from_yaml`."""
+        try:
+            data: Any = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader)
+        except yaml.YAMLError as error:
+            raise InvalidPolicyError(f"Expected a policy as YAML; it cannot be read: {error}") from error
+        if not isinstance(data, dict):
+            raise InvalidPolicyError(f"Expected a policy with the keys default and rules; got {type(data).__name__}.")
+        return cls.from_dict(data)  # pyright: ignore[reportUnknownArgumentType]
+
+    def __call__(self, call: ToolCall) -> Decision:
+        """Decide a call, by the rules or else by the default."""
+        return self.by_rule(call) or self.by_default()
+
+    def by_rule(self, call: ToolCall) -> Decision | None:
+        """Decide a call by the rules alone; None where none is for it."""
+        for number, rule in enumerate(self.rules, start=1):
+            if rule.matches(call):
+                return _decision(rule.action, rule.reason, rule.expires_in, f"policy rule {number}")
+        return None
+
+    def by_default(self) -> Decision:
+        """Decide a call that no rule is for."""
+        return _decision(self.default, "", None, "policy default")
+
+    def unused_rules(self, functions: Iterable[tuple[str, str]]) -> list[int]:
+        """List the rules, from 1, that are for none of these functions, given as plugin and function name."""
+        known = list(functions)
+        return [n for n, rule in enumerate(self.rules, start=1) if not any(rule.names(*names) for names in known)]
+
+
+def _decision(action: str, reason: str, expires_in: float | None, by: str) -> Decision:
+    match action:
+        case "allow":
+            return Approve(by=by)
+        case "deny":
+            return Deny(reason or "The policy of this application does not allow it.", by=by)
+        case _:
+            return Defer(prompt=reason or None, expires_in=expires_in)
+
+
+def _same(value: object, wanted: object) -> bool:
+    """Compare JSON values; a boolean is no number."""
+    if isinstance(value, bool) != isinstance(wanted, bool):
+        return False
+    return value == wanted
+
+
+def _compare(name: str, value: object, wanted: float) -> bool | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return {"gt": value > wanted, "ge": value >= wanted, "lt": value < wanted, "le": value <= wanted}[name]
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"]) or "the policy"
+    if first["type"] == "extra_forbidden":
+        return f"The policy has an unknown key: {place}. Correct its spelling or leave it out."
+    if first["type"] == "missing":
+        return f"The policy lacks {place}. State it: a policy has no silent default."
+    return f"The policy cannot be used at {place}: {first['msg']}; got {first['input']!r}."
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe loader, which would take the last of two equal keys without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        constructor = cast("Any", self)
+        keys: Sequence[Any] = [constructor.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    "while reading a policy", node.start_mark, f"the key {key!r} stands twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)

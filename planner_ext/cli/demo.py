@@ -1,0 +1,214 @@
+"""``planner-ext demo``: what the package promises, shown on this machine without a key.
+
+The model is a script behind a real HTTP server, asked by OpenAI's own client through Semantic Kernel's own connector.
+Every number that is printed was counted while it ran: the server counts for itself.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from openai import AsyncOpenAI
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
+from semantic_kernel.contents import AuthorRole, ChatHistory
+
+from planner_ext import (
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionCallingStepwisePlannerResult,
+    FunctionInvokingChatCompletion,
+)
+from planner_ext.cli.demo_kernel import CallCounter, Export, shop_kernel
+from planner_ext.cli.demo_script import GOAL, insatiable_model, order_script
+from planner_ext.cli.show import Progress, Signs, answer_panel
+from planner_ext.events import ResultReady
+from planner_ext.testing import Script, ScriptedOpenAIServer
+
+__all__ = ["run_demo"]
+
+_ALLOWED = 5
+"""Round trips that the first part allows."""
+
+_GOAL_BUDGET = 10
+"""Round trips that the second part allows."""
+
+
+async def run_demo(console: Console) -> bool:
+    """Show both parts; return whether everything that this package charged is what the server counted."""
+    first = await _limits(console)
+    second = await _goal(console)
+    return first and second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loop:
+    """What one loop did with the model that never stops.
+
+    Attributes:
+        requests: Round trips, as the server counted them.
+        reported: Round trips, as the final message's metadata has them; None where it has none.
+    """
+
+    name: str
+    requests: int
+    reported: int | None
+    answer: str
+    limit: str | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the loop reports what the server counted."""
+        return self.reported == self.requests
+
+
+async def _limits(console: Console) -> bool:
+    """Ask a model that never stops calling, four times, with five round trips allowed."""
+    _title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
+    loops = [await _loop(ours=ours, streamed=streamed) for ours in (False, True) for streamed in (False, True)]
+    console.print(Padding(_limits_table(loops, Signs(console)), (1, 2)))
+    _paragraph(
+        console,
+        f"Semantic Kernel: FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts={_ALLOWED}) counts rounds of "
+        "calls; the request for the answer comes on top, and streamed it is not made. planner_ext: the same service "
+        f"inside FunctionInvokingChatCompletion(service, budget=Budget(max_iterations={_ALLOWED})), whose last round "
+        "trip is kept for the answer.",
+        style="dim",
+    )
+    ours = loops[2]
+    _paragraph(
+        console,
+        f"planner_ext: charged {ours.reported}, the server counted {ours.requests}; limit reached: {ours.limit}; "
+        f'answer: "{ours.answer}"',
+        style="bold",
+    )
+    return all(loop.exact and loop.answer for loop in loops[2:])
+
+
+async def _loop(*, ours: bool, streamed: bool) -> _Loop:
+    async with _scripted(insatiable_model) as (server, connector):
+        service = (
+            FunctionInvokingChatCompletion(connector, budget=Budget(max_iterations=_ALLOWED)) if ours else connector
+        )
+        kernel = Kernel()
+        kernel.add_plugin(Export(), "export")
+        answer, metadata = await _asked(service, kernel, streamed=streamed)
+        return _Loop(
+            name=("planner_ext" if ours else "Semantic Kernel") + (", streamed" if streamed else ""),
+            requests=len(server.requests),
+            reported=metadata.get("iterations"),
+            answer=answer,
+            limit=metadata.get("limit"),
+        )
+
+
+async def _asked(service: ChatCompletionClientBase, kernel: Kernel, *, streamed: bool) -> tuple[str, dict[str, object]]:
+    """Ask through a service; return the text and the metadata of its answer."""
+    history = ChatHistory()
+    history.add_user_message("Wait until the export is finished, then say so.")
+    behavior = FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=_ALLOWED)
+    settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior)
+    if not streamed:
+        message = await service.get_chat_message_content(history, settings, kernel=kernel)
+        return (message.content, message.metadata) if message else ("", {})
+    answer, metadata = "", {}
+    async for chunk in service.get_streaming_chat_message_content(history, settings, kernel=kernel):
+        if chunk is not None and chunk.role == AuthorRole.ASSISTANT:
+            answer, metadata = answer + chunk.content, metadata | chunk.metadata
+    return answer, metadata
+
+
+def _limits_table(loops: list[_Loop], signs: Signs) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table.add_column("loop")
+    table.add_column("requests the\nserver counted", justify="right")
+    table.add_column("round trips\nit reports", justify="right")
+    table.add_column("gives an answer")
+    for loop in loops:
+        reported = Text("none", "red") if loop.reported is None else Text(str(loop.reported))
+        over = "" if loop.requests <= _ALLOWED else f", {loop.requests - _ALLOWED} over"
+        answered = Text(f"{signs.good} yes", "green") if loop.answer else Text(f"{signs.bad} no", "red")
+        table.add_row(Text(loop.name, "bold" if loop.exact else ""), f"{loop.requests}{over}", reported, answered)
+    return table
+
+
+async def _goal(console: Console) -> bool:
+    """Let the planner reach a goal with functions that really run."""
+    _title(console, "2", "A goal, a plan, and functions that really run")
+    _paragraph(console, f"Goal: {GOAL}")
+    counter = CallCounter()
+    kernel = shop_kernel(counter)
+    planner = FunctionCallingStepwisePlanner(
+        options=FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
+    )
+    async with _scripted(order_script()) as (server, connector):
+        kernel.add_service(connector)
+        result = await _watched(planner, kernel, console)
+        requests, tokens = len(server.requests), server.total_tokens
+    console.print()
+    console.print(answer_panel(result))
+    ledger = _Ledger(result, requests=requests, tokens=tokens, calls=counter.count)
+    console.print(Padding(ledger.table(Signs(console)), (1, 2)))
+    return ledger.agrees and result.status == "answered"
+
+
+async def _watched(
+    planner: FunctionCallingStepwisePlanner, kernel: Kernel, console: Console
+) -> FunctionCallingStepwisePlannerResult:
+    with Progress(console) as progress:
+        async with aclosing(planner.invoke_stream(kernel, GOAL)) as events:
+            async for event in events:
+                progress.show(event)
+                if isinstance(event, ResultReady):
+                    return event.result
+    raise AssertionError("a stream ends with its result")
+
+
+class _Ledger:
+    """What the run was charged, beside what others counted."""
+
+    def __init__(self, result: FunctionCallingStepwisePlannerResult, *, requests: int, tokens: int, calls: int) -> None:
+        self._rows = (
+            ("round trips", result.iterations, "the server", requests, f"of {_GOAL_BUDGET} allowed"),
+            ("function calls", result.tool_calls, "a filter of the kernel", calls, "failures included"),
+            ("tokens", result.usage.total_tokens, "the server", tokens, "of all requests"),
+        )
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every number is what somebody else counted."""
+        return all(charged == counted for _, charged, _, counted, _ in self._rows)
+
+    def table(self, signs: Signs) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column()
+        table.add_column(justify="right")
+        for name, charged, who, counted, note in self._rows:
+            sign = Text(signs.good, "green") if charged == counted else Text(signs.bad, "red")
+            table.add_row(name, f"charged {charged:,}", sign, f"{who} counted {counted:,}", Text(note, "dim"))
+        return table
+
+
+@asynccontextmanager
+async def _scripted(script: Script) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion], None]:
+    """Serve a script on this machine, with OpenAI's client and Semantic Kernel's connector in front of it."""
+    with ScriptedOpenAIServer(script) as server:
+        async with AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+            yield server, OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+
+
+def _title(console: Console, number: str, text: str) -> None:
+    console.print()
+    console.print(Text.assemble((f" {number} ", "reverse"), "  ", (text, "bold")))
+
+
+def _paragraph(console: Console, text: str, *, style: str = "") -> None:
+    console.print(Padding(Text(text, style), (0, 2, 1, 2)))

@@ -1,0 +1,175 @@
+"""Where the kernel of a run comes from: ``module:factory``, and an endpoint put beside the services it has.
+
+Whatever cannot be used is a `PlannerInvalidConfigurationError` that names the option and the way out. The user's kernel
+is never changed.
+"""
+
+import difflib
+import importlib
+import inspect
+import ipaddress
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from openai import AsyncOpenAI
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.open_ai.settings.open_ai_settings import OpenAISettings
+from semantic_kernel.functions import KernelArguments
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
+
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.selection import select_service
+
+__all__ = ["SERVICE_ID", "find_factory", "kernel_of", "openai_service", "with_service"]
+
+SERVICE_ID = "planner-ext"
+"""Under which the service of ``--base-url`` and ``--model`` stands in the copy of the kernel."""
+
+
+def find_factory(path: str) -> object:
+    """Import what ``--kernel`` names; the current directory is importable.
+
+    Args:
+        path: ``module:name``, dots allowed in both.
+
+    Raises:
+        PlannerInvalidConfigurationError: If there is no such module or name, or the module fails on import.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise PlannerInvalidConfigurationError(
+            f"--kernel must be module:factory, for instance shop.kernel:make_kernel; got {path!r}."
+        )
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise PlannerInvalidConfigurationError(
+                f"--kernel {path}: there is no module {error.name!r}, neither installed nor in {here}."
+            ) from None
+        raise _failed(path, "importing the module", error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(path, "importing the module", error) from error
+    try:
+        return cast("object", reduce(getattr, name.split("."), module))
+    except AttributeError:
+        near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise PlannerInvalidConfigurationError(
+            f"--kernel {path}: the module {module_name!r} has no {name!r}.{hint}"
+        ) from None
+
+
+async def kernel_of(factory: object, path: str) -> Kernel:
+    """Get the kernel: a `Kernel` as it is, or what the factory returns; an async one is awaited.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the factory fails, or gives something else.
+    """
+    made = factory
+    try:
+        if callable(made) and not isinstance(made, Kernel):
+            made = made()
+        if inspect.isawaitable(made):
+            made = await made
+    except (Exception, SystemExit) as error:
+        raise _failed(path, "the factory", error) from error
+    if not isinstance(made, Kernel):
+        raise PlannerInvalidConfigurationError(
+            f"--kernel {path} must give a semantic_kernel.Kernel, or be a function without arguments that does; "
+            f"got {type(made).__name__}."
+        )
+    return made
+
+
+def openai_service(base_url: str | None, model: str | None) -> OpenAIChatCompletion:
+    """Make the service that ``--base-url`` and ``--model`` describe; the environment fills in what they leave out.
+
+    Args:
+        base_url: None is ``OPENAI_BASE_URL``, else OpenAI.
+        model: None is ``OPENAI_CHAT_MODEL_ID``.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the URL is none, or model or key are missing.
+    """
+    settings = OpenAISettings()
+    model = model or settings.chat_model_id
+    if not model:
+        raise PlannerInvalidConfigurationError("No model is named: give --model, or set OPENAI_CHAT_MODEL_ID.")
+    name, url = ("--base-url", base_url) if base_url is not None else _url_in(os.environ)
+    host = _host(name, url)
+    key = settings.api_key.get_secret_value() if settings.api_key else ""
+    if not key and not _is_loopback(host):
+        raise PlannerInvalidConfigurationError(
+            f"No API key for {host}: set OPENAI_API_KEY. Only an endpoint on this machine needs none."
+        )
+    client = AsyncOpenAI(base_url=url, api_key=key or "none")
+    return OpenAIChatCompletion(ai_model_id=model, service_id=SERVICE_ID, async_client=client)
+
+
+def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
+    """Copy a kernel and put a service in front of its own.
+
+    ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries: neither leaves the user's alone.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the kernel's own selector insists on another service.
+    """
+    services = cast("Mapping[str, AIServiceClientBase]", kernel.services)
+    parts: dict[str, Any] = {
+        "plugins": dict(kernel.plugins),
+        "services": {SERVICE_ID: service, **services},
+        "ai_service_selector": kernel.ai_service_selector,
+        **{name: list(getattr(kernel, name)) for name in _FILTERS},
+    }
+    copied = Kernel(**parts)
+    selected, _ = select_service(copied, SERVICE_ID, KernelArguments())
+    if selected is not service:
+        raise PlannerInvalidConfigurationError(
+            f"The kernel's own service selector takes {selected.service_id!r}, whatever --base-url and --model say. "
+            "Leave them out, or let the selector take the service that it is asked for."
+        )
+    return copied
+
+
+_FILTERS = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
+
+_OPENAI = "https://api.openai.com/v1"
+
+
+def _url_in(environment: Mapping[str, str]) -> tuple[str, str]:
+    return "OPENAI_BASE_URL", environment.get("OPENAI_BASE_URL") or _OPENAI
+
+
+def _host(name: str, url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+    except ValueError:
+        host = None
+    if not host:
+        raise PlannerInvalidConfigurationError(f"{name} must look like http://localhost:8000/v1; got {url!r}.")
+    return host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _failed(path: str, what: str, error: BaseException) -> PlannerInvalidConfigurationError:
+    text = f"{type(error).__name__}: {error}".rstrip(": .")
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return PlannerInvalidConfigurationError(f"--kernel {path}: {what} raised {text}{where}.")

@@ -1,0 +1,252 @@
+"""A run as a person watches it: each round trip with its text as it comes, its calls and what became of them."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.text import Text
+
+from planner_ext.cli.text import TextFlow, one_line, printable, shortened
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallStarted,
+    CallsWithheld,
+    Ended,
+    Fact,
+    MessageAdded,
+    ModelReplied,
+    Paused,
+    Planned,
+    RunStarted,
+    StopRequested,
+)
+from planner_ext.core.values import RequestedCall
+from planner_ext.events import PlannerEvent, ResultReady, TextDelta
+
+__all__ = ["Progress", "Signs", "answer_panel", "spent_line"]
+
+_WIDEST = 100
+"""Cells of a line of text: longer ones are hard to read, however wide the terminal is."""
+
+
+class Signs:
+    """The few signs beside the words, in what a console's encoding has."""
+
+    def __init__(self, console: Console) -> None:
+        """Choose by the console's encoding."""
+        plain = not console.encoding.lower().startswith("utf")
+        self.call, self.good, self.bad, self.more = ("->", "ok", "xx", "...") if plain else ("→", "✓", "✗", "…")
+        self.spinner = "line" if plain else "dots"
+
+
+class Progress:
+    """Prints the events of one run, in a terminal with a spinner while something is waited for.
+
+    Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, the facts alone; then texts come whole.
+    """
+
+    def __init__(self, console: Console) -> None:
+        """Print to this console."""
+        self._console = console
+        self._signs = Signs(console)
+        self._width = min(console.width, _WIDEST)
+        self._limit: int | None = None
+        self._charge_plan = True
+        self._charged = 0
+        self._flow: TextFlow | None = None
+        self._calls: tuple[RequestedCall, ...] = ()
+        self._edited: dict[int, str] = {}
+        self._running: dict[int, tuple[str, float]] = {}
+        self._status = console.status("", spinner=self._signs.spinner) if console.is_interactive else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._rest()
+        if self._flow is not None:
+            self._flow.close()
+            self._flow = None
+
+    def show(self, event: PlannerEvent) -> None:
+        """Print what there is to say about an event; the spinner rests meanwhile."""
+        self._rest()
+        match event:
+            case TextDelta():
+                self._trip(plan=event.iteration < 0).write(event.text)
+            case ResultReady():
+                pass
+            case _:
+                self._fact(event)
+        self._wait()
+
+    def _fact(self, fact: Fact) -> None:
+        if (shown := _SHOWN.get(fact.type)) is not None:
+            shown(self, fact)
+
+    def _started(self, fact: RunStarted) -> None:
+        self._limit = fact.rules.limits.max_iterations
+        self._charge_plan = fact.rules.charge_plan
+
+    def _planned(self, fact: Planned) -> None:
+        self._reply(fact.plan, plan=True)
+        self._charged += fact.iterations if self._charge_plan else 0
+
+    def _replied(self, fact: ModelReplied) -> None:
+        self._reply(fact.text, plan=False)
+        self._charged += fact.iterations
+        self._calls, self._edited = fact.calls, {}
+        if fact.withheld is not None:
+            self._line(f"functions were withdrawn: {fact.withheld}", "dim")
+
+    def _reply(self, text: str, *, plan: bool) -> None:
+        """Close a reply; where it was not streamed, print it whole."""
+        flow = self._trip(plan=plan)
+        if not flow.started:
+            flow.write(text)
+        flow.close()
+        self._flow = None
+
+    def _trip(self, *, plan: bool) -> TextFlow:
+        """Open a round trip with its header, unless it is open."""
+        if self._flow is None:
+            number = self._charged + 1
+            what = "Plan" if plan and not self._charge_plan else f"Round trip {number}"
+            if self._limit is not None and what != "Plan":
+                what += f" of {self._limit}"
+            self._console.print(Text(what, "bold"), Text(": the plan" if plan and what != "Plan" else ""), sep="")
+            self._flow = TextFlow(self._console, width=self._width, indent=4, style="")
+        return self._flow
+
+    def _decided(self, fact: CallDecided) -> None:
+        if fact.edited is not None:
+            self._edited[fact.index] = fact.edited
+        match fact.verdict:
+            case "run":
+                pass
+            case "final_answer":
+                self._line(f"{self._signs.call} hands over the final answer")
+            case "defer":
+                self._line(f"? {fact.function} waits for a decision. {one_line(fact.prompt)}")
+            case "external":
+                self._line(f"{self._signs.call} {fact.function} is for the caller to run")
+            case "answer" | "deny":
+                self._outcome(self._signs.bad, fact.function, "not run", fact.reason or fact.answer)
+
+    def _withheld(self, fact: CallsWithheld) -> None:
+        for index in fact.indexes:
+            self._outcome(self._signs.bad, self._name(index), "not run", fact.answer.removeprefix("Not executed: "))
+
+    def _call_started(self, fact: CallStarted) -> None:
+        self._running[fact.index] = (fact.function, fact.at)
+        written = self._edited.get(fact.index) or self._arguments(fact.index)
+        self._line(f"{self._signs.call} {fact.function}({_arguments_text(written)})")
+
+    def _call_finished(self, fact: CallFinished) -> None:
+        _, started_at = self._running.pop(fact.index, ("", fact.at))
+        sign = self._signs.good if fact.outcome == "ok" else self._signs.bad
+        self._outcome(sign, fact.function, _seconds(fact.at - started_at), fact.error or fact.result)
+
+    def _stop_requested(self, fact: StopRequested) -> None:
+        self._line(one_line(fact.reason), "dim")
+
+    def _message_added(self, fact: MessageAdded) -> None:
+        self._line("asks for the next step" if fact.purpose == "step" else "asks for a final answer", "dim")
+
+    def _ended(self, fact: Ended | Paused) -> None:  # noqa: ARG002  (the table's signature)
+        self._status = None
+
+    def _outcome(self, sign: str, name: str, note: str, text: str) -> None:
+        names = [call.name for call in self._calls]
+        column = min(max(map(len, [*names, name])), 30)
+        style = "green" if sign == self._signs.good else "red"
+        self._line(f" {one_line(name):<{column}}  {note:>7}  {one_line(text)}", sign=Text(sign, style))
+
+    def _line(self, text: str, style: str = "", *, sign: Text | None = None) -> None:
+        """Print one indented line, cut where the console ends."""
+        lead = sign or Text("")
+        room = self._width - 4 - lead.cell_len
+        self._console.print("    ", lead, Text(shortened(printable(text), room, self._signs.more), style), sep="")
+
+    def _name(self, index: int) -> str:
+        return self._calls[index].name if index < len(self._calls) else "?"
+
+    def _arguments(self, index: int) -> str:
+        return self._calls[index].arguments if index < len(self._calls) else ""
+
+    def _rest(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def _wait(self) -> None:
+        """Say what is waited for; while a reply comes in, the reply says it itself."""
+        if self._status is None or self._flow is not None:
+            return
+        names = ", ".join(sorted(name for name, _ in self._running.values()))
+        text = one_line(f"runs {names}") if names else "waits for the model"
+        self._status.update(Text(shortened(text, self._width - 4, self._signs.more), "dim"))
+        self._status.start()
+
+
+_SHOWN: dict[str, Callable[[Progress, Any], None]] = {
+    "RunStarted": Progress._started,
+    "Planned": Progress._planned,
+    "MessageAdded": Progress._message_added,
+    "ModelReplied": Progress._replied,
+    "CallDecided": Progress._decided,
+    "CallsWithheld": Progress._withheld,
+    "CallStarted": Progress._call_started,
+    "CallFinished": Progress._call_finished,
+    "StopRequested": Progress._stop_requested,
+    "Paused": Progress._ended,
+    "Ended": Progress._ended,
+}
+"""What is said of each fact; of the others, nothing."""
+
+
+def answer_panel(result: FunctionCallingStepwisePlannerResult) -> Panel:
+    """Frame the answer, or say why there is none."""
+    if result.final_answer:
+        title = "Answer" if result.limit is None else f"Answer, as far as {result.limit} allowed"
+        text = printable(result.final_answer)
+    else:
+        title, text = "No answer", printable(result.reason) or result.status
+    style = "green" if result.status == "answered" else "red"
+    frame = Text(f" {title} ", style)
+    return Panel(Text(text), title=frame, title_align="left", border_style=style, box=box.ROUNDED, padding=(0, 1))
+
+
+def spent_line(result: FunctionCallingStepwisePlannerResult) -> str:
+    """Say in one line how a run ended and what it spent."""
+    usage = result.usage
+    spent = [
+        _counted(result.iterations, "round trip"),
+        _counted(result.tool_calls, "function call"),
+        f"{_counted(usage.total_tokens, 'token')} ({usage.prompt_tokens:,} in, {usage.completion_tokens:,} out)",
+        _seconds(usage.active_seconds),
+    ]
+    ended = result.status.replace("_", " ") + (f" ({result.limit})" if result.limit else "")
+    return f"{ended}: {', '.join(spent)}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def _arguments_text(written: str) -> str:
+    """Write a call's JSON arguments as a person reads a call; what is no JSON object stays as it is."""
+    try:
+        parsed: object = json.loads(written or "{}")
+    except ValueError:
+        return one_line(written)
+    if not isinstance(parsed, Mapping):
+        return one_line(written)
+    values = cast("Mapping[str, object]", parsed)
+    return one_line(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items()))

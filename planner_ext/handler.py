@@ -1,0 +1,173 @@
+"""``ToolCallHandler``: manual tool calling with an interception point, usable without the planner."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext import hitl_manager
+from planner_ext.approval.decisions import Decision, Interceptor, ToolCall
+from planner_ext.approval.gate import CheckForIntervention, PreInvoke
+from planner_ext.engine import Observer, StopHandle
+from planner_ext.kernel.approval import ApprovalSettings
+from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.execution import ToolExecution
+from planner_ext.kernel.iteration_hook import IterationCallback
+from planner_ext.kernel.selection import select_service
+from planner_ext.kernel.service import FunctionInvokingChatCompletion
+from planner_ext.ports import Clock
+
+__all__ = ["ToolCallHandler"]
+
+
+class ToolCallHandler:
+    """Answers a history, and shows every function call to an interception point before it runs.
+
+    The history gets every message: those with calls, their results, and the final one. The last message that is yielded
+    carries what `FunctionInvokingChatCompletion` puts into its metadata: iterations, usage, tool calls, status, and for
+    a paused run the calls that wait and the checkpoint.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        arguments: KernelArguments | None = None,
+        settings: PromptExecutionSettings | None = None,
+        service_id: str | None = None,
+        check_for_intervention: CheckForIntervention | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        budget: Budget | None = None,
+        approval: ApprovalSettings | None = None,
+        execution: ToolExecution | None = None,
+        pre_invoke: PreInvoke | None = None,
+        iteration_completed: IterationCallback | None = None,
+        observers: Sequence[Observer] = (),
+        clock: Clock | None = None,
+        min_iteration_time_ms: int = 0,
+        on_invalid_history: Literal["refuse", "repair"] = "refuse",
+        strict_finish_reason: bool = False,
+    ) -> None:
+        """Bind the handler to a kernel.
+
+        Args:
+            kernel: Its functions may be called.
+            arguments: The application's arguments, for functions and service selection.
+            settings: Settings of every request; None takes those of the arguments, or the service's defaults. Without a
+                function choice behaviour in them, every function of the kernel is offered.
+            service_id: The service to use; None leaves it to the kernel's own selection.
+            check_for_intervention: Asked about each call; True defers it to a person, False is no objection. None is
+                `planner_ext.hitl_manager.check_for_intervention`, as it stands when the call is made.
+            interceptors: Asked before it, see `FunctionInvokingChatCompletion`; so are all further options.
+            budget: What one invocation may spend.
+            approval: What becomes of calls that nobody decided, that were denied, and that wait.
+            execution: How functions are run.
+            pre_invoke: Asked about each call with the 1-based round trip, name and arguments; False refuses it.
+            iteration_completed: Called after the results of a batch are stored and before the next request.
+            observers: Told each fact of a run.
+            clock: Time; None is the machine's.
+            min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
+            on_invalid_history: Whether a history that may not be sent is refused, or mended in place.
+            strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+
+        Raises:
+            PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
+        """
+        self._kernel = kernel
+        self._arguments = KernelArguments() if arguments is None else copy(arguments)
+        service, chosen = select_service(kernel, service_id, self._arguments, settings)
+        self._settings = chosen.model_copy()
+        if self._settings.function_choice_behavior is None:
+            self._settings.function_choice_behavior = BoundedFunctionChoiceBehavior.Auto()
+        self._service = FunctionInvokingChatCompletion.around(
+            service,
+            budget=budget,
+            execution=execution,
+            approval=approval,
+            interceptors=interceptors,
+            pre_invoke=pre_invoke,
+            check_for_intervention=check_for_intervention or _current_check,
+            iteration_completed=iteration_completed,
+            observers=observers,
+            clock=clock,
+            min_iteration_time_ms=min_iteration_time_ms,
+            on_invalid_history=on_invalid_history,
+            strict_finish_reason=strict_finish_reason,
+        )
+
+    async def invoke(
+        self, history: ChatHistory, *, stop: StopHandle | None = None
+    ) -> AsyncGenerator[ChatMessageContent, None]:
+        """Answer a history.
+
+        Args:
+            history: Gets every message of the run.
+            stop: Ends the run from outside.
+
+        Yields:
+            The final message.
+        """
+        messages = await self._service.get_chat_message_contents(history, self._settings, **self._world(stop))
+        for message in messages:
+            yield message
+
+    async def invoke_stream(
+        self, history: ChatHistory, *, stop: StopHandle | None = None
+    ) -> AsyncGenerator[StreamingChatMessageContent, None]:
+        """Answer a history as a stream; the last chunk carries the final message's metadata.
+
+        Leaving the stream early cancels what runs.
+        """
+        chunks = self._service.get_streaming_chat_message_content(history, self._settings, **self._world(stop))
+        async for chunk in chunks:
+            if chunk is not None:
+                yield chunk
+
+    async def resume(
+        self,
+        history: ChatHistory,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision],
+        *,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+    ) -> AsyncGenerator[ChatMessageContent, None]:
+        """Go on with a paused run; see `FunctionInvokingChatCompletion.resume`.
+
+        Yields:
+            The final message.
+        """
+        message = await self._service.resume(
+            history, checkpoint, decisions, self._settings, budget=budget, **self._world(stop)
+        )
+        yield message
+
+    async def resume_stream(
+        self,
+        history: ChatHistory,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision],
+        *,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+    ) -> AsyncGenerator[StreamingChatMessageContent, None]:
+        """Go on as `resume` does, as a stream."""
+        chunks = self._service.resume_streaming(
+            history, checkpoint, decisions, self._settings, budget=budget, **self._world(stop)
+        )
+        async for chunk in chunks:
+            yield chunk
+
+    def _world(self, stop: StopHandle | None) -> dict[str, Any]:
+        return {"kernel": self._kernel, "arguments": copy(self._arguments), "stop": stop, "store_final": True}
+
+
+def _current_check(call: ToolCall) -> Any:
+    """Ask the module's own hook, whatever an application has put in its place."""
+    return hitl_manager.check_for_intervention(call)

@@ -1,0 +1,182 @@
+"""Approval as a Semantic Kernel application uses it: its settings, what waits, and what a person decided of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
+from planner_ext.approval.fingerprint import digest_of
+from planner_ext.approval.settings import ApprovalOptions
+from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.facts import CallDecided
+from planner_ext.core.state import Call, State
+from planner_ext.kernel.arguments import InvalidArguments, parse_object
+from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.ports import Functions
+from planner_ext.review import apply_decision
+
+__all__ = ["ApprovalSettings", "DecisionRefusedError", "PendingCall", "decision_facts", "pending_calls"]
+
+
+class DecisionRefusedError(PlannerException):
+    """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalSettings(ApprovalOptions):
+    """What becomes of calls that nobody decided, that were denied, and that wait for a person.
+
+    Attributes:
+        unmatched: A call that no interceptor decided is run (``approve``, as with any filter), waits for a person
+            (``defer``) or is refused (``deny``).
+        on_denial: What the model sees of a denied call. ``refuse``: a result that says so; costs no request more.
+            ``reask``: the call is removed and the model is asked again without functions; one request.
+            ``return_calls``: the run ends and its batch is returned to the caller, unanswered; no request.
+        on_deferred: Whether the other calls of the batch wait with a deferred one (``hold_all``), or run before the
+            pause (``run_safe_first``).
+        expires_in: Seconds after which a question is no longer open; counted from when it was asked. None: never.
+        interceptor_timeout: Seconds in which an interceptor has to decide; after that the call is denied. None: no
+            limit.
+
+    Raises:
+        PlannerInvalidConfigurationError: If a value means nothing, naming the field.
+    """
+
+    def __post_init__(self) -> None:
+        try:
+            ApprovalOptions.__post_init__(self)
+        except InvalidLimitError as error:
+            raise PlannerInvalidConfigurationError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCall:
+    """A call that waits for a person, as it will run if it is approved.
+
+    Attributes:
+        id: The call's id; decisions go by it.
+        fully_qualified_name: The function that will run.
+        arguments: What it will get from the model; the application's own arguments are not in it.
+        fingerprint: Digest of run, trip, call, function and arguments; an `Approve` may name it.
+        expires_at: When the question is no longer open, or None.
+        prompt: What the person is asked, "" for nothing in particular.
+    """
+
+    id: str
+    fully_qualified_name: str
+    arguments: Mapping[str, Any]
+    fingerprint: str
+    expires_at: datetime | None = None
+    prompt: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Write the call as JSON values."""
+        return {
+            "id": self.id,
+            "fully_qualified_name": self.fully_qualified_name,
+            "arguments": dict(self.arguments),
+            "fingerprint": self.fingerprint,
+            "expires_at": None if self.expires_at is None else self.expires_at.isoformat(),
+            "prompt": self.prompt,
+        }
+
+
+def pending_calls(state: State) -> tuple[PendingCall, ...]:
+    """List the calls of a paused run that wait for a person."""
+    return tuple(_pending(call, fact) for _, call, fact in _waiting(state))
+
+
+def _waiting(state: State) -> list[tuple[int, Call, CallDecided]]:
+    if state.batch is None or state.ended is not None:
+        return []
+    return [
+        (index, call, call.decided)
+        for index, call in enumerate(state.batch.calls)
+        if call.decided is not None and call.decided.verdict == "defer" and call.answer is None
+    ]
+
+
+def _pending(call: Call, fact: CallDecided) -> PendingCall:
+    arguments = parse_object(call.request.arguments)
+    return PendingCall(
+        id=call.request.id,
+        fully_qualified_name=fact.function,
+        arguments={} if isinstance(arguments, InvalidArguments) else arguments,
+        fingerprint=fact.fingerprint,
+        expires_at=None if fact.expires_at is None else datetime.fromtimestamp(fact.expires_at, UTC),
+        prompt=fact.prompt,
+    )
+
+
+def decision_facts(
+    state: State, decisions: Mapping[str, Decision], functions: Functions, at: float
+) -> tuple[CallDecided, ...]:
+    """Turn decisions on a paused run into facts: all of them, or none.
+
+    Calls whose question has expired and that nobody decided are answered as expired.
+
+    Args:
+        state: The run, resumed; its batch holds the calls that wait.
+        decisions: By call id.
+        functions: Resolves and validates again, against the kernel that will run them.
+        at: Now, in seconds since the epoch.
+
+    Raises:
+        DecisionRefusedError: Naming the call, and why.
+    """
+    waiting = {call.request.id: (call, fact) for _, call, fact in _waiting(state)}
+    for name in decisions:
+        if name not in waiting:
+            there = ", ".join(sorted(waiting)) or "none"
+            raise DecisionRefusedError(
+                f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
+                "It was decided before, belongs to another run, or never was."
+            )
+    facts = [
+        _decided(call, replace(fact, at=at), decisions[name], functions, state)
+        for name, (call, fact) in waiting.items()
+        if name in decisions
+    ]
+    undecided = [fact for name, (_, fact) in waiting.items() if name not in decisions]
+    return (*facts, *(_expired(fact, at) for fact in undecided if _late(fact, at)))
+
+
+def _decided(call: Call, fact: CallDecided, decision: Decision, functions: Functions, state: State) -> CallDecided:
+    name = f"{call.request.id!r} ({fact.function})"
+    if not isinstance(decision, Approve | Deny | Supply):
+        raise DecisionRefusedError(f"The call {name} was answered {decision!r}; expected Approve, Deny or Supply.")
+    if _late(fact, fact.at):
+        raise DecisionRefusedError(
+            f"The decision on {name} came too late: the question expired. Resume without it to let the model know."
+        )
+    if isinstance(decision, Approve):
+        _check_binding(call, fact, decision, functions, name)
+    decided = apply_decision(fact, decision, functions, state)
+    if isinstance(decision, Approve) and decided.verdict != "run":
+        raise DecisionRefusedError(f"The approval of {name} cannot be taken: {decided.reason} The call still waits.")
+    return replace(decided, person=True)
+
+
+def _check_binding(call: Call, fact: CallDecided, decision: Approve, functions: Functions, name: str) -> None:
+    """Refuse an approval of anything but what will run."""
+    if decision.fingerprint is not None and decision.fingerprint != fact.fingerprint:
+        raise DecisionRefusedError(
+            f"The approval of {name} was given for another call or other arguments: its fingerprint is "
+            f"{decision.fingerprint}, the call's {fact.fingerprint}. Show the call again and decide anew."
+        )
+    checked = functions.check(call.request)
+    if checked.kind != "function" or digest_of(checked.function, checked.arguments) != fact.digest:
+        raise DecisionRefusedError(
+            f"The call {name} is no longer what was asked about: its function or parameters changed. "
+            f"{checked.answer} Deny it, or resume with the kernel that it was asked for."
+        )
+
+
+def _late(fact: CallDecided, at: float) -> bool:
+    return fact.expires_at is not None and at >= fact.expires_at
+
+
+def _expired(fact: CallDecided, at: float) -> CallDecided:
+    answer = "The call did not run: it needed a person's approval, and nobody decided in time."
+    return replace(fact, verdict="answer", answer=answer, reason="expired", at=at)

@@ -1,0 +1,134 @@
+"""What every door lets its caller set, checked and with its defaults filled in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+
+from planner_ext.approval.decisions import Interceptor
+from planner_ext.approval.gate import CheckForIntervention, PreInvoke
+from planner_ext.clock import SystemClock
+from planner_ext.core.limits import Limits
+from planner_ext.engine import Observer
+from planner_ext.kernel.approval import ApprovalSettings
+from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.kernel.budget import Budget, tightest
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.execution import ToolExecution
+from planner_ext.kernel.iteration_hook import IterationCallback
+from planner_ext.ports import Clock
+
+__all__ = ["LoopOptions", "non_negative"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """What every door lets its caller set; see the doors for what each means."""
+
+    budget: Limits
+    execution: ToolExecution
+    approval: ApprovalSettings
+    clock: Clock
+    min_iteration_time_ms: int = 0
+    strict_finish_reason: bool = False
+    observers: Sequence[Observer] = ()
+    interceptors: Sequence[Interceptor] = ()
+    pre_invoke: Sequence[PreInvoke] = ()
+    check_for_intervention: CheckForIntervention | None = None
+    iteration_completed: IterationCallback | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        budget: Budget | None = None,
+        execution: ToolExecution | None = None,
+        clock: Clock | None = None,
+        min_iteration_time_ms: int | None = None,
+        strict_finish_reason: bool = False,
+        observers: Sequence[Observer] = (),
+        approval: ApprovalSettings | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        pre_invoke: PreInvoke | None = None,
+        check_for_intervention: CheckForIntervention | None = None,
+        iteration_completed: IterationCallback | None = None,
+    ) -> "LoopOptions":
+        """Fill in the defaults and refuse what means nothing.
+
+        Raises:
+            PlannerInvalidConfigurationError: Naming the option.
+        """
+        return cls(
+            budget=_instance("budget", budget, Budget).limits,
+            execution=_instance("execution", execution, ToolExecution),
+            clock=clock or SystemClock(),
+            min_iteration_time_ms=non_negative("min_iteration_time_ms", min_iteration_time_ms),
+            strict_finish_reason=strict_finish_reason,
+            observers=_callables("observers", observers),
+            approval=_instance("approval", approval, ApprovalSettings),
+            interceptors=_callables("interceptors", interceptors),
+            pre_invoke=_callables("pre_invoke", () if pre_invoke is None else (pre_invoke,)),
+            check_for_intervention=check_for_intervention,
+            iteration_completed=iteration_completed,
+        )
+
+    def within(self, inner: "LoopOptions") -> "LoopOptions":
+        """Merge with the options of a service that this loop takes the place of.
+
+        Of each limit the tighter holds; the service's interceptors are asked after these, its callbacks where there is
+        none here.
+        """
+        return replace(
+            self,
+            budget=tightest(self.budget, inner.budget),
+            interceptors=(*self.interceptors, *inner.interceptors),
+            pre_invoke=(*self.pre_invoke, *inner.pre_invoke),
+            observers=(*self.observers, *inner.observers),
+            check_for_intervention=self.check_for_intervention or inner.check_for_intervention,
+            iteration_completed=self.iteration_completed or inner.iteration_completed,
+        )
+
+    def under(self, behavior: FunctionChoiceBehavior) -> "LoopOptions":
+        """Add the pre-invoke callback of a function choice behaviour, if it has one."""
+        callback = behavior.pre_invoke_callback if isinstance(behavior, BoundedFunctionChoiceBehavior) else None
+        return self if callback is None else replace(self, pre_invoke=(*self.pre_invoke, callback))
+
+
+def _instance(name: str, value: object, kind: type[_T]) -> _T:
+    """Take an option of a class, or its defaults for None.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the option.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise PlannerInvalidConfigurationError(f"{name} must be a {kind.__name__} or None; got {value!r}.")
+    return value
+
+
+def _callables(name: str, values: object) -> tuple[Any, ...]:
+    """Read a sequence of functions.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the option.
+    """
+    if not isinstance(values, list | tuple) or not all(callable(value) for value in cast("Sequence[object]", values)):
+        raise PlannerInvalidConfigurationError(f"{name} must be a sequence of functions; got {values!r}.")
+    return tuple(cast("Sequence[Any]", values))
+
+
+def non_negative(name: str, value: object) -> int:
+    """Read a whole number, 0 or more; None is 0.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the option.
+    """
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise PlannerInvalidConfigurationError(f"{name} must be a whole number, 0 or more; got {value!r}.")
+    return value

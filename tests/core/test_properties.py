@@ -1,0 +1,224 @@
+"""What holds of every run, whatever the model, the limits, the deciders and the people do.
+
+``PLANNER_EXT_EXAMPLES=5000`` looks longer, and at other runs each time.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+from core_builders import violations
+from hypothesis import HealthCheck, event, given, settings
+from property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
+
+from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Ended, Fact, ModelReplied, Resumed
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.machine import next_action
+from planner_ext.core.settle import stopping_facts
+from planner_ext.core.state import Phase, State
+
+T = TypeVar("T")
+
+_EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
+"""How many runs to try of each property; 0 tries the same few each time."""
+
+
+def tried(count: int) -> settings:
+    """Try so many runs, the same each time, unless the environment asks for more."""
+    return settings(
+        max_examples=_EXAMPLES or count,
+        derandomize=not _EXAMPLES,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+def finished(world: World) -> list[Fact]:
+    """Drive a world's run to its end."""
+    facts = asyncio.run(world.finish(world.start()))
+    end = facts[-1]
+    assert isinstance(end, Ended)
+    event(f"ended {end.status}, limit {end.limit}")
+    return facts
+
+
+def prefixes(facts: Sequence[Fact]) -> list[tuple[Sequence[Fact], State]]:
+    """Every head of a journal, with its state."""
+    state, heads = State(), []
+    for place, fact in enumerate(facts, start=1):
+        state = apply(state, fact)
+        heads.append((facts[:place], state))
+    return heads
+
+
+@tried(150)
+@given(plans.map(honest))
+def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
+    """With one round trip a request, as many requests are made as are allowed at most, the plan request included."""
+    world = World(plan)  # type: ignore[arg-type]
+    finished(world)
+    rules = world.plan.rules
+    made = world.requests + (world.plan_requests if rules.charge_plan else 0)
+    assert rules.limits.max_iterations is None or made <= rules.limits.max_iterations
+    assert world.plan_requests <= 1
+
+
+@tried(150)
+@given(plans)
+def test_functions_started_never_exceed_their_limits(plan: object) -> None:
+    """Not one function more than allowed is started, in all, by name, or again with the same arguments."""
+    world = World(plan)  # type: ignore[arg-type]
+    facts = finished(world)
+    allowed = world.plan.rules.limits
+    assert allowed.max_tool_calls is None or world.begun.total() <= allowed.max_tool_calls
+    assert all(world.begun[name] <= count for name, count in allowed.max_calls_per_function.items())
+    if allowed.max_repeated_calls is not None:
+        assert all(count <= allowed.max_repeated_calls for count in fold(facts).ledger.calls_by_digest.values())
+    assert starts(facts) == world.begun
+
+
+@tried(150)
+@given(plans)
+def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
+    """Whatever happens, each message with calls is followed by one result per call, in order; nothing else has one."""
+    world = World(plan)  # type: ignore[arg-type]
+    facts = finished(world)
+    assert world.problems == []
+    assert [found for _, state in prefixes(facts) for found in violations(state.transcript)] == []
+
+
+@tried(100)
+@given(plans)
+def test_the_ledger_is_what_the_facts_say(plan: object) -> None:
+    """After every fact: trips are the sum of those reported, tool calls the starts, tokens and cost those used."""
+    world = World(plan)  # type: ignore[arg-type]
+    for facts, state in prefixes(finished(world)):
+        assert state.ledger.iterations == charged(facts, world.plan.rules)
+        assert state.ledger.tool_calls == starts(facts).total()
+        assert Counter(state.ledger.calls_by_function) == starts(facts)
+        replies = [fact for fact in facts if isinstance(fact, ModelReplied)]
+        assert state.ledger.usage.total_tokens == sum(reply.usage.total_tokens for reply in replies)
+        assert (state.ledger.usage.cost or 0.0) == sum(reply.usage.cost or 0.0 for reply in replies)
+
+
+@tried(40)
+@given(plans)
+def test_a_journal_survives_json_at_every_fact(plan: object) -> None:
+    """Every head of a journal, written and read, is the same facts and folds to the same state."""
+    for facts, state in prefixes(finished(World(plan))):  # type: ignore[arg-type]
+        read = through_json(facts)
+        assert read == list(facts)
+        assert fold(read) == state
+
+
+@tried(150)
+@given(plans)
+def test_every_run_ends(plan: object) -> None:
+    """A run whose model comes to an end ends, in a known way, with nothing left to do, paused never for nothing."""
+    facts = finished(World(plan))  # type: ignore[arg-type]
+    state = fold(facts)
+    assert state.phase is Phase.ENDED
+    assert next_action(state) is None
+    assert state.ended is not None
+    assert state.ended.status in ("answered", "incomplete", "limit_reached", "stopped")
+    assert (state.ended.status == "limit_reached") is (state.ended.limit is not None)
+    assert state.ended.returned is (state.batch is not None)
+
+
+@tried(40)
+@given(plans.map(timeless))
+def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
+    """Interrupted after any fact and gone on with from JSON in a new engine, a run makes the same journal."""
+    whole = finished(World(plan))  # type: ignore[arg-type]
+    for facts, following in pairwise(facts for facts, _ in prefixes(whole)):
+        amid_a_resumption = of_a_person(facts[-1]) and of_a_person(following[-1])
+        if not isinstance(facts[-1], CallStarted) and not amid_a_resumption:
+            world = World(plan)  # type: ignore[arg-type]
+            assert asyncio.run(world.finish(through_json(facts))) == whole
+            assert world.problems == []
+
+
+@tried(150)
+@given(plans)
+def test_the_limit_that_ends_a_run_was_reached(plan: object) -> None:
+    """The named limit is one that the run has, and its own numbers say that nothing more was allowed by it."""
+    facts = finished(World(plan))  # type: ignore[arg-type]
+    state = fold(facts)
+    assert state.ended is not None
+    if state.ended.limit is not None:
+        assert REACHED[state.ended.limit](state, facts)
+
+
+def _withheld_by(name: str) -> Callable[[State, Sequence[Fact]], bool]:
+    """The calls that were refused for a limit, with those that ran, would have passed it."""
+
+    def reached(state: State, facts: Sequence[Fact]) -> bool:
+        assert state.ended is not None
+        refused = any(isinstance(fact, CallsWithheld) and fact.limit == name for fact in facts)
+        return getattr(state.rules.limits, name) not in (None, {}) and (refused or state.ended.returned)
+
+    return reached
+
+
+def _iterations(state: State, facts: Sequence[Fact]) -> bool:
+    """Every trip is spent; a service that reports less than one for a request has still made it."""
+    allowed = state.rules.limits.max_iterations
+    silent = sum(fact.iterations < 1 for fact in facts if isinstance(fact, ModelReplied))
+    return allowed is not None and state.ledger.iterations + silent >= allowed
+
+
+REACHED: dict[str, Callable[[State, Sequence[Fact]], bool]] = {
+    "max_iterations": _iterations,
+    "max_tool_calls": _withheld_by("max_tool_calls"),
+    "max_calls_per_function": _withheld_by("max_calls_per_function"),
+    "max_repeated_calls": _withheld_by("max_repeated_calls"),
+    "max_total_tokens": lambda s, _: s.ledger.usage.total_tokens >= (s.rules.limits.max_total_tokens or 1e9),
+    "max_cost": lambda s, _: (s.ledger.usage.cost or 0) >= (s.rules.limits.max_cost or 1e9),
+    "max_active_seconds": lambda s, _: s.ledger.usage.active_seconds >= (s.rules.limits.max_active_seconds or 1e9),
+    "deadline": lambda s, _: s.rules.limits.deadline is not None and s.at >= s.rules.limits.deadline.timestamp(),
+    "max_consecutive_errors": lambda s, _: s.ledger.errors_in_row >= (s.rules.limits.max_consecutive_errors or 99),
+    "max_repeated_denials": lambda s, _: s.ledger.denials_in_row >= (s.rules.limits.max_repeated_denials or 99),
+    "maximum_use_attempts": lambda s, _: s.rounds >= (s.rules.use_attempts or 99),
+}
+
+
+@tried(60)
+@given(plans)
+def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
+    """Whenever a run is ended from outside, every call is answered, no started one is said to have not run."""
+    facts = finished(World(plan))  # type: ignore[arg-type]
+    for head, state in prefixes(facts[:-1]):
+        after = fold([*head, *stopping_facts(state, reason="enough", at=state.at)])
+        assert after.phase is Phase.ENDED
+        assert after.batch is None
+        assert violations(after.transcript) == []
+        begun = sum(isinstance(fact, CallStarted) for fact in head)
+        assert after.ledger.tool_calls == begun
+
+
+@tried(60)
+@given(plans, limits)
+def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Limits) -> None:
+    """With any other limits an ended run goes on, runs nothing twice that it has seen finish, and ends once more."""
+    world = World(plan)  # type: ignore[arg-type]
+    facts = finished(world)
+    again = asyncio.run(world.finish([*facts, Resumed(limits=larger, at=world.time)]))
+    assert isinstance(again[-1], Ended)
+    assert world.problems == []
+    done = Counter((fact.iteration, fact.call_id) for fact in again if isinstance(fact, CallFinished))
+    assert [place for place, times in done.items() if times > 1] == []
+
+
+@tried(60)
+@given(plans)
+def test_after_a_stop_nothing_more_is_started(plan: object) -> None:
+    """Asked to stop after any fact, a run makes no request and starts no function from there on."""
+    facts = finished(World(plan))  # type: ignore[arg-type]
+    for head, state in prefixes(facts[:-1]):
+        ending = stopping_facts(state, reason="enough", at=state.at)
+        assert not any(isinstance(fact, CallStarted | ModelReplied) for fact in ending)
+        assert isinstance(ending[-1], Ended), head[-1].type

@@ -1,0 +1,79 @@
+"""The table of legal transitions: nothing dead in it, and the diagram shows it whole."""
+
+import re
+from typing import get_args
+
+from core_builders import RESUMED, Play, calls, decided, says, stop
+
+from planner_ext.core.facts import Fact, Resumed
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import Phase
+from planner_ext.core.transitions import TRANSITIONS, as_mermaid
+
+LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
+
+
+def played() -> set[tuple[Phase, str, Phase]]:
+    """Play runs that together go everywhere; collect the transitions they took."""
+    fill = Limits(max_tool_calls=1, batch_over_limit="fill_remaining")
+    back = Limits(max_tool_calls=0, on_limit="return_calls")
+    defers = {"f": "defer", "g": "defer"}
+    plays = [
+        Play(calls("f", "g"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(),
+        Play(calls("f", "g"), says("sorry"), limits=fill).go(),
+        Play(calls("f"), limits=Limits(max_iterations=1, on_limit="stop")).go().add(RESUMED),
+        Play(calls("f"), limits=back).go().add(RESUMED),
+        Play(calls("unknown", "bad")).go(),
+        Play(calls("f", "g"), verdicts=defers).go().add(RESUMED, decided(0), decided(1, "g")).go(),
+        Play(calls("f", "g"), verdicts=defers).go().add(RESUMED, decided(0, verdict="deny"), decided(1, "g", "deny")),
+        Play(calls("f"), verdicts=defers).go().add(stop()).go(),
+        Play(plan=True).add(Resumed(limits=Limits(max_iterations=1), at=0.0)),
+        Play(plan=True).add(stop()).go().add(RESUMED),
+    ]
+    for steps in range(12):
+        stopped = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1)
+        resumed = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1)
+        plays += [stopped.go(steps=steps), resumed.go(steps=steps)]
+        if (stopped.state.phase, "StopRequested") in TRANSITIONS:
+            stopped.add(stop()).go()
+        if (resumed.state.phase, "Resumed") in TRANSITIONS:
+            resumed.add(RESUMED).go()
+    return set().union(*(play.visited for play in plays))
+
+
+def test_the_machine_takes_every_transition_of_the_table() -> None:
+    """The table has no dead entry: each phase, fact and next phase in it happens in some run."""
+    dead = LISTED - played()
+    assert {f"{source} --{fact}--> {target}" for source, fact, target in dead} == set()
+
+
+def test_the_machine_takes_no_other_transition() -> None:
+    """Whatever the machine asks for is legal by the table."""
+    assert played() <= LISTED
+
+
+def test_the_table_speaks_of_facts_that_exist() -> None:
+    """Each fact type stands in the table, and the table names no other."""
+    assert {fact for _, fact in TRANSITIONS} == {fact.__name__ for fact in get_args(Fact)}
+
+
+def test_the_end_is_left_by_resuming_alone() -> None:
+    """An ended run stays ended unless it is resumed."""
+    assert {fact for phase, fact in TRANSITIONS if phase is Phase.ENDED} == {"Resumed"}
+
+
+def test_the_diagram_shows_every_phase_and_every_arrow() -> None:
+    """The Mermaid text has one arrow for each pair of phases, named with the facts that take it."""
+    lines = as_mermaid().splitlines()
+    assert lines[0] == "stateDiagram-v2"
+    drawn = {
+        (source, target): set(facts.split(", "))
+        for source, target, facts in re.findall(r"^    (\w+) --> (\w+): (.+)$", as_mermaid(), re.MULTILINE)
+    }
+    for phase in Phase:
+        assert any(phase in pair for pair in drawn)
+    for source, fact, target in LISTED:
+        loop = fact == "StopRequested" and source is target
+        assert (fact in drawn.get((source, target), set())) is not loop
+    assert "    [*] --> new" in lines
+    assert "    ended --> [*]" in lines

@@ -1,0 +1,294 @@
+"""What a run may spend: the hard cap on round trips, and what happens at a limit."""
+
+from typing import Any
+
+import pytest
+from planner_builders import (
+    ADD,
+    ENOUGH,
+    FINAL_ANSWER,
+    PLAN,
+    Math,
+    both_ways,
+    check_sendable,
+    final,
+    invoke,
+    kernel_of,
+    never_stops,
+    openai_kernel,
+    planner_with,
+    scripted,
+)
+from semantic_kernel.contents import FunctionCallContent
+
+from planner_ext import Budget, FunctionInvokingChatCompletion
+from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
+from planner_ext.testing import ScriptedChatCompletion, call, calls, say
+
+
+@both_ways
+@pytest.mark.parametrize("control", ["iterations_metadata", "use_attempts"])
+@pytest.mark.parametrize("plan", [True, False], ids=["plan", "no-plan"])
+@pytest.mark.parametrize("most", [1, 2, 5])
+async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
+    most: int, plan: bool, control: str, streamed: bool
+) -> None:
+    """max_iterations=N is N requests at the server, N charged, and an answer, whatever the model does."""
+    math = Math()
+    async with openai_kernel(never_stops, math=math) as (kernel, server):
+        result = await invoke(
+            planner_with(max_iterations=most, plan=plan, control=control), kernel, streamed=streamed
+        )
+        asked_last = server.requests[-1]
+
+    assert (len(server.requests), result.iterations) == (most, most)
+    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "Enough.", "max_iterations")
+    assert asked_last.tools == ()
+    assert result.tool_calls == len(math.sums)
+    assert result.usage.total_tokens == server.total_tokens
+    check_sendable(result.chat_history)
+
+
+@both_ways
+async def test_no_plan_is_asked_for_unless_two_trips_remain(streamed: bool) -> None:
+    """With one round trip there is no plan request, whether or not a plan would be charged; with two there is."""
+    for most, charge, trips in [(1, True, 1), (1, False, 1), (2, True, 2)]:
+        async with openai_kernel(never_stops) as (kernel, server):
+            planner = planner_with(max_iterations=most, charge_plan=charge)
+            result = await invoke(planner, kernel, streamed=streamed)
+        planned = [fact for fact in result.facts if fact.type == "Planned"]
+        assert (len(server.requests), len(planned)) == (trips, most - 1)
+
+
+@both_ways
+async def test_an_uncharged_plan_comes_on_top(streamed: bool) -> None:
+    """With charge_plan=False the plan request is no round trip of the budget, but its tokens are counted."""
+    async with openai_kernel(never_stops) as (kernel, server):
+        result = await invoke(planner_with(max_iterations=3, charge_plan=False), kernel, streamed=streamed)
+
+    assert (len(server.requests), result.iterations) == (4, 3)
+    assert result.usage.total_tokens == server.total_tokens
+
+
+@both_ways
+async def test_two_hundred_tool_turns_are_no_recursion(streamed: bool) -> None:
+    """A long run is a loop: 200 tool rounds, then the answer."""
+    script = [*[ADD] * 200, say("It is 3.")]
+    kernel, _ = scripted(script)
+    result = await invoke(planner_with(plan=False, max_iterations=None), kernel, streamed=streamed)
+
+    assert (result.status, result.iterations, result.tool_calls) == ("answered", 201, 200)
+
+
+@both_ways
+async def test_the_budget_may_say_how_many_iterations(streamed: bool) -> None:
+    """``budget.max_iterations`` is the same as ``max_iterations``: set alone it holds, above the default too."""
+    async with openai_kernel(never_stops) as (kernel, server):
+        result = await invoke(
+            planner_with(plan=False, budget=Budget(max_iterations=20)), kernel, streamed=streamed
+        )
+
+    assert (len(server.requests), result.iterations) == (20, 20)
+
+
+@both_ways
+@pytest.mark.parametrize(("option", "budget"), [(3, 7), (7, 3)])
+async def test_of_two_round_trip_limits_the_smaller_holds(option: int, budget: int, streamed: bool) -> None:
+    """Where max_iterations is set in the options and in the budget, the smaller one holds."""
+    async with openai_kernel(never_stops) as (kernel, server):
+        planner = planner_with(plan=False, max_iterations=option, budget=Budget(max_iterations=budget))
+        await invoke(planner, kernel, streamed=streamed)
+
+    assert len(server.requests) == 3
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("reported", "charged", "requests"),
+    [({"iterations": 2}, 4, 2), ({"Iterations": 2}, 4, 2), ({"iterations": "2"}, 4, 4), ({"iterations": True}, 4, 4)],
+    ids=["ours", "adr", "text", "bool"],
+)
+async def test_trips_are_charged_from_the_metadata(
+    reported: dict[str, Any], charged: int, requests: int, streamed: bool
+) -> None:
+    """A service that loops by itself is charged what it reports; what is no whole number charges 1."""
+    kernel, service = scripted(never_stops, metadata=reported)
+    result = await invoke(planner_with(plan=False, max_iterations=4), kernel, streamed=streamed)
+
+    assert (result.iterations, len(service.requests)) == (charged, requests)
+
+
+@both_ways
+async def test_a_service_that_spends_more_than_allowed_ends_the_run(streamed: bool) -> None:
+    """A reply that reports more iterations than were left ends the run at the limit; its text is the answer."""
+    kernel, service = scripted([say("It is 3.")], metadata={"iterations": 9})
+    result = await invoke(planner_with(plan=False, max_iterations=4), kernel, streamed=streamed)
+
+    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "It is 3.", "max_iterations")
+    assert (result.iterations, len(service.requests)) == (9, 1)
+
+
+limits = pytest.mark.parametrize(
+    ("limit", "budget", "trips"),
+    [("max_iterations", {}, 2), ("max_tool_calls", {"max_tool_calls": 1}, 9)],
+    ids=["trips", "calls"],
+)
+"""Two ways to the same end: the call of the second trip may not run."""
+
+
+@both_ways
+@limits
+async def test_stop_ends_the_run_as_a_value(limit: str, budget: Any, trips: int, streamed: bool) -> None:
+    """Under on_limit="stop" calls beyond the limit are answered "not executed", and no further request is made."""
+    math = Math()
+    async with openai_kernel(never_stops, math=math) as (kernel, server):
+        planner = planner_with(plan=False, max_iterations=trips, budget=Budget(on_limit="stop", **budget))
+        result = await invoke(planner, kernel, streamed=streamed)
+
+    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "", limit)
+    assert (len(server.requests), len(math.sums), result.tool_calls) == (2, 1, 1)
+    check_sendable(result.chat_history)
+    assert result.chat_history is not None
+    assert "Not executed" in str(result.chat_history.messages[-1])
+    assert limit in result.reason
+    with pytest.raises(LimitReachedError):
+        result.raise_for_status()
+
+
+@both_ways
+@limits
+async def test_raise_ends_the_run_with_everything_it_had(limit: str, budget: Any, trips: int, streamed: bool) -> None:
+    """Under on_limit="raise" the error carries history, ledger, limit and checkpoint."""
+    math = Math()
+    async with openai_kernel(never_stops, math=math) as (kernel, server):
+        planner = planner_with(plan=False, max_iterations=trips, budget=Budget(on_limit="raise", **budget))
+        with pytest.raises(LimitReachedError, match=limit) as raised:
+            await invoke(planner, kernel, streamed=streamed)
+
+    error = raised.value
+    assert (error.limit, error.status, error.iterations, error.tool_calls) == (limit, "limit_reached", 2, 1)
+    assert error.usage is not None
+    assert error.usage.total_tokens == server.total_tokens
+    assert error.checkpoint is not None
+    assert len(math.sums) == 1
+    check_sendable(error.chat_history)
+
+
+@both_ways
+async def test_the_error_for_tool_calls_has_the_expected_words(streamed: bool) -> None:
+    """The message of an error at max_tool_calls starts with "Max number of tool call reached"."""
+    kernel, _ = scripted(never_stops)
+    planner = planner_with(plan=False, budget=Budget(max_tool_calls=1, on_limit="raise"))
+    with pytest.raises(LimitReachedError, match="^Max number of tool call reached"):
+        await invoke(planner, kernel, streamed=streamed)
+
+
+@both_ways
+@limits
+async def test_return_calls_ends_the_history_with_the_calls(
+    limit: str, budget: Any, trips: int, streamed: bool
+) -> None:
+    """Under on_limit="return_calls" the calls of the last trip end the history, unanswered."""
+    math = Math()
+    async with openai_kernel(never_stops, math=math) as (kernel, server):
+        planner = planner_with(plan=False, max_iterations=trips, budget=Budget(on_limit="return_calls", **budget))
+        result = await invoke(planner, kernel, streamed=streamed)
+
+    assert (result.status, result.limit, len(server.requests), len(math.sums)) == ("limit_reached", limit, 2, 1)
+    assert result.chat_history is not None
+    *_, last = result.chat_history.messages
+    assert [item.name for item in last.items if isinstance(item, FunctionCallContent)] == ["math-add"]
+
+
+@both_ways
+async def test_answer_asks_once_more_without_functions(streamed: bool) -> None:
+    """Under on_limit="answer" a call limit answers the calls "not executed" and the next request has no functions."""
+    async with openai_kernel(never_stops) as (kernel, server):
+        result = await invoke(planner_with(plan=False, budget=Budget(max_tool_calls=1)), kernel, streamed=streamed)
+
+    assert [bool(request.tools) for request in server.requests] == [True, True, False]
+    assert (result.status, result.final_answer, result.limit) == ("limit_reached", "Enough.", "max_tool_calls")
+    with pytest.raises(LimitReachedError, match="^Max number of tool call reached"):
+        result.raise_for_status()
+
+
+@both_ways
+@pytest.mark.parametrize(("batch_over_limit", "ran"), [("reject_batch", 0), ("fill_remaining", 2)])
+async def test_a_batch_is_counted_as_it_is(batch_over_limit: Any, ran: int, streamed: bool) -> None:
+    """A batch of three is three calls: over a limit of two, none of it runs, or the first two, and never three."""
+    math = Math()
+    kernel = kernel_of(ScriptedChatCompletion([calls(ADD, ADD, ADD), ENOUGH]), math=math)
+    planner = planner_with(plan=False, budget=Budget(max_tool_calls=2, batch_over_limit=batch_over_limit))
+    result = await invoke(planner, kernel, streamed=streamed)
+
+    assert (len(math.sums), result.tool_calls, result.status) == (ran, ran, "limit_reached")
+    check_sendable(result.chat_history)
+
+
+@both_ways
+async def test_the_planners_own_calls_are_free(streamed: bool) -> None:
+    """The final-answer function is no tool call: a run that may call nothing still hands over its answer."""
+    kernel, _ = scripted([PLAN, final()])
+    result = await invoke(planner_with(budget=Budget(max_tool_calls=0)), kernel, streamed=streamed)
+
+    assert (result.status, result.final_answer, result.tool_calls) == ("answered", "It is 3.", 0)
+
+
+@both_ways
+async def test_the_last_request_can_keep_the_schema(streamed: bool) -> None:
+    """With last_trip="none" the reserved request has the tool schema with choice "none" instead of none."""
+    async with openai_kernel(lambda r: ENOUGH if r.tool_choice in (None, "none") else ADD) as (kernel, server):
+        planner = planner_with(plan=False, max_iterations=2, budget=Budget(last_trip="none"))
+        result = await invoke(planner, kernel, streamed=streamed)
+
+    assert (server.requests[-1].tool_choice, bool(server.requests[-1].tools)) == ("none", True)
+    assert (result.status, result.final_answer) == ("limit_reached", "Enough.")
+
+
+@both_ways
+async def test_a_function_in_a_budget_must_be_offered(streamed: bool) -> None:
+    """A misspelt name in max_calls_per_function is refused before the first request, with the names there are."""
+    kernel, service = scripted(never_stops)
+    planner = planner_with(plan=False, budget=Budget(max_calls_per_function={"math-ad": 1}))
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"max_calls_per_function.*math-ad\b.*math-add"):
+        await invoke(planner, kernel, streamed=streamed)
+    assert service.requests == []
+
+
+@both_ways
+async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None:
+    """The planner unwraps a service that loops by itself: of both budgets the tighter holds, requests are not doubled."""
+    for of_planner, of_service in [(9, 3), (3, 9)]:
+        async with openai_kernel(never_stops) as (kernel, server):
+            inner = kernel.get_service("chat")
+            wrapped = FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=of_service))  # type: ignore[arg-type]
+            doubly = FunctionInvokingChatCompletion(wrapped)
+            result = await invoke(
+                planner_with("chat", plan=False, max_iterations=of_planner), kernel_of(doubly), streamed=streamed
+            )
+        assert (len(server.requests), result.iterations) == (3, 3)
+        assert (result.status, result.limit) == ("limit_reached", "max_iterations")
+
+
+def test_a_result_that_was_stored_still_raises_for_its_status() -> None:
+    """``raise_for_status`` says how the run ended also where the result was written as JSON and read again."""
+    from planner_ext import FunctionCallingStepwisePlannerResult
+
+    stored = FunctionCallingStepwisePlannerResult(
+        status="limit_reached", limit="max_tool_calls", iterations=3, tool_calls=2, reason="The limit was reached."
+    ).model_dump_json()
+    with pytest.raises(RunNotAnsweredError) as raised:
+        FunctionCallingStepwisePlannerResult.model_validate_json(stored).raise_for_status()
+    error = raised.value
+    assert (error.status, error.limit, error.iterations, error.tool_calls) == ("limit_reached", "max_tool_calls", 3, 2)
+
+
+@both_ways
+async def test_a_final_answer_that_is_forced_by_text_alone(streamed: bool) -> None:
+    """A model that calls although nothing is offered ends the run at the limit; nothing of it runs."""
+    math = Math()
+    kernel = kernel_of(ScriptedChatCompletion(lambda _: calls(ADD, call(FINAL_ANSWER, {"answer": "3"}))), math=math)
+    result = await invoke(planner_with(max_iterations=1), kernel, streamed=streamed)
+
+    assert (result.status, result.limit, math.sums) == ("limit_reached", "max_iterations", [])
+    check_sendable(result.chat_history)
