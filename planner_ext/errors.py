@@ -7,15 +7,18 @@ PlannerExtError                              all of them
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    a response that is no reply (ServiceInvalidResponseError)
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
+│   ├── DecisionRefusedError                 a decision that cannot be taken
 │   ├── InvalidCheckpointError               a checkpoint that cannot be read (InvalidJournalError)
 │   └── RunNotAnsweredError                  raise_for_status() of a run without an answer
 │       └── LimitReachedError                ... that a limit ended
 ├── InvalidJournalError                      a journal that cannot be read
 │   └── NewerSchemaError                     ... by a version as old as this one
+├── InvalidPolicyError                       a policy that cannot be read
 ├── InvalidLimitError                        a limit of the core that means nothing
 └── IllegalTransitionError                   a journal that contradicts itself
 """
 
+from planner_ext.approval.policy import InvalidPolicyError
 from planner_ext.core.errors import (
     IllegalTransitionError,
     InvalidJournalError,
@@ -23,6 +26,7 @@ from planner_ext.core.errors import (
     NewerSchemaError,
     PlannerExtError,
 )
+from planner_ext.kernel.approval import DecisionRefusedError
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import (
     InvalidHistoryError,
@@ -36,11 +40,13 @@ from planner_ext.kernel.errors import (
 )
 
 __all__ = [
+    "DecisionRefusedError",
     "IllegalTransitionError",
     "InvalidCheckpointError",
     "InvalidHistoryError",
     "InvalidJournalError",
     "InvalidLimitError",
+    "InvalidPolicyError",
     "InvalidReplyError",
     "LimitReachedError",
     "NewerSchemaError",

@@ -1,24 +1,25 @@
 """One run of a service, and the caller's history that it keeps up to date."""
 
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
 
 from planner_ext.core.facts import Fact, IterationCompleted
-from planner_ext.core.state import State
+from planner_ext.core.state import Phase, State
 from planner_ext.engine import Engine, StopHandle
 from planner_ext.kernel.loop import Loop
 from planner_ext.kernel.messages import calls_of, text_of
 from planner_ext.kernel.outcome import PAUSED_TEXT, final_message, raise_at_limit
 from planner_ext.kernel.streamed import StreamedRun
-from planner_ext.ports import Emit
+from planner_ext.ports import Emit, TextDelta
 from planner_ext.streaming import watch
 
 __all__ = ["ServiceRun", "bring_up_to_date", "store"]
 
 _SETTLING = frozenset({"CallDecided", "CallsWithheld", "CallFinished", "IterationCompleted"})
-"""Facts after which a batch may have moved into the transcript."""
+"""Facts with which a batch may have moved into the transcript, or the transcript may have been replaced."""
 
 
 class ServiceRun:
@@ -55,6 +56,7 @@ class ServiceRun:
         self._known = known
         self._facts = tuple(facts)
         self._stop = stop
+        self._settled: deque[list[ChatMessageContent]] = deque()
 
     async def message(self) -> ChatMessageContent:
         """Run, and make the message that the caller gets."""
@@ -69,10 +71,12 @@ class ServiceRun:
             engines.append(await self._drive(emit))
 
         async for event in watch(run):
-            if (chunk := streamed.chunk_of(event)) is not None:
+            if isinstance(event, TextDelta):
+                yield streamed.chunk(event)
+            elif isinstance(event, IterationCompleted) and (chunk := streamed.results(self._settled.popleft())):
                 yield chunk
         engine = engines[0]
-        yield streamed.last_chunk(self._returned(engine), text_sent=engine.state.reply is not None)
+        yield streamed.last(self._returned(engine), text_sent=engine.state.reply is not None)
 
     async def _drive(self, emit: Emit | None) -> Engine:
         engine = self.loop.engine(self._facts, emit=emit, stop=self._stop)
@@ -95,8 +99,10 @@ class ServiceRun:
         rendered = self.loop.chat.messages(state.transcript)
         if isinstance(fact, IterationCompleted) and fact.messages is not None:
             self._history.messages[:] = rendered
-        else:
-            self._history.messages.extend(rendered[self._known :])
+        elif state.phase is Phase.COMPLETING:
+            added = rendered[self._known :]
+            self._history.messages.extend(added)
+            self._settled.append(added)
         self._known = len(rendered)
 
 

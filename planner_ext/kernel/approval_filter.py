@@ -1,0 +1,329 @@
+"""``ApprovalFilter``: the policy and the person, brought to stock kernels as a filter."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, cast
+
+from semantic_kernel import Kernel
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+)
+from semantic_kernel.exceptions import KernelException
+from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
+    AutoFunctionInvocationContext,
+)
+from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
+from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
+
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
+from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.gate import InterceptorChain
+from planner_ext.approval.marks import approval_required
+from planner_ext.approval.settings import ApprovalOptions
+from planner_ext.core.state import State
+from planner_ext.kernel.approval import DecisionRefusedError, PendingCall
+from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments, parse_object
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.results import result_text
+
+__all__ = ["ApprovalFilter", "Approver"]
+
+_logger = logging.getLogger(__name__)
+
+Approver = Callable[[ToolCall], Decision | Awaitable[Decision]]
+"""Asks a person, and gives their decision; async or not."""
+
+_WAITING = "This call waits for a person's approval and has not run: "
+"""How the result of a call that waits begins; its function and its fingerprint follow."""
+
+_decided: ContextVar[KernelArguments | None] = ContextVar("planner_ext_decided", default=None)
+"""The arguments of the call that was decided in this task: a filter registered under both types asks once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A call of a history whose result says that it waits."""
+
+    message: int
+    item: int
+    content: FunctionCallContent
+    pending: PendingCall
+
+
+class ApprovalFilter:
+    """Decides calls of a stock kernel before they run.
+
+    Register it where you need it, also under both types; it asks once per call:
+
+        kernel.add_filter("auto_function_invocation", ApprovalFilter(policy, approver=ask))
+        kernel.add_filter("function_invocation", ApprovalFilter(policy, approver=ask))
+
+    With an approver the request is held open while the person decides; after ``timeout`` the call is refused. Without
+    one the call is answered "waits for approval" and the loop is asked to terminate (only possible under
+    ``auto_function_invocation``; elsewhere the call is refused): `pending` lists such calls of the history, and
+    `resume` runs or refuses them and puts their results in place, after which the history can be sent again.
+
+    Semantic Kernel starts the calls of a batch together, so here a safe sibling may run before a risky call is decided,
+    and hidden parameters, bare names and exception texts are handled as the stock kernel does. Where that matters, use
+    `FunctionInvokingChatCompletion`.
+    """
+
+    def __init__(self, policy: Interceptor, approver: Approver | None = None, timeout: float | None = None) -> None:
+        """Make a filter.
+
+        Args:
+            policy: An `ApprovalPolicy`, or any interceptor: what it defers is asked of a person.
+            approver: Asks the person; None terminates the loop instead.
+            timeout: Seconds in which the person has to decide; after that the call is refused. None waits for ever.
+
+        Raises:
+            PlannerInvalidConfigurationError: If one of them cannot be used.
+        """
+        for name, value in (("policy", policy), ("approver", approver)):
+            if not callable(value) and not (name == "approver" and value is None):
+                raise PlannerInvalidConfigurationError(f"{name} must be something that decides a call; got {value!r}.")
+        if timeout is not None and (isinstance(timeout, bool) or timeout <= 0):
+            raise PlannerInvalidConfigurationError(
+                f"timeout must be a number of seconds above 0, or None for no limit; got {timeout!r}."
+            )
+        self._policy = policy
+        self._approver = approver
+        self._timeout = timeout
+
+    async def __call__(self, context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
+        """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
+        if _decided.get() is context.arguments:
+            await next(context)
+            return
+        call = _described(context)
+        decision = await self._decide(context.function, call)
+        match decision:
+            case Approve():
+                await self._run(context, next, decision)
+            case Deny(reason=reason):
+                text = f"The call was refused and did not run: {reason}" if reason else "The call was refused."
+                _answer(context, text)
+            case Supply(result=result):
+                _answer(context, result_text(result))
+            case Defer():
+                self._wait(context, call)
+
+    async def _decide(self, function: KernelFunction, call: ToolCall) -> Decision:
+        chain = InterceptorChain(
+            options=ApprovalOptions(interceptor_timeout=self._timeout),
+            interceptors=(self._policy,),
+            marked=lambda _: approval_required(getattr(function, "method", None)),
+        )
+        decision = (await chain.review([call], State()))[0]
+        if isinstance(decision, Defer) and self._approver is not None:
+            return await self._ask(self._approver, call)
+        return decision
+
+    async def _ask(self, approver: Approver, call: ToolCall) -> Decision:
+        """Ask the person; who does not decide in time, or fails, refuses."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = approver(call)
+                decision = await answer if inspect.isawaitable(answer) else answer
+        except TimeoutError:
+            return Deny("Nobody decided in time.")
+        except Exception:
+            _logger.exception("The approver failed on %s; the call is refused.", call.fully_qualified_name)
+            return Deny("It could not be decided.")
+        if not isinstance(decision, Approve | Deny | Supply):
+            _logger.error("The approver answered %r, which is no decision; the call is refused.", decision)
+            return Deny("It could not be decided.")
+        if isinstance(decision, Approve) and decision.fingerprint not in (None, call.fingerprint):
+            return Deny("It was approved for another call or other arguments.")
+        return decision
+
+    async def _run(self, context: Any, next: Callable[[Any], Awaitable[None]], decision: Approve) -> None:
+        if decision.arguments is not None:
+            edited = parse_arguments(_json(decision.arguments), parameters_of(context.function))
+            if isinstance(edited, InvalidArguments):
+                _answer(context, f"The call was refused and did not run: {edited.message}")
+                return
+            cast("dict[str, Any]", context.arguments).update(edited)
+        token = _decided.set(context.arguments)
+        try:
+            await next(context)
+        finally:
+            _decided.reset(token)
+
+    def _wait(self, context: Any, call: ToolCall) -> None:
+        if not isinstance(context, AutoFunctionInvocationContext):
+            _answer(
+                context, "The call was refused and did not run: it needs a person's approval, and nobody can be asked."
+            )
+            return
+        _answer(context, f"{_WAITING}{call.fully_qualified_name} {call.fingerprint}")
+        context.terminate = True
+
+    def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:
+        """List the calls of a history that wait for a person, as they will run."""
+        return tuple(marked.pending for marked in _waiting(history))
+
+    async def resume(
+        self,
+        kernel: Kernel,
+        history: ChatHistory,
+        decisions: Mapping[str, Decision],
+        *,
+        arguments: KernelArguments | None = None,
+    ) -> tuple[PendingCall, ...]:
+        """Carry out decisions on calls that wait, and put their results in place in the history.
+
+        Args:
+            kernel: Whose functions run, through its function-invocation filters.
+            history: Is changed; when no call waits any more it can be sent again.
+            decisions: By call id; all are taken, or none.
+            arguments: The application's arguments for the functions.
+
+        Returns:
+            The calls that still wait.
+
+        Raises:
+            DecisionRefusedError: If a decision cannot be taken, naming the call; nothing ran.
+        """
+        waiting = {marked.pending.id: marked for marked in _waiting(history)}
+        for name, decision in decisions.items():
+            _check(kernel, name, decision, waiting.get(name))
+        for name, decision in decisions.items():
+            marked = waiting[name]
+            text = await _carry_out(kernel, marked, decision, arguments)
+            _put_result(history, marked, text)
+        return self.pending(history)
+
+
+def _described(context: AutoFunctionInvocationContext | FunctionInvocationContext) -> ToolCall:
+    """Show a call of a stock kernel: the function that will run, and what the model gave it."""
+    content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
+    function = context.function
+    values = cast("dict[str, Any]", context.arguments)
+    given = parse_object(_json_text(content.arguments)) if content is not None else dict(values)
+    names = {} if isinstance(given, InvalidArguments) else given
+    shown = {name: values.get(name) for name in names if name in values}
+    call_id = (content.id if content is not None else None) or function.fully_qualified_name
+    return ToolCall(
+        id=call_id,
+        plugin_name=function.plugin_name,
+        function_name=function.name,
+        fully_qualified_name=function.fully_qualified_name,
+        arguments=shown,
+        raw_arguments=_json_text(content.arguments) if content is not None else _json(shown),
+        iteration=getattr(context, "request_sequence_index", 0),
+        index=getattr(context, "function_sequence_index", 0),
+        batch_size=getattr(context, "function_count", 1) or 1,
+        fingerprint=_fingerprint(call_id, function.fully_qualified_name, shown),
+    )
+
+
+def _waiting(history: ChatHistory) -> list[_Marked]:
+    """Find results that say that their call waits; one whose fingerprint is not its call's is no such result."""
+    calls: dict[str, FunctionCallContent] = {}
+    found: list[_Marked] = []
+    for place, message in enumerate(history.messages):
+        for index, item in enumerate(message.items):
+            if isinstance(item, FunctionCallContent):
+                calls[item.id or ""] = item
+            elif isinstance(item, FunctionResultContent) and str(item.result).startswith(_WAITING):
+                marked = _marked(place, index, calls.get(item.id or ""), str(item.result))
+                found += [marked] if marked is not None else []
+    return found
+
+
+def _marked(place: int, index: int, content: FunctionCallContent | None, text: str) -> _Marked | None:
+    if content is None:
+        return None
+    arguments = parse_object(_json_text(content.arguments))
+    if isinstance(arguments, InvalidArguments):
+        return None
+    function, _, fingerprint = text.removeprefix(_WAITING).partition(" ")
+    if fingerprint != _fingerprint(content.id or "", function, arguments):
+        return None
+    pending = PendingCall(
+        id=content.id or "", fully_qualified_name=function, arguments=arguments, fingerprint=fingerprint
+    )
+    return _Marked(place, index, content, pending)
+
+
+def _check(kernel: Kernel, name: str, decision: Decision, marked: _Marked | None) -> None:
+    if marked is None:
+        raise DecisionRefusedError(f"A decision was given for the call {name!r}, which does not wait for one.")
+    if not isinstance(decision, Approve | Deny | Supply):
+        raise DecisionRefusedError(f"The call {name!r} was answered {decision!r}; expected Approve, Deny or Supply.")
+    if not isinstance(decision, Approve):
+        return
+    function = _function(kernel, marked.pending.fully_qualified_name)
+    if decision.fingerprint not in (None, marked.pending.fingerprint):
+        raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
+    if decision.arguments is not None:
+        edited = parse_arguments(_json(decision.arguments), parameters_of(function))
+        if isinstance(edited, InvalidArguments):
+            raise DecisionRefusedError(f"The edited arguments of {name!r} cannot be used: {edited.message}")
+
+
+def _function(kernel: Kernel, name: str) -> KernelFunction:
+    try:
+        return kernel.get_function_from_fully_qualified_function_name(name)
+    except KernelException as error:
+        raise DecisionRefusedError(
+            f"{name} was to run, and this kernel has no such function. Resume with the kernel that it was asked for."
+        ) from error
+
+
+async def _carry_out(kernel: Kernel, marked: _Marked, decision: Decision, arguments: KernelArguments | None) -> str:
+    if isinstance(decision, Deny):
+        return f"The call was refused and did not run: {decision.reason}".rstrip(": ")
+    if isinstance(decision, Supply):
+        return result_text(decision.result)
+    assert isinstance(decision, Approve)
+    own = marked.pending.arguments if decision.arguments is None else decision.arguments
+    given = KernelArguments()
+    for name, value in {**cast("dict[str, Any]", arguments or {}), **own}.items():
+        given[name] = value
+    function = _function(kernel, marked.pending.fully_qualified_name)
+    token = _decided.set(given)
+    try:
+        return result_text(await function.invoke(kernel, given, metadata={"id": marked.pending.id}))
+    except Exception:
+        _logger.exception("The approved function %s failed.", marked.pending.fully_qualified_name)
+        return f"The function {marked.pending.fully_qualified_name} failed."
+    finally:
+        _decided.reset(token)
+
+
+def _put_result(history: ChatHistory, marked: _Marked, text: str) -> None:
+    message = history.messages[marked.message]
+    items: list[Any] = list(message.items)
+    items[marked.item] = FunctionResultContent(id=marked.pending.id, name=marked.content.name, result=text)
+    history.messages[marked.message] = ChatMessageContent(role=AuthorRole.TOOL, items=items, name=message.name)
+
+
+def _answer(context: Any, text: str) -> None:
+    """Put a text in place of the function's result; the two kinds of context call it differently."""
+    result = FunctionResult(function=context.function.metadata, value=text)
+    if isinstance(context, AutoFunctionInvocationContext):
+        context.function_result = result
+    else:
+        context.result = result
+
+
+def _fingerprint(call_id: str, function: str, arguments: Mapping[str, Any]) -> str:
+    return fingerprint_of("approval-filter", 0, call_id, digest_of(function, arguments))
+
+
+def _json_text(arguments: str | Mapping[str, Any] | None) -> str:
+    return arguments if isinstance(arguments, str) else _json(arguments or {})
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return result_text(dict(values))
