@@ -292,6 +292,7 @@ class FunctionCallingStepwisePlanner:
             use_attempts=bounded.use_attempts if bounded else None,
             attempts_limit="maximum_use_attempts" if bounded else "",
             rounds_per_step=1 if self.options.control == "use_attempts" else None,
+            close_on_denial=self.options.control == "pre_invoke",
             require_final_answer=self.options.require_final_answer_function,
             on_denial=setting.options.approval.on_denial,
             on_deferred=setting.options.approval.on_deferred,

@@ -27,7 +27,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         budget: Further limits, and what happens at one; see `Budget`.
         control: How many tool rounds one step may chain: ``iterations_metadata``: as many as the budget leaves, charged
             from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected); ``use_attempts``: one,
-            then a plain reply closes the step (option 1).
+            then a plain reply closes the step (option 1); ``pre_invoke``: until ``pre_invoke`` refuses a call, after
+            which one request without functions asks for the answer (option 3). The budget holds under each of them.
         plan: Whether a plan is asked for first; a text is taken as the plan, and none is asked for. No plan is made
             where fewer than two round trips are left, nor where a run goes on from a given ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
@@ -64,7 +65,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
 
     max_iterations: int | None = 15
     budget: Budget | None = None
-    control: Literal["iterations_metadata", "use_attempts"] = "iterations_metadata"
+    control: Literal["iterations_metadata", "use_attempts", "pre_invoke"] = "iterations_metadata"
     plan: bool | str = True
     charge_plan: bool = True
     require_final_answer_function: bool = False
@@ -115,6 +116,14 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
             return value
         raise ValueError("it takes a whole number, 0 or more, or None")
+
+    @model_validator(mode="after")
+    def _check_control(self) -> "FunctionCallingStepwisePlannerOptions":
+        if self.control == "pre_invoke" and self.pre_invoke is None:
+            raise PlannerInvalidConfigurationError(
+                "control='pre_invoke' needs a callback; got none. Pass pre_invoke=, or choose another control."
+            )
+        return self
 
     @model_validator(mode="after")
     def _share_max_tokens(self) -> "FunctionCallingStepwisePlannerOptions":

@@ -54,6 +54,7 @@ class Rules:
         require_final_answer: Whether a plain reply is not enough, only the final-answer function is.
         on_denial: What becomes of a denied call: it is answered with a refusal, it is removed and the model asked
             again without functions, or its batch is returned to the caller.
+        close_on_denial: Whether a denied call ends the chain of tool rounds: the next request offers no functions.
         on_deferred: Whether the other calls of a batch wait for a deferred one, or run before the pause.
     """
 
@@ -66,6 +67,7 @@ class Rules:
     rounds_per_step: int | None = None
     require_final_answer: bool = False
     on_denial: Literal["refuse", "reask", "return_calls"] = "refuse"
+    close_on_denial: bool = False
     on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
 
 

@@ -282,7 +282,7 @@ def _settle_if_answered(state: State) -> State:
         batch=None,
         called=any(call.started for call in batch.calls),
         transcript=(*state.transcript, *_entries(batch, removed)),
-        reask=bool(removed),
+        reask=bool(removed or (denied and state.rules.close_on_denial)),
         ledger=replace(
             ledger,
             errors_in_row=ledger.errors_in_row + 1 if any(call.erred for call in batch.calls) else 0,

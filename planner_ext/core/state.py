@@ -72,7 +72,7 @@ class State:
         final_answer: What the final-answer function was given, or None.
         limit: The first limit that was reached, while its consequence is due.
         stopping: Why the run is to stop, or None.
-        reask: Whether the next request goes without functions because a denied call was removed.
+        reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: ``function:NAME`` and ``arguments:DIGEST``.
         at: The time of the newest fact.
         ended: The fact that ended the run, or None.
