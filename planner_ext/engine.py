@@ -6,8 +6,8 @@ decided by `planner_ext.core.machine`; everything that touches the world is behi
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_ext.approval.fingerprint import digest_of
@@ -23,6 +23,7 @@ from planner_ext.core.actions import (
     RunCalls,
     WithholdCalls,
 )
+from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -42,18 +43,15 @@ from planner_ext.core.machine import next_action
 from planner_ext.core.settle import stopping_facts
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Checked, RequestedCall
-from planner_ext.ports import Chat, Clock, Emit, Finished, Functions, Gate, IterationHook, Prompts, RunStore
+from planner_ext.ports import Emit, Finished, Observer, Ports
 from planner_ext.review import apply_decision, describe_call, first_verdict
 
-__all__ = ["CallFailedError", "Engine", "Observer", "Ports", "StopHandle"]
+__all__ = ["CallFailedError", "Engine", "StopHandle"]
 
 logger = logging.getLogger(__name__)
 
-Observer = Callable[[Fact], Awaitable[None] | None]
-"""Watches a run: told each fact once it is recorded. What it raises is logged and changes nothing."""
 
-
-class CallFailedError(Exception):
+class CallFailedError(PlannerExtError):
     """A function failed and the run was told to raise; the cause is the function's own exception."""
 
     def __init__(self, function: str, error: str) -> None:
@@ -80,35 +78,6 @@ class StopHandle:
     def reason(self) -> str | None:
         """Why the run is to stop; None while nobody has asked."""
         return self._reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """The world of one run.
-
-    Attributes:
-        gate: Everything that has a say before a call runs; None approves all.
-        hook: The iteration-completed callback; None where there is none.
-        follow: Told of every fact, synchronously, as the first thing after it was recorded; may not fail.
-        max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
-        raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
-        stop_on_unknown: Whether a call to an unknown function stops the run.
-        min_iteration_seconds: Least time from the start of one request to the start of the next.
-    """
-
-    chat: Chat
-    functions: Functions
-    prompts: Prompts
-    clock: Clock
-    gate: Gate | None = None
-    hook: IterationHook | None = None
-    store: RunStore | None = None
-    observers: Sequence[Observer] = ()
-    follow: Callable[[State, Fact], None] | None = None
-    max_concurrency: int | None = None
-    raise_errors: bool = False
-    stop_on_unknown: bool = False
-    min_iteration_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -142,6 +111,7 @@ class Engine:
         self._emit = emit
         self._stop = stop or StopHandle()
         self._batch = _Batch()
+        self._recording = asyncio.Lock()
         self._mark = ports.clock.monotonic()
         self._asked_at: float | None = None
 
@@ -159,22 +129,23 @@ class Engine:
             while (action := await self._next()) is not None:
                 await self._perform(action)
         except BaseException as error:
-            if self.state.batch is not None and self._ports.store is None:
-                reason = "The run was cancelled." if isinstance(error, asyncio.CancelledError) else "The run failed."
-                for fact in stopping_facts(self.state, reason=reason, at=self._ports.clock.now()):
-                    self._note(fact)
+            if self.state.batch is not None and self._running and self._ports.store is None:
+                await self._end(
+                    "The run was cancelled." if isinstance(error, asyncio.CancelledError) else "The run failed."
+                )
             raise
         return self.state
 
     async def record(self, fact: Fact) -> None:
-        """Add a fact to the journal, then tell everybody who watches."""
-        if self._ports.store is not None:
-            await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
-        self._note(fact)
-        for observer in self._ports.observers:
-            await _observe(observer, fact)
-        if self._emit is not None:
-            await self._emit(fact)
+        """Add a fact to the journal, then tell everybody who watches; one after the other, in the journal's order."""
+        async with self._recording:
+            if self._ports.store is not None:
+                await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
+            self._note(fact)
+            for observer in self._ports.observers:
+                await _observe(observer, fact)
+            if self._emit is not None:
+                await self._emit(fact)
 
     def _note(self, fact: Fact) -> None:
         self.state = apply(self.state, fact)
@@ -182,9 +153,21 @@ class Engine:
         if self._ports.follow is not None:
             self._ports.follow(self.state, fact)
 
+    async def _end(self, reason: str) -> None:
+        """Answer every call of the open batch and end the run; then tell the observers, since nobody else listens."""
+        facts = stopping_facts(self.state, reason=reason, at=self._ports.clock.now(), seconds=self._lap())
+        for fact in facts:
+            self._note(fact)
+        for fact in facts:
+            for observer in self._ports.observers:
+                await _observe(observer, fact)
+
+    @property
+    def _running(self) -> bool:
+        return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
+
     async def _next(self) -> Action | None:
-        running = self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
-        if self._stop.reason is not None and running and self.state.stopping is None:
+        if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._ports.clock.now()))
         return next_action(self.state)
 
@@ -291,11 +274,13 @@ class Engine:
             return facts
         calls = [describe_call(state, fact, checked[fact.index]) for fact in gated]
         decisions = await self._ports.gate.review(calls, state)
-        decided = {
-            fact.index: apply_decision(fact, decision, self._ports.functions, state)
-            for fact, decision in zip(gated, decisions, strict=True)
-        }
-        return [decided.get(fact.index, fact) for fact in facts]
+        decided = {fact.index: decision for fact, decision in zip(gated, decisions, strict=True)}
+        at = self._ports.clock.now()  # afterwards: a review may take its time, and questions expire from now on
+        facts = [replace(fact, at=at) for fact in facts]
+        return [
+            apply_decision(fact, decided[fact.index], self._ports.functions, state) if fact.index in decided else fact
+            for fact in facts
+        ]
 
     async def _run_calls(self, action: RunCalls) -> None:
         limit = self._ports.max_concurrency
@@ -304,9 +289,12 @@ class Engine:
                 await self._run_call(index)
         else:
             slots = asyncio.Semaphore(limit or len(action.indexes))
-            async with asyncio.TaskGroup() as group:
-                for index in action.indexes:
-                    group.create_task(self._run_call(index, slots))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for index in action.indexes:
+                        group.create_task(self._run_call(index, slots))
+            except BaseExceptionGroup as faults:  # of an adapter, a store or a watcher: as it would leave a single call
+                raise faults.exceptions[0] from None
         if self._batch.failed is not None and self._ports.raise_errors:
             function, finished = self._batch.failed
             raise CallFailedError(function, finished.error) from finished.exception

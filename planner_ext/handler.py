@@ -1,6 +1,7 @@
 """``ToolCallHandler``: manual tool calling with an interception point, usable without the planner."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from copy import copy
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext import hitl_manager
 from planner_ext.approval.decisions import Decision, Interceptor, ToolCall
 from planner_ext.approval.gate import CheckForIntervention, PreInvoke
-from planner_ext.engine import Observer, StopHandle
+from planner_ext.engine import StopHandle
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
@@ -21,7 +22,7 @@ from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
 from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import FunctionInvokingChatCompletion
-from planner_ext.ports import Clock
+from planner_ext.ports import Clock, Observer
 
 __all__ = ["ToolCallHandler"]
 
@@ -85,7 +86,7 @@ class ToolCallHandler:
         self._settings = chosen.model_copy()
         if self._settings.function_choice_behavior is None:
             self._settings.function_choice_behavior = BoundedFunctionChoiceBehavior.Auto()
-        self._service = FunctionInvokingChatCompletion.around(
+        self._service = FunctionInvokingChatCompletion(
             service,
             budget=budget,
             execution=execution,
@@ -124,10 +125,13 @@ class ToolCallHandler:
 
         Leaving the stream early cancels what runs.
         """
-        chunks = self._service.get_streaming_chat_message_content(history, self._settings, **self._world(stop))
-        async for chunk in chunks:
-            if chunk is not None:
-                yield chunk
+        world = self._world(stop)
+        async with aclosing(
+            self._service.get_streaming_chat_message_contents(history, self._settings, **world)
+        ) as groups:
+            async for group in groups:
+                for chunk in group:
+                    yield chunk
 
     async def resume(
         self,
@@ -158,11 +162,12 @@ class ToolCallHandler:
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[StreamingChatMessageContent, None]:
         """Go on as `resume` does, as a stream."""
-        chunks = self._service.resume_streaming(
-            history, checkpoint, decisions, self._settings, budget=budget, **self._world(stop)
-        )
-        async for chunk in chunks:
-            yield chunk
+        world = self._world(stop)
+        async with aclosing(
+            self._service.resume_streaming(history, checkpoint, decisions, self._settings, budget=budget, **world)
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def _world(self, stop: StopHandle | None) -> dict[str, Any]:
         return {"kernel": self._kernel, "arguments": copy(self._arguments), "stop": stop, "store_final": True}

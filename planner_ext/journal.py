@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
+from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError
 from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
 from planner_ext.core.values import Message, ReplyEntry
 
-__all__ = ["SCHEMA", "check_schema", "dump_facts", "dump_journal", "load_facts", "load_journal"]
+__all__ = ["SCHEMA", "check_schema", "dump_facts", "dump_journal", "load_facts", "load_journal", "messages_of"]
 
 SCHEMA = 1
 
-_FACTS: TypeAdapter[list[Fact]] = TypeAdapter(list[Annotated[Fact, Field(discriminator="type")]])
+_FACTS: TypeAdapter[list[Fact]] = TypeAdapter(
+    list[Annotated[Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
+)
 
 DumpMessage = Callable[[Message], Any]
 """Turns an opaque message into JSON values. What is JSON already, as after a load, it returns as it is."""
@@ -72,10 +74,25 @@ def load_facts(data: object) -> tuple[Fact, ...]:
     """
     try:
         return tuple(_FACTS.validate_python(data, strict=False))
+    except InvalidLimitError as error:
+        raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
+
+
+def messages_of(fact: Fact) -> tuple[Message, ...]:
+    """List the messages in a fact."""
+    match fact:
+        case RunStarted() | Planned():
+            return fact.messages
+        case ModelReplied() | MessageAdded():
+            return (fact.message,)
+        case IterationCompleted():
+            return fact.messages or ()
+        case _:
+            return ()
 
 
 def _with_plain_messages(fact: Fact, dump_message: DumpMessage) -> Fact:

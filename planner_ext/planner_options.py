@@ -1,18 +1,20 @@
 """The planner's options: every one of the removed planner's by name and default, and ours."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
-from planner_ext.engine import Observer
+from planner_ext.core.limits import Limits
 from planner_ext.kernel.approval import ApprovalSettings
-from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.budget import Budget, tightest
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
+from planner_ext.ports import Observer
 
 __all__ = ["FunctionCallingStepwisePlannerOptions"]
 
@@ -23,7 +25,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     Attributes:
         max_iterations: Round trips of one run, plan and answer included; never exceeded. Charged from ``iterations`` in
             each reply's metadata. Checked before each request; the last one offers no functions, so that there is an
-            answer. The same as ``budget.max_iterations``: where both are set, the smaller holds. None is no limit.
+            answer. The same as ``budget.max_iterations``: where one of them is given it holds, of both the smaller; a
+            budget that replaces a run's in ``resume`` has it from here unless it says its own. None is no limit.
         budget: Further limits, and what happens at one; see `Budget`.
         control: How many tool rounds one step may chain: ``iterations_metadata``: as many as the budget leaves, charged
             from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected); ``use_attempts``: one,
@@ -44,21 +47,23 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
         min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
         excluded_plugins: Plugins whose functions are neither offered nor named in the plan request.
-        excluded_functions: The same for functions, by fully qualified name.
-        get_available_functions: Gives the functions to offer, from these options and the goal, instead of the kernel's.
+        excluded_functions: The same for functions, by fully qualified name or by their own.
+        get_available_functions: Gives the functions of the kernel to offer, from these options and the goal; exclusions
+            hold for them, too.
         get_initial_plan: Gives the YAML of the plan prompt (variables: goal, available_functions, name_delimiter).
         get_step_prompt: Gives the template that opens the steps (variables: goal, initial_plan).
         execution_settings: Settings of every request; None takes those of the arguments, or the service's defaults.
         max_tokens: With ``max_tokens_ratio``, sets ``max_completion_tokens``, and ``max_prompt_tokens`` to the rest.
-        max_tokens_ratio: The share of ``max_tokens`` that the completion may take.
-        max_completion_tokens: ``max_tokens`` of each request's settings.
+        max_tokens_ratio: The share of ``max_tokens`` that the completion may take, from 0 to 1.
+        max_completion_tokens: ``max_tokens`` of each request's settings; None and 0 leave the settings as they are.
         max_prompt_tokens: Kept by name from the removed planner, which did not enforce it either.
         on_invalid_history: A ``chat_history`` with an unanswered call, an orphan or a second result is refused before
             anything is sent (``refuse``), or mended in the run's copy (``repair``).
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
 
     Raises:
-        PlannerInvalidConfigurationError: If an option is unknown or its value cannot be used, naming it.
+        PlannerInvalidConfigurationError: If an option is unknown or its value cannot be used, naming it; when it is
+            assigned likewise, and then nothing is changed.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -86,23 +91,35 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     get_step_prompt: Callable[[], str] | None = None
     execution_settings: PromptExecutionSettings | None = None
     max_tokens: int | None = None
-    max_tokens_ratio: float | None = 0.1
+    max_tokens_ratio: float | None = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
     max_completion_tokens: int | None = None
     max_prompt_tokens: int | None = None
     on_invalid_history: Literal["refuse", "repair"] = "refuse"
     strict_finish_reason: bool = False
 
     def __init__(self, **options: Any) -> None:
-        try:
+        with _named_errors():
             super().__init__(**options)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"][:1]) or "the options"
-            known = ", ".join(sorted(type(self).model_fields))
-            hint = f" Known options: {known}." if first["type"] == "extra_forbidden" else ""
-            raise PlannerInvalidConfigurationError(
-                f"{name} cannot be used: {first['msg']}; got {first['input']!r}.{hint}"
-            ) from error
+
+    if not TYPE_CHECKING:  # hidden, as pydantic hides its own: a visible one lets a misspelt assignment pass unchecked
+
+        def __setattr__(self, name: str, value: object) -> None:
+            before, given = dict(vars(self)), set(self.model_fields_set)
+            try:
+                with _named_errors():
+                    super().__setattr__(name, value)
+            except PlannerInvalidConfigurationError:
+                # What is checked on the whole is checked after pydantic has assigned it.
+                vars(self).update(before)
+                object.__setattr__(self, "__pydantic_fields_set__", given)
+                raise
+
+    @property
+    def limits(self) -> Limits:
+        """The budget, ``max_iterations`` included."""
+        own, budget = Limits(max_iterations=self.max_iterations), (self.budget or Budget()).limits
+        only_there = budget.max_iterations is not None and "max_iterations" not in self.model_fields_set
+        return budget if only_there else tightest(budget, own)
 
     @field_validator("max_iterations", mode="before")
     @classmethod
@@ -128,8 +145,29 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     @model_validator(mode="after")
     def _share_max_tokens(self) -> "FunctionCallingStepwisePlannerOptions":
         """Derive the shares of ``max_tokens`` as the removed planner did; what is set by itself stays."""
-        if self.max_tokens is not None and self.max_tokens_ratio is not None:
-            completion = int(self.max_tokens * self.max_tokens_ratio)
-            shares = {"max_completion_tokens": completion, "max_prompt_tokens": self.max_tokens - completion}
-            vars(self).update({name: share for name, share in shares.items() if name not in self.model_fields_set})
+        total, ratio = self.max_tokens, self.max_tokens_ratio
+        shares: dict[str, int | None] = {"max_completion_tokens": None, "max_prompt_tokens": None}
+        if total is not None and ratio is not None:
+            shares = {"max_completion_tokens": int(total * ratio), "max_prompt_tokens": int(total * (1 - ratio))}
+        # Past __setattr__: a derived share is not one that was given.
+        vars(self).update({name: share for name, share in shares.items() if name not in self.model_fields_set})
         return self
+
+
+@contextmanager
+def _named_errors() -> Generator[None]:
+    """Name the option that pydantic refuses.
+
+    Raises:
+        PlannerInvalidConfigurationError: With what was seen, and the known options where it is none of them.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][:1]) or "the options"
+        known = ", ".join(sorted(FunctionCallingStepwisePlannerOptions.model_fields))
+        hint = f" Known options: {known}." if first["type"] in ("extra_forbidden", "no_such_attribute") else ""
+        raise PlannerInvalidConfigurationError(
+            f"{name} cannot be used: {first['msg']}; got {first['input']!r}.{hint}"
+        ) from error

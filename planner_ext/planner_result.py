@@ -8,12 +8,12 @@ from semantic_kernel.functions import kernel_function
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.core.facts import Fact, Planned
-from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
 from planner_ext.kernel.approval import PendingCall, pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
-from planner_ext.kernel.outcome import chat_history, not_answered, status_of
+from planner_ext.kernel.errors import not_answered
+from planner_ext.kernel.outcome import chat_history, status_of
 
 __all__ = ["FunctionCallingStepwisePlannerResult", "UserInteraction", "result_of"]
 
@@ -63,7 +63,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         return Checkpoint(self.facts)
 
     def raise_for_status(self) -> Self:
-        """Return this result if the run was answered.
+        """Return this result if the run was answered; a result that was stored and read again knows that, too.
 
         Raises:
             LimitReachedError: If a limit ended the run.
@@ -71,7 +71,16 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         """
         if self.status == "answered":
             return self
-        raise not_answered(fold(self.facts), self.facts)
+        raise not_answered(
+            status=self.status,
+            reason=self.reason,
+            limit=self.limit,
+            iterations=self.iterations,
+            tool_calls=self.tool_calls,
+            usage=self.usage,
+            chat_history=self.chat_history,
+            checkpoint=self.checkpoint if self.facts else None,
+        )
 
 
 def result_of(state: State, facts: tuple[Fact, ...]) -> FunctionCallingStepwisePlannerResult:

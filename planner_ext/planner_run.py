@@ -1,13 +1,14 @@
 """One run of the planner, from its first new fact to its result."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 
 from planner_ext.core.facts import Fact
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.kernel.checkpoint import Checkpoint
-from planner_ext.kernel.errors import PlannerException
 from planner_ext.kernel.loop import Loop
+from planner_ext.kernel.options import instance_of
 from planner_ext.kernel.outcome import chat_history, raise_at_limit
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, result_of
 from planner_ext.ports import Emit
@@ -25,23 +26,22 @@ class PlannerRun:
         self._loop = loop
         self._facts = tuple(facts)
         self._first = first
-        self._stop = stop
+        self._stop = None if stop is None else instance_of("stop", stop, StopHandle)
 
     async def result(self, emit: Emit | None) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end.
 
         Raises:
             LimitReachedError: At a limit, where the budget says so.
-            PlannerException: On a fault; it carries the history and a checkpoint.
+            Exception: On a fault; whatever kind it is of, it carries the history and a checkpoint as attributes.
         """
         engine = self._loop.engine(self._facts, emit=emit, stop=self._stop)
         for fact in await self._first():
             await engine.record(fact)
         try:
             await self._loop.drive(engine)
-        except PlannerException as error:
-            error.chat_history = chat_history(engine.state)
-            error.checkpoint = Checkpoint(tuple(engine.facts))
+        except Exception as error:
+            vars(error).update(chat_history=chat_history(engine.state), checkpoint=Checkpoint(tuple(engine.facts)))
             raise
         raise_at_limit(engine.state, engine.facts)
         return result_of(engine.state, tuple(engine.facts))
@@ -53,7 +53,8 @@ class PlannerRun:
         async def run(emit: Emit) -> None:
             results.append(await self.result(emit))
 
-        async for event in watch(run):
-            if not isinstance(event, TextDelta) or event.text:
-                yield event
+        async with aclosing(watch(run)) as events:
+            async for event in events:
+                if not isinstance(event, TextDelta) or event.text:
+                    yield event
         yield ResultReady(result=results[0])

@@ -22,6 +22,8 @@ __all__ = [
     "Functions",
     "Gate",
     "IterationHook",
+    "Observer",
+    "Ports",
     "Prompts",
     "RunStore",
     "TextDelta",
@@ -143,3 +145,36 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Wait."""
         ...
+
+
+Observer = Callable[[Fact], Awaitable[None] | None]
+"""Watches a run: told each fact once it is recorded. What it raises is logged and changes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The world of one run.
+
+    Attributes:
+        gate: Everything that has a say before a call runs; None approves all.
+        hook: The iteration-completed callback; None where there is none.
+        follow: Told of every fact, synchronously, as the first thing after it was recorded; may not fail.
+        max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
+        raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
+        stop_on_unknown: Whether a call to an unknown function stops the run.
+        min_iteration_seconds: Least time from the start of one request to the start of the next.
+    """
+
+    chat: Chat
+    functions: Functions
+    prompts: Prompts
+    clock: Clock
+    gate: Gate | None = None
+    hook: IterationHook | None = None
+    store: RunStore | None = None
+    observers: Sequence[Observer] = ()
+    follow: Callable[[State, Fact], None] | None = None
+    max_concurrency: int | None = None
+    raise_errors: bool = False
+    stop_on_unknown: bool = False
+    min_iteration_seconds: float = 0.0

@@ -1,6 +1,7 @@
 """From a requested call to a recorded decision: fingerprint it, show it, and put a verdict into words."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
@@ -56,7 +57,7 @@ def describe_call(state: State, fact: CallDecided, checked: Checked) -> ToolCall
         plugin_name=checked.plugin_name,
         function_name=checked.function_name,
         fully_qualified_name=checked.function,
-        arguments=checked.arguments,
+        arguments=deepcopy(dict(checked.arguments)),  # theirs to hold: what was fingerprinted is what runs
         raw_arguments=batch.calls[fact.index].request.arguments,
         iteration=fact.iteration,
         index=fact.index,
@@ -89,14 +90,19 @@ def _refusal(reason: str) -> str:
     return f"The call was refused and did not run: {reason}" if reason else "The call was refused and did not run."
 
 
+def _unusable(decision: Approve, problem: str) -> Deny:
+    return Deny(f"The edited arguments cannot be used. {problem}", decision.by)
+
+
 def _edited(fact: CallDecided, decision: Approve, functions: Functions, state: State) -> CallDecided:
     batch = state.batch
     assert batch is not None
-    text = json.dumps(decision.arguments, ensure_ascii=False, separators=(",", ":"), default=str)
+    try:
+        text = json.dumps(decision.arguments, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        return apply_decision(fact, _unusable(decision, f"They are no JSON: {error}"), functions, state)
     checked = functions.check(batch.calls[fact.index].request, text)
     if checked.kind != "function" or checked.function != fact.function:
-        return apply_decision(
-            fact, Deny(f"The edited arguments cannot be used. {checked.answer}", decision.by), functions, state
-        )
+        return apply_decision(fact, _unusable(decision, checked.answer), functions, state)
     digest = digest_of(checked.function, checked.arguments)
     return replace(fact, verdict="run", by=decision.by or "", sticky=decision.always, edited=text, digest=digest)

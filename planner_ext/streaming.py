@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
 from typing import TypeVar
 
 from planner_ext.ports import Emit, Event
@@ -42,7 +41,7 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
             yield event
         await task
     finally:
-        if not task.done():
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # seen: who left early is not told of it by the event loop

@@ -15,6 +15,7 @@ import pytest
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.actions import AskModel
+from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -33,9 +34,9 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import CallResult, Checked, Entry, Reply, RequestedCall, Usage
-from planner_ext.engine import CallFailedError, Engine, Ports, StopHandle
+from planner_ext.engine import CallFailedError, Engine, StopHandle
 from planner_ext.journal import dump_journal, load_journal
-from planner_ext.ports import Emit, Event, Finished, TextDelta
+from planner_ext.ports import Emit, Event, Finished, Ports, TextDelta
 
 GOAL = {"role": "user", "text": "goal"}
 PLAIN = ["ModelReplied", "CallDecided", "CallStarted", "CallFinished", "IterationCompleted", "ModelReplied", "Ended"]
@@ -191,7 +192,7 @@ def started(**rules: Any) -> RunStarted:
 
 def engine_of(
     *turns: Any,
-    facts: Sequence[Fact] = (),
+    facts: Sequence[Fact] | None = None,
     emit: Emit | None = None,
     stop: StopHandle | None = None,
     rules: Mapping[str, Any] | None = None,
@@ -200,7 +201,8 @@ def engine_of(
     """Make an engine over fakes."""
     chat = turns[0] if turns and isinstance(turns[0], FakeChat) else FakeChat(list(turns))
     world: dict[str, Any] = {"functions": FakeFunctions(), "prompts": FakePrompts(), "clock": FakeClock(), **ports}
-    return Engine(facts or (started(**(rules or {})),), Ports(chat=chat, **world), emit=emit, stop=stop)
+    facts = (started(**(rules or {})),) if facts is None else facts
+    return Engine(facts, Ports(chat=chat, **world), emit=emit, stop=stop)
 
 
 def types_of(facts: Sequence[Fact]) -> list[str]:
@@ -367,6 +369,24 @@ async def test_a_stop_while_a_request_is_under_way_keeps_its_answer() -> None:
     assert state.ended.status == "stopped"
 
 
+async def test_a_stop_during_review_lets_nothing_start() -> None:
+    """A stop that comes while a decider thinks is honoured before the first call."""
+    stop, functions = StopHandle(), FakeFunctions()
+    state = await engine_of(["f"], functions=functions, stop=stop, gate=FakeGate(on_review=stop.stop)).run()
+    assert functions.trace == []
+    assert state.ended is not None
+    assert state.ended.status == "stopped"
+
+
+async def test_a_run_that_has_not_begun_does_nothing() -> None:
+    """An engine over an empty journal has nothing to do, stopped or not."""
+    stop = StopHandle()
+    stop.stop()
+    engine = engine_of(facts=(), stop=stop)
+    assert (await engine.run()).phase is Phase.NEW
+    assert engine.facts == []
+
+
 async def test_a_filter_that_terminates_ends_the_run_after_its_batch() -> None:
     """The rest of the batch still runs, the results stay, and no request follows."""
     chat = FakeChat([["f", "g"]])
@@ -375,6 +395,19 @@ async def test_a_filter_that_terminates_ends_the_run_after_its_batch() -> None:
     assert results_of(state) == ["last", "g()"]
     assert state.ended is not None
     assert state.ended.status == "stopped"
+
+
+async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_too() -> None:
+    """A run that is gone on with from the middle of that batch runs the rest of it, as it would have anyway."""
+    over = Finished(outcome="ok", text="last", terminate=True)
+    functions = FakeFunctions(does={"f": lambda: over})
+    whole = engine_of(["f", "g"], functions=functions, max_concurrency=1)
+    await whole.run()
+    place = types_of(whole.facts).index("CallFinished") + 2
+    assert whole.facts[place - 1].type == "CallFinished"
+    resumed = engine_of(facts=load_journal(dump_journal(whole.facts[:place], lambda message: message)))
+    await resumed.run()
+    assert resumed.facts == whole.facts
 
 
 async def test_a_call_to_an_unknown_function_can_stop_the_run() -> None:
@@ -480,6 +513,11 @@ async def test_a_failed_function_can_be_raised_once_its_batch_is_answered() -> N
     assert raised.function == "f"
     assert raised.__cause__ is error
     assert results_of(engine.state) == ["It failed.", "g()"]
+
+
+def test_a_raised_failure_is_an_error_of_this_package() -> None:
+    """One root catches everything that is raised on purpose."""
+    assert issubclass(CallFailedError, PlannerExtError)
 
 
 async def test_a_run_that_raised_a_failure_can_be_resumed() -> None:
@@ -725,6 +763,21 @@ async def test_a_denied_call_does_not_run_and_says_why(reason: str, read: str) -
     state = await engine.run()
     assert functions.trace == ["start g", "end g"]
     assert results_of(state) == [read, "g()"]
+
+
+async def test_what_was_shown_cannot_be_changed_by_whoever_sees_it() -> None:
+    """A decider that writes into the arguments it was shown changes nothing: what was fingerprinted is what runs."""
+
+    class Careless(FakeGate):
+        async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
+            for call in calls:
+                call.arguments.update(edited="changed")  # type: ignore[attr-defined]
+            return [Approve() for _ in calls]
+
+    engine = engine_of(["f"], "done", gate=Careless())
+    state = await engine.run()
+    assert "f(changed)" not in results_of(state)
+    assert decision_of(engine).digest == digest_of("f", {"version": 0, "edited": None})
 
 
 async def test_a_supplied_result_stands_for_the_call() -> None:

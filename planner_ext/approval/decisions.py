@@ -2,9 +2,9 @@
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
-__all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "ToolCall"]
+__all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "ToolCall", "problem_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,42 @@ class Defer:
 
 
 Decision: TypeAlias = Approve | Deny | Supply | Defer
+"""What becomes of a call that was asked about."""
+
+
+def problem_of(decision: Decision) -> str | None:
+    """Say what is wrong with a decision whose fields mean nothing, or None: it came from code that nobody checked."""
+    match decision:
+        case Approve(arguments=arguments, always=always, by=by):
+            if always not in (None, "function", "arguments"):
+                return f'always must be "function", "arguments" or None; got {always!r}'
+            if arguments is not None and not _is_object(arguments):
+                return f"arguments must map parameter names to values; got {type(arguments).__name__}"
+            return _text_problem("by", by)
+        case Deny(reason=reason, by=by):
+            return _text_problem("reason", reason) or _text_problem("by", by)
+        case Supply(by=by):
+            return _text_problem("by", by)
+        case Defer(prompt=prompt, expires_in=expires_in):
+            if expires_in is not None and not _is_duration(expires_in):
+                return f"expires_in must be a number of seconds above 0, or None; got {expires_in!r}"
+            return _text_problem("prompt", prompt)
+
+
+_LONGEST_WAIT = 1e9
+"""Seconds, some thirty years: what is further off is a mistake, and no date."""
+
+
+def _text_problem(name: str, value: object) -> str | None:
+    return None if value is None or isinstance(value, str) else f"{name} must be text; got {value!r}"
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[object, object]", value))
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_WAIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall, problem_of
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.approval.settings import ApprovalOptions
@@ -40,7 +40,7 @@ class InterceptorChain:
     options: ApprovalOptions
     interceptors: Sequence[Interceptor] = ()
     pre_invoke: Sequence[PreInvoke] = ()
-    check_for_intervention: CheckForIntervention | None = None
+    checks: Sequence[CheckForIntervention] = ()
     marked: Callable[[str], Defer | None] = lambda _: None
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
@@ -63,8 +63,9 @@ class InterceptorChain:
                 return verdict
             if verdict is not True:
                 return Deny("The application's pre-invoke callback did not let it run.", by=_name(pre_invoke))
-        if self.check_for_intervention is not None:
-            return await self._ask(self.check_for_intervention, call)
+        for check in self.checks:
+            if (decision := await self._ask(check, call)) is not None:
+                return decision
         return None
 
     def _defaults(self) -> Decision:
@@ -85,7 +86,7 @@ class InterceptorChain:
             return None
         if answer is True:
             return self._expiring(Defer())
-        if isinstance(answer, Approve | Deny | Supply | Defer):
+        if isinstance(answer, Approve | Deny | Supply | Defer) and _problem(answer, call) is None:
             return self._expiring(answer)
         _logger.error(
             "The interceptor %s answered %r, which is no decision; the call is denied.", _name(interceptor), answer
@@ -94,20 +95,23 @@ class InterceptorChain:
 
     async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Ask one; who raises or hangs, denies. A synchronous one is asked in a thread: it cannot hang the run."""
+        scope = asyncio.timeout(self.options.interceptor_timeout)
+        task = asyncio.current_task()
+        cancelling = task.cancelling() if task is not None else 0
+        answer: Any = None
         try:
-            async with asyncio.timeout(self.options.interceptor_timeout):
-                if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
-                    return ask(*arguments)
-                if _is_async(ask):
-                    return await ask(*arguments)
-                answer = await in_thread(lambda: ask(*arguments))
-                return await answer if inspect.isawaitable(answer) else answer
-        except TimeoutError:
+            async with scope:
+                answer = await _answer(ask, arguments)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > cancelling:
+                raise  # the run is cancelled, and not what the interceptor was waiting for
+            if not scope.expired():
+                _logger.exception("%s failed; the call is denied.", _name(ask))
+                return Deny("It could not be decided.", by=_name(ask))
+        if scope.expired():  # also where the interceptor answered its own cancellation
             _logger.error("%s did not decide in time; the call is denied.", _name(ask))
             return Deny("It was not decided in time.", by=_name(ask))
-        except Exception:
-            _logger.exception("%s failed; the call is denied.", _name(ask))
-            return Deny("It could not be decided.", by=_name(ask))
+        return answer
 
     def _expiring(self, decision: Decision) -> Decision:
         if isinstance(decision, Defer) and decision.expires_in is None:
@@ -123,6 +127,21 @@ class InterceptorChain:
         if state.sticky & {f"function:{call.fully_qualified_name}", f"arguments:{digest}"}:
             return Approve(by="approved earlier in this run")
         return decision
+
+
+async def _answer(ask: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Ask on the event loop whoever is async, or is a policy, which is quick; others in a thread."""
+    if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
+        return ask(*arguments)
+    answer = ask(*arguments) if _is_async(ask) else await in_thread(lambda: ask(*arguments))
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _problem(decision: Decision, call: ToolCall) -> str | None:
+    """Say why a decision cannot be taken for a call, or None."""
+    if isinstance(decision, Approve) and decision.fingerprint not in (None, call.fingerprint):
+        return "it was given for another call or other arguments"
+    return problem_of(decision)
 
 
 def _is_async(ask: Callable[..., Any]) -> bool:

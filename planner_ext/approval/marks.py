@@ -33,7 +33,8 @@ def requires_approval(function: Any = None, /, *, prompt: str | None = None, exp
     """
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, Defer(prompt=prompt, expires_in=expires_in))
+        method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
+        setattr(method, _MARK, Defer(prompt=prompt, expires_in=expires_in))
         return function
 
     return mark if function is None else mark(function)

@@ -13,7 +13,7 @@ from planner_ext.core.errors import PlannerExtError
 
 __all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError"]
 
-_Number = int | float
+_Number = int | Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -50,6 +50,9 @@ class ArgumentPredicate(_Data):
     def _says_something(self) -> Self:
         if not self.model_fields_set:
             raise ValueError("a predicate needs one of equals, one_of, gt, ge, lt, le, glob")
+        for name in sorted(self.model_fields_set - {"equals"}):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} must have a value")
         return self
 
     def holds(self, value: object) -> bool | None:
@@ -188,9 +191,15 @@ def _decision(action: str, reason: str, expires_in: float | None, by: str) -> De
 
 
 def _same(value: object, wanted: object) -> bool:
-    """Compare JSON values; a boolean is no number."""
-    if isinstance(value, bool) != isinstance(wanted, bool):
-        return False
+    """Compare JSON values; a boolean is no number, on no level."""
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    if isinstance(value, Mapping) and isinstance(wanted, Mapping):
+        one, other = cast("Mapping[str, object]", value), cast("Mapping[str, object]", wanted)
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(value, list) and isinstance(wanted, list):
+        items, others = cast("list[object]", value), cast("list[object]", wanted)
+        return len(items) == len(others) and all(map(_same, items, others))
     return value == wanted
 
 

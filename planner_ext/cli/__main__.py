@@ -1,5 +1,6 @@
 """The entry point of ``planner-ext`` and of ``python -m planner_ext.cli``."""
 
+import logging
 import sys
 
 __all__ = ["main"]
@@ -12,10 +13,11 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
-        print(
-            f'planner-ext needs {error.name}, which is not installed: pip install "planner-ext[cli]"', file=sys.stderr
-        )
+        print(f'planner-ext needs {error.name}. Install it with: pip install "planner-ext[cli]"', file=sys.stderr)
         raise SystemExit(2) from None
+    # Semantic Kernel logs what the progress shows, with tracebacks. Only the last resort is silenced: a kernel's own
+    # module may still configure logging.
+    logging.lastResort = logging.NullHandler()
     app(prog_name="planner-ext")
 
 

@@ -7,7 +7,9 @@ Every number that is printed was counted while it ran: the server counts for its
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import semantic_kernel
 from openai import AsyncOpenAI
 from rich import box
 from rich.console import Console
@@ -29,7 +31,8 @@ from planner_ext import (
 )
 from planner_ext.cli.demo_kernel import CallCounter, Export, shop_kernel
 from planner_ext.cli.demo_script import GOAL, insatiable_model, order_script
-from planner_ext.cli.show import Progress, Signs, answer_panel
+from planner_ext.cli.show import Progress, Signs, print_answer
+from planner_ext.cli.text import TextFlow
 from planner_ext.events import ResultReady
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
@@ -43,10 +46,16 @@ _GOAL_BUDGET = 10
 
 
 async def run_demo(console: Console) -> bool:
-    """Show both parts; return whether everything that this package charged is what the server counted."""
-    first = await _limits(console)
-    second = await _goal(console)
-    return first and second
+    """Show both parts; return whether everything that this package charged is what others counted."""
+    _paragraph(
+        console,
+        "Nothing here needs a key or leaves this machine: a scripted model behind a real HTTP server, asked by "
+        "OpenAI's client through Semantic Kernel's connector. Every number below was counted while it ran.",
+        style="dim",
+    )
+    agrees = [await _limits(console), await _goal(console)]
+    _paragraph(console, 'Your own: planner-ext run "a goal" --kernel module:factory --model NAME', style="dim")
+    return all(agrees)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +80,10 @@ class _Loop:
 
 
 async def _limits(console: Console) -> bool:
-    """Ask a model that never stops calling, four times, with five round trips allowed."""
+    """Ask a model that never stops calling, four times; return whether our loops kept to what was allowed."""
     _title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
     loops = [await _loop(ours=ours, streamed=streamed) for ours in (False, True) for streamed in (False, True)]
-    console.print(Padding(_limits_table(loops, Signs(console)), (1, 2)))
-    _paragraph(
-        console,
-        f"Semantic Kernel: FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts={_ALLOWED}) counts rounds of "
-        "calls; the request for the answer comes on top, and streamed it is not made. planner_ext: the same service "
-        f"inside FunctionInvokingChatCompletion(service, budget=Budget(max_iterations={_ALLOWED})), whose last round "
-        "trip is kept for the answer.",
-        style="dim",
-    )
+    _table(console, _limits_table(loops, Signs(console)))
     ours = loops[2]
     _paragraph(
         console,
@@ -90,7 +91,15 @@ async def _limits(console: Console) -> bool:
         f'answer: "{ours.answer}"',
         style="bold",
     )
-    return all(loop.exact and loop.answer for loop in loops[2:])
+    _paragraph(
+        console,
+        f"Semantic Kernel {semantic_kernel.__version__} was given maximum_auto_invoke_attempts={_ALLOWED}, which "
+        "counts rounds of function calls: the request for an answer comes on top, or, streamed, is never made. "
+        "planner_ext is the same service inside FunctionInvokingChatCompletion with "
+        f"Budget(max_iterations={_ALLOWED}): every request counts, and the last one is kept for an answer.",
+        style="dim",
+    )
+    return all(loop.exact and loop.requests <= _ALLOWED and loop.answer for loop in loops[2:])
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
@@ -110,16 +119,19 @@ async def _loop(*, ours: bool, streamed: bool) -> _Loop:
         )
 
 
-async def _asked(service: ChatCompletionClientBase, kernel: Kernel, *, streamed: bool) -> tuple[str, dict[str, object]]:
+async def _asked(service: ChatCompletionClientBase, kernel: Kernel, *, streamed: bool) -> tuple[str, dict[str, Any]]:
     """Ask through a service; return the text and the metadata of its answer."""
     history = ChatHistory()
     history.add_user_message("Wait until the export is finished, then say so.")
-    behavior = FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=_ALLOWED)
+    behavior = FunctionChoiceBehavior.Auto(  # pyright: ignore[reportUnknownMemberType]
+        maximum_auto_invoke_attempts=_ALLOWED
+    )
     settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior)
     if not streamed:
         message = await service.get_chat_message_content(history, settings, kernel=kernel)
         return (message.content, message.metadata) if message else ("", {})
-    answer, metadata = "", {}
+    answer = ""
+    metadata: dict[str, Any] = {}
     async for chunk in service.get_streaming_chat_message_content(history, settings, kernel=kernel):
         if chunk is not None and chunk.role == AuthorRole.ASSISTANT:
             answer, metadata = answer + chunk.content, metadata | chunk.metadata
@@ -129,14 +141,14 @@ async def _asked(service: ChatCompletionClientBase, kernel: Kernel, *, streamed:
 def _limits_table(loops: list[_Loop], signs: Signs) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column("loop")
-    table.add_column("requests the\nserver counted", justify="right")
-    table.add_column("round trips\nit reports", justify="right")
-    table.add_column("gives an answer")
+    table.add_column("the server\ncounted", justify="right")
+    table.add_column("the loop\nreports", justify="right")
+    table.add_column("an answer")
     for loop in loops:
-        reported = Text("none", "red") if loop.reported is None else Text(str(loop.reported))
-        over = "" if loop.requests <= _ALLOWED else f", {loop.requests - _ALLOWED} over"
+        reported = Text("nothing", "red") if loop.reported is None else Text(str(loop.reported))
+        counted = Text(str(loop.requests), "red" if loop.requests > _ALLOWED else "")
         answered = Text(f"{signs.good} yes", "green") if loop.answer else Text(f"{signs.bad} no", "red")
-        table.add_row(Text(loop.name, "bold" if loop.exact else ""), f"{loop.requests}{over}", reported, answered)
+        table.add_row(Text(loop.name, "bold" if loop.exact else ""), counted, reported, answered)
     return table
 
 
@@ -154,9 +166,9 @@ async def _goal(console: Console) -> bool:
         result = await _watched(planner, kernel, console)
         requests, tokens = len(server.requests), server.total_tokens
     console.print()
-    console.print(answer_panel(result))
+    print_answer(console, result)
     ledger = _Ledger(result, requests=requests, tokens=tokens, calls=counter.count)
-    console.print(Padding(ledger.table(Signs(console)), (1, 2)))
+    _table(console, ledger.table(Signs(console)))
     return ledger.agrees and result.status == "answered"
 
 
@@ -177,23 +189,24 @@ class _Ledger:
 
     def __init__(self, result: FunctionCallingStepwisePlannerResult, *, requests: int, tokens: int, calls: int) -> None:
         self._rows = (
-            ("round trips", result.iterations, "the server", requests, f"of {_GOAL_BUDGET} allowed"),
-            ("function calls", result.tool_calls, "a filter of the kernel", calls, "failures included"),
-            ("tokens", result.usage.total_tokens, "the server", tokens, "of all requests"),
+            ("round trips", result.iterations, "the server", requests),
+            ("tokens", result.usage.total_tokens, "the server", tokens),
+            ("function calls", result.tool_calls, "a filter", calls),
         )
 
     @property
     def agrees(self) -> bool:
         """Whether every number is what somebody else counted."""
-        return all(charged == counted for _, charged, _, counted, _ in self._rows)
+        return all(charged == counted for _, charged, _, counted in self._rows)
 
     def table(self, signs: Signs) -> Table:
-        table = Table.grid(padding=(0, 2))
-        table.add_column()
-        table.add_column(justify="right")
-        for name, charged, who, counted, note in self._rows:
+        """Write it down, a line for each number."""
+        table = Table.grid(padding=(0, 1))
+        for justify in ("left", "left", "right", "left", "left", "right"):
+            table.add_column(justify=justify)
+        for name, charged, who, counted in self._rows:
             sign = Text(signs.good, "green") if charged == counted else Text(signs.bad, "red")
-            table.add_row(name, f"charged {charged:,}", sign, f"{who} counted {counted:,}", Text(note, "dim"))
+            table.add_row(f"{name}  ", "charged", f"{charged:,}", sign, f"{who} counted", f"{counted:,}")
         return table
 
 
@@ -206,9 +219,17 @@ async def _scripted(script: Script) -> AsyncGenerator[tuple[ScriptedOpenAIServer
 
 
 def _title(console: Console, number: str, text: str) -> None:
-    console.print()
     console.print(Text.assemble((f" {number} ", "reverse"), "  ", (text, "bold")))
 
 
 def _paragraph(console: Console, text: str, *, style: str = "") -> None:
-    console.print(Padding(Text(text, style), (0, 2, 1, 2)))
+    flow = TextFlow(console, width=min(console.width, 100), indent=2, style=style)
+    flow.write(text)
+    flow.close()
+    console.print()
+
+
+def _table(console: Console, table: Table) -> None:
+    console.print()
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    console.print()

@@ -7,10 +7,17 @@ from datetime import date, timedelta
 from typing import Annotated, Any
 
 from semantic_kernel import Kernel
-from semantic_kernel.filters import FunctionInvocationContext
+from semantic_kernel.filters import FilterTypes, FunctionInvocationContext
 from semantic_kernel.functions import kernel_function
 
 __all__ = ["Calendar", "CallCounter", "Currency", "Export", "Orders", "Warehouse", "shop_kernel"]
+
+_ORDERS: dict[str, dict[str, object]] = {
+    "A-1007": {"customer": "Ann", "sku": "LAMP-02", "quantity": 4, "total": 98.0, "currency": "USD"},
+    "A-1012": {"customer": "Bo", "sku": "BULB-E27", "quantity": 12, "total": 41.4, "currency": "USD"},
+}
+
+_PER_DOLLAR = {"USD": 1.0, "EUR": 0.92, "GBP": 0.79}
 
 Site = Annotated[str, "Name of the warehouse"]
 Sku = Annotated[str, "The article's stock number"]
@@ -19,18 +26,13 @@ Sku = Annotated[str, "The article's stock number"]
 class Orders:
     """Orders by number."""
 
-    _ORDERS = {
-        "A-1007": {"customer": "Ann", "sku": "LAMP-02", "quantity": 4, "total": 98.0, "currency": "USD"},
-        "A-1012": {"customer": "Bo", "sku": "BULB-E27", "quantity": 12, "total": 41.4, "currency": "USD"},
-    }
-
     @kernel_function(description="Find an order by its number.")
     async def find(self, order_id: Annotated[str, "The order's number, such as A-1007"]) -> dict[str, object]:
         """Look an order up."""
         await asyncio.sleep(0.2)
-        if order_id not in self._ORDERS:
+        if order_id not in _ORDERS:
             raise LookupError(f"There is no order {order_id}.")
-        return dict(self._ORDERS[order_id])
+        return dict(_ORDERS[order_id])
 
 
 class OutOfStockError(Exception):
@@ -63,15 +65,13 @@ class Warehouse:
         await asyncio.sleep(0.25)
         there = self.stock_by_site[site].get(sku, 0)
         if there < quantity:
-            raise OutOfStockError(f"{site} has {there} of {sku}; {quantity} were asked for")
+            raise OutOfStockError(f"{site} has {there} {sku}, not {quantity}")
         self.stock_by_site[site][sku] = there - quantity
         return {"site": site, "reserved": quantity, "left": there - quantity}
 
 
 class Currency:
     """Fixed exchange rates."""
-
-    _PER_DOLLAR = {"USD": 1.0, "EUR": 0.92, "GBP": 0.79}
 
     @kernel_function(description="Convert an amount of money.")
     async def convert(
@@ -82,7 +82,7 @@ class Currency:
     ) -> float:
         """Convert by way of the dollar, to the cent."""
         await asyncio.sleep(0.1)
-        return round(amount / self._PER_DOLLAR[source] * self._PER_DOLLAR[target], 2)
+        return round(amount / _PER_DOLLAR[source] * _PER_DOLLAR[target], 2)
 
 
 @dataclass
@@ -147,5 +147,5 @@ def shop_kernel(counter: CallCounter | None = None) -> Kernel:
     for name, plugin in plugins.items():
         kernel.add_plugin(plugin, name)
     if counter is not None:
-        kernel.add_filter("function_invocation", counter)
+        kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, counter)  # pyright: ignore[reportUnknownMemberType]
     return kernel

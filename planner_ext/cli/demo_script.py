@@ -30,7 +30,7 @@ def order_script() -> list[Step]:
     return [_slowly(step) for step in (_plan, _look_up, _reserve, _find_out_why, _reserve_elsewhere, _answer)]
 
 
-def _plan(request: ScriptedRequest) -> ScriptedReply:
+def _plan(_: ScriptedRequest) -> ScriptedReply:
     return say(
         "1. Look up the order, the warehouses and today's date, all at once.\n"
         "2. Reserve the articles.\n"
@@ -39,7 +39,7 @@ def _plan(request: ScriptedRequest) -> ScriptedReply:
     )
 
 
-def _look_up(request: ScriptedRequest) -> ScriptedReply:
+def _look_up(_: ScriptedRequest) -> ScriptedReply:
     return calls(
         call("orders-find", {"order_id": "A-1007"}),
         call("warehouse-sites"),

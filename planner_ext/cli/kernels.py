@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from functools import reduce
+from types import ModuleType
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -27,68 +28,83 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.selection import select_service
 
-__all__ = ["SERVICE_ID", "find_factory", "kernel_of", "openai_service", "with_service"]
+__all__ = ["SERVICE_ID", "kernel_of", "openai_service", "start_factory", "with_service"]
 
 SERVICE_ID = "planner-ext"
 """Under which the service of ``--base-url`` and ``--model`` stands in the copy of the kernel."""
 
 
-def find_factory(path: str) -> object:
-    """Import what ``--kernel`` names; the current directory is importable.
+def start_factory(path: str) -> object:
+    """Import what ``--kernel`` names, and call it if it is a function; the current directory is importable.
+
+    This is done before an event loop runs, so that module and factory may run one of their own.
 
     Args:
         path: ``module:name``, dots allowed in both.
 
+    Returns:
+        What the factory returned, a coroutine perhaps; see `kernel_of`.
+
     Raises:
-        PlannerInvalidConfigurationError: If there is no such module or name, or the module fails on import.
+        PlannerInvalidConfigurationError: If there is no such module or name, or either fails.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise PlannerInvalidConfigurationError(
             f"--kernel must be module:factory, for instance shop.kernel:make_kernel; got {path!r}."
         )
+    found = _attribute(_imported(module_name, path), name, path)
+    if isinstance(found, Kernel) or not callable(found):
+        return found
+    try:
+        return found()
+    except (Exception, SystemExit) as error:
+        raise _failed(path, "the factory", error) from error
+
+
+async def kernel_of(made: object, path: str) -> Kernel:
+    """Get the kernel out of what `start_factory` returned, awaiting it where it is to be awaited.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the factory fails, or gives something else.
+    """
+    if inspect.isawaitable(made):
+        try:
+            made = await made
+        except (Exception, SystemExit) as error:
+            raise _failed(path, "the factory", error) from error
+    if not isinstance(made, Kernel):
+        raise PlannerInvalidConfigurationError(
+            f"--kernel {path} must be a semantic_kernel.Kernel, or a function without arguments that returns one; "
+            f"got {type(made).__name__}."
+        )
+    return made
+
+
+def _imported(module_name: str, path: str) -> ModuleType:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise PlannerInvalidConfigurationError(
                 f"--kernel {path}: there is no module {error.name!r}, neither installed nor in {here}."
             ) from None
-        raise _failed(path, "importing the module", error) from error
+        raise _failed(path, "the module", error) from error
     except (Exception, SystemExit) as error:
-        raise _failed(path, "importing the module", error) from error
+        raise _failed(path, "the module", error) from error
+
+
+def _attribute(module: ModuleType, name: str, path: str) -> object:
     try:
         return cast("object", reduce(getattr, name.split("."), module))
     except AttributeError:
         near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise PlannerInvalidConfigurationError(
-            f"--kernel {path}: the module {module_name!r} has no {name!r}.{hint}"
+            f"--kernel {path}: the module {module.__name__!r} has no {name!r}.{hint}"
         ) from None
-
-
-async def kernel_of(factory: object, path: str) -> Kernel:
-    """Get the kernel: a `Kernel` as it is, or what the factory returns; an async one is awaited.
-
-    Raises:
-        PlannerInvalidConfigurationError: If the factory fails, or gives something else.
-    """
-    made = factory
-    try:
-        if callable(made) and not isinstance(made, Kernel):
-            made = made()
-        if inspect.isawaitable(made):
-            made = await made
-    except (Exception, SystemExit) as error:
-        raise _failed(path, "the factory", error) from error
-    if not isinstance(made, Kernel):
-        raise PlannerInvalidConfigurationError(
-            f"--kernel {path} must give a semantic_kernel.Kernel, or be a function without arguments that does; "
-            f"got {type(made).__name__}."
-        )
-    return made
 
 
 def openai_service(base_url: str | None, model: str | None) -> OpenAIChatCompletion:
@@ -170,6 +186,6 @@ def _is_loopback(host: str) -> bool:
 
 def _failed(path: str, what: str, error: BaseException) -> PlannerInvalidConfigurationError:
     text = f"{type(error).__name__}: {error}".rstrip(": .")
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return PlannerInvalidConfigurationError(f"--kernel {path}: {what} raised {text}{where}.")

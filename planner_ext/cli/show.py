@@ -1,9 +1,13 @@
 """A run as a person watches it: each round trip with its text as it comes, its calls and what became of them."""
 
+import json
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
+from rich import box
 from rich.console import Console
+from rich.panel import Panel
 from rich.text import Text
 
 from planner_ext.cli.text import TextFlow, one_line, printable, shortened
@@ -23,8 +27,9 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
+from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
 
-__all__ = ["Progress", "Signs", "answer_panel", "spent_line"]
+__all__ = ["Progress", "Signs", "print_answer", "spent_line"]
 
 _WIDEST = 100
 """Cells of a line of text: longer ones are hard to read, however wide the terminal is."""
@@ -59,6 +64,19 @@ class Progress:
         self._edited: dict[int, str] = {}
         self._running: dict[int, tuple[str, float]] = {}
         self._status = console.status("", spinner=self._signs.spinner) if console.is_interactive else None
+        self._shown: dict[str, Callable[[Any], None]] = {  # of other facts there is nothing to say
+            "RunStarted": self._started,
+            "Planned": self._planned,
+            "MessageAdded": self._message_added,
+            "ModelReplied": self._replied,
+            "CallDecided": self._decided,
+            "CallsWithheld": self._withheld,
+            "CallStarted": self._call_started,
+            "CallFinished": self._call_finished,
+            "StopRequested": self._stop_requested,
+            "Paused": self._ended,
+            "Ended": self._ended,
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -84,8 +102,8 @@ class Progress:
         self._wait()
 
     def _fact(self, fact: Fact) -> None:
-        if (shown := _SHOWN.get(fact.type)) is not None:
-            shown(self, fact)
+        if (show := self._shown.get(fact.type)) is not None:
+            show(fact)
 
     def _started(self, fact: RunStarted) -> None:
         self._limit = fact.rules.limits.max_iterations
@@ -105,7 +123,7 @@ class Progress:
     def _reply(self, text: str, *, plan: bool) -> None:
         """Close a reply; where it was not streamed, print it whole."""
         flow = self._trip(plan=plan)
-        if not flow.started:
+        if flow.empty:
             flow.write(text)
         flow.close()
         self._flow = None
@@ -130,11 +148,11 @@ class Progress:
             case "final_answer":
                 self._line(f"{self._signs.call} hands over the final answer")
             case "defer":
-                self._line(f"? {fact.function} waits for a decision. {one_line(fact.prompt)}")
+                self._line(f"? {self._call(fact)} waits for a decision {one_line(fact.prompt)}".rstrip())
             case "external":
                 self._line(f"{self._signs.call} {fact.function} is for the caller to run")
             case "answer" | "deny":
-                self._outcome(self._signs.bad, fact.function, "not run", fact.reason or fact.answer)
+                self._outcome(self._signs.bad, fact.function, "not run", fact.answer or fact.reason)
 
     def _withheld(self, fact: CallsWithheld) -> None:
         for index in fact.indexes:
@@ -142,8 +160,7 @@ class Progress:
 
     def _call_started(self, fact: CallStarted) -> None:
         self._running[fact.index] = (fact.function, fact.at)
-        written = self._edited.get(fact.index) or self._arguments(fact.index)
-        self._line(f"{self._signs.call} {fact.function}({_arguments_text(written)})")
+        self._line(f"{self._signs.call} {self._call(fact)}")
 
     def _call_finished(self, fact: CallFinished) -> None:
         _, started_at = self._running.pop(fact.index, ("", fact.at))
@@ -174,8 +191,10 @@ class Progress:
     def _name(self, index: int) -> str:
         return self._calls[index].name if index < len(self._calls) else "?"
 
-    def _arguments(self, index: int) -> str:
-        return self._calls[index].arguments if index < len(self._calls) else ""
+    def _call(self, fact: CallDecided | CallStarted) -> str:
+        """Write a call as a person reads one, with the arguments that it runs with."""
+        sent = self._calls[fact.index].arguments if fact.index < len(self._calls) else ""
+        return f"{one_line(fact.function)}({_arguments_text(self._edited.get(fact.index, sent))})"
 
     def _rest(self) -> None:
         if self._status is not None:
@@ -191,45 +210,32 @@ class Progress:
         self._status.start()
 
 
-_SHOWN: dict[str, Callable[[Progress, Any], None]] = {
-    "RunStarted": Progress._started,
-    "Planned": Progress._planned,
-    "MessageAdded": Progress._message_added,
-    "ModelReplied": Progress._replied,
-    "CallDecided": Progress._decided,
-    "CallsWithheld": Progress._withheld,
-    "CallStarted": Progress._call_started,
-    "CallFinished": Progress._call_finished,
-    "StopRequested": Progress._stop_requested,
-    "Paused": Progress._ended,
-    "Ended": Progress._ended,
-}
-"""What is said of each fact; of the others, nothing."""
+def print_answer(console: Console, result: FunctionCallingStepwisePlannerResult) -> None:
+    """Print the answer in a frame."""
+    title = "Answer" if result.limit is None else f"Answer, as far as {result.limit} allowed"
+    panel = Panel(
+        Text(printable(result.final_answer)),
+        title=Text(title, "bold"),
+        title_align="left",
+        border_style="green" if result.status == "answered" else "red",
+        box=box.ROUNDED,
+        width=min(console.width, _WIDEST),
+    )
+    console.print(panel)
 
 
-def answer_panel(result: FunctionCallingStepwisePlannerResult) -> Panel:
-    """Frame the answer, or say why there is none."""
-    if result.final_answer:
-        title = "Answer" if result.limit is None else f"Answer, as far as {result.limit} allowed"
-        text = printable(result.final_answer)
-    else:
-        title, text = "No answer", printable(result.reason) or result.status
-    style = "green" if result.status == "answered" else "red"
-    frame = Text(f" {title} ", style)
-    return Panel(Text(text), title=frame, title_align="left", border_style=style, box=box.ROUNDED, padding=(0, 1))
-
-
-def spent_line(result: FunctionCallingStepwisePlannerResult) -> str:
+def spent_line(result: FunctionCallingStepwisePlannerResult, *, ended: str = "") -> str:
     """Say in one line how a run ended and what it spent."""
     usage = result.usage
     spent = [
         _counted(result.iterations, "round trip"),
         _counted(result.tool_calls, "function call"),
-        f"{_counted(usage.total_tokens, 'token')} ({usage.prompt_tokens:,} in, {usage.completion_tokens:,} out)",
+        f"{_counted(usage.prompt_tokens, 'token')} in",
+        f"{usage.completion_tokens:,} out",
         _seconds(usage.active_seconds),
     ]
-    ended = result.status.replace("_", " ") + (f" ({result.limit})" if result.limit else "")
-    return f"{ended}: {', '.join(spent)}"
+    status = ended or result.status.replace("_", " ") + (f" ({result.limit})" if result.limit else "")
+    return f"{status}: {', '.join(spent)}"
 
 
 def _counted(number: int, noun: str) -> str:

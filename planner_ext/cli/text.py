@@ -18,7 +18,6 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_CONTROL, *_BIDI
     0x2029: "\n",
 }
 
-
 _DEEPEST = 8
 """Cells that a line of the text may be indented by itself."""
 
@@ -35,14 +34,18 @@ def one_line(text: str) -> str:
 
 def shortened(text: str, cells: int, mark: str) -> str:
     """Cut a line to a number of terminal cells, with a mark where something is missing."""
-    if cell_len(text) <= cells:
+    head = text[: cells * 4]  # enough of it, however long the text is
+    if len(head) == len(text) and cell_len(head) <= cells:
         return text
-    room = max(cells - cell_len(mark), 1)
-    return chop_cells(text, room)[0].rstrip() + mark
+    return chop_cells(head, max(cells - cell_len(mark), 1))[0].rstrip() + mark
 
 
 class TextFlow:
-    """Prints a text while it arrives, indented and wrapped at words; a word is printed once it is whole."""
+    """Prints a text while it arrives, indented and wrapped at words; a word is printed once it is whole.
+
+    Attributes:
+        empty: Whether no text has arrived so far.
+    """
 
     def __init__(self, console: Console, *, width: int, indent: int, style: str) -> None:
         """Start at the beginning of a line; the text takes ``width`` cells, the indent among them."""
@@ -54,50 +57,61 @@ class TextFlow:
         self._gap = ""
         self._column = 0
         self._empty_lines = 0
-        self.started = False
+        self._started = False
+        self._printed: list[str] = []
+        self.empty = True
 
     def write(self, text: str) -> None:
         """Take a piece of the text."""
+        self.empty = self.empty and not text
         *whole, self._pending = re.split(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)", self._pending + printable(text))
         for piece in whole:
             self._piece(piece)
         if cell_len(self._pending) > self._room:
             self._piece(self._pending)
             self._pending = ""
+        self._print()
 
     def close(self) -> None:
         """Print what is left, and end the line."""
         if self._pending.strip():
             self._piece(self._pending)
-        self._pending = self._gap = ""
         if self._column:
-            self._console.print()
-        self._column = self._empty_lines = 0
+            self._end_line()
+        self._pending = self._gap = ""
+        self._empty_lines = 0
+        self._print()
 
     def _piece(self, piece: str) -> None:
         if not piece.isspace():
             return self._word(piece)
         lines = piece.count("\n")
         self._gap = piece.rpartition("\n")[2]
-        if lines and self.started:
+        if lines and self._started:
             if self._column:
-                self._console.print()
-            self._column, self._empty_lines = 0, min(lines - 1, 1)
+                self._end_line()
+            self._empty_lines = min(lines - 1, 1)
         return None
 
     def _word(self, word: str) -> None:
         gap = " " if self._column and self._gap else self._gap[:_DEEPEST]
         for part in chop_cells(word, self._room):
             if self._column and self._column + cell_len(gap + part) > self._room:
-                self._console.print()
-                self._column, gap = 0, ""
-            self._print(gap + part)
-            gap = ""
+                self._end_line()
+                gap = ""
+            if not self._column:
+                self._printed.append("\n" * self._empty_lines + " " * self._indent)
+            self._printed.append(gap + part)
+            self._column += cell_len(gap + part)
+            self._empty_lines, gap = 0, ""
         self._gap = ""
+        self._started = True
 
-    def _print(self, text: str) -> None:
-        before = "" if self._column else "\n" * self._empty_lines + " " * self._indent
-        self._console.print(before, Text(text, self._style), sep="", end="", soft_wrap=True)
-        self._column += cell_len(text)
-        self._empty_lines = 0
-        self.started = True
+    def _end_line(self) -> None:
+        self._printed.append("\n")
+        self._column = 0
+
+    def _print(self) -> None:
+        if self._printed:
+            self._console.print(Text("".join(self._printed), self._style), end="", soft_wrap=True)
+            self._printed.clear()

@@ -301,3 +301,4 @@ Fact: TypeAlias = (
     | Resumed
     | Ended
 )
+"""Anything that can happen in a run."""

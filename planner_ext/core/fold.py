@@ -79,6 +79,7 @@ def _planned(state: State, fact: Planned) -> State:
     return replace(
         state,
         phase=Phase.ASKING,
+        planned=True,
         transcript=fact.messages,
         ledger=_charge(state.ledger, iterations, fact.usage, fact.seconds),
         at=fact.at,
@@ -121,18 +122,29 @@ def _model_replied(state: State, fact: ModelReplied) -> State:
 
 
 def _call_decided(state: State, fact: CallDecided) -> State:
-    batch = _open_batch(state)
-    call = batch.calls[fact.index]
-    answer = fact.answer if fact.verdict in ("answer", "deny", "final_answer") else None
-    changed = replace(call, decided=fact, answer=answer, erred=fact.kind in ("unknown", "invalid"))
+    batch, call = _named_call(state, fact)
+    deferred = call.decided is not None and call.decided.verdict == "defer"
+    _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
+    changed = replace(call, decided=fact, started=False, answer=_answer(state, fact), erred=fact.kind in _ERRED)
+    undecided = batch.undecided - (0 if call.decided else 1)
     state = replace(
         state,
-        batch=replace(_with_call(batch, fact.index, changed), undecided=batch.undecided - (0 if call.decided else 1)),
+        batch=replace(_with_call(batch, fact.index, changed), undecided=undecided),
         final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
         sticky=state.sticky | _sticky_key(fact),
         at=fact.at,
     )
     return _settle_if_answered(state)
+
+
+_ERRED = frozenset({"unknown", "invalid"})
+
+
+def _answer(state: State, fact: CallDecided) -> str | None:
+    """What the model reads of a call that is decided and does not run; None where that is open."""
+    if fact.verdict == "deny" and state.rules.on_denial == "return_calls":
+        return None
+    return fact.answer if fact.verdict in ("answer", "deny", "final_answer") else None
 
 
 def _sticky_key(fact: CallDecided) -> frozenset[str]:
@@ -149,7 +161,9 @@ def _calls_withheld(state: State, fact: CallsWithheld) -> State:
     batch = _open_batch(state)
     undecided = batch.undecided
     for index in fact.indexes:
+        _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
         call = batch.calls[index]
+        _require(call.answer is None, fact, "it has its result")
         undecided -= 0 if call.decided else 1
         batch = _with_call(batch, index, replace(call, answer=fact.answer))
     state = replace(state, batch=replace(batch, undecided=undecided), limit=state.limit or fact.limit, at=fact.at)
@@ -157,24 +171,27 @@ def _calls_withheld(state: State, fact: CallsWithheld) -> State:
 
 
 def _call_started(state: State, fact: CallStarted) -> State:
-    batch = _open_batch(state)
-    call = batch.calls[fact.index]
+    batch, call = _named_call(state, fact)
+    decided = call.decided
+    _require(call.answer is None and not call.started, fact, "it has started already")
+    if decided is None or decided.verdict != "run":
+        raise IllegalTransitionError(f"CallStarted cannot happen to {fact.call_id!r}: it was not decided to run.")
     ledger = replace(
         state.ledger,
         tool_calls=state.ledger.tool_calls + 1,
         calls_by_function=_counted(state.ledger.calls_by_function, fact.function),
+        calls_by_digest=_counted(state.ledger.calls_by_digest, decided.digest),
     )
-    if state.rules.limits.max_repeated_calls is not None and call.decided is not None:
-        ledger = replace(ledger, calls_by_digest=_counted(ledger.calls_by_digest, call.decided.digest))
     return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, replace(call, started=True)), at=fact.at)
 
 
 def _call_finished(state: State, fact: CallFinished) -> State:
-    batch = _open_batch(state)
-    call = replace(batch.calls[fact.index], answer=fact.result, erred=fact.outcome != "ok")
+    batch, call = _named_call(state, fact)
+    _require(call.started and call.answer is None, fact, "it is not running")
+    call = replace(call, answer=fact.result, erred=fact.outcome != "ok")
     state = replace(state, batch=_with_call(batch, fact.index, call), at=fact.at)
-    if fact.terminate and state.stopping is None:
-        state = replace(state, stopping=f"A filter asked to end the run after {fact.function}.")
+    if fact.terminate and state.ending is None:
+        state = replace(state, ending=f"A filter asked to end the run after {fact.function}.")
     return _settle_if_answered(state)
 
 
@@ -204,31 +221,38 @@ def _paused(state: State, fact: Paused) -> State:
 
 
 def _resumed(state: State, fact: Resumed) -> State:
+    """Go on where the run stands; new limits replace the old ones, and what followed from those is forgotten."""
     state = replace(
         state,
         rules=replace(state.rules, limits=fact.limits or state.rules.limits),
-        limit=None,
+        limit=state.limit if fact.limits is None else None,
         stopping=None,
         at=fact.at,
     )
     if state.phase is Phase.PAUSED:
         return replace(state, phase=Phase.CALLING)
-    if state.ended is None:
-        return state
-    state = replace(
-        state,
-        ended=None,
-        rounds=0,
-        ledger=replace(state.ledger, errors_in_row=0, denials_in_row=0),
-    )
+    return state if state.ended is None else _reopened(state)
+
+
+def _reopened(state: State) -> State:
+    """Open an ended run again: what was spent stays spent, what counts in a row starts anew."""
+    ledger = replace(state.ledger, errors_in_row=0, denials_in_row=0)
+    state = replace(state, ended=None, final_answer=None, rounds=0, ledger=ledger)
     if state.batch is not None:
-        requests = tuple(Call(request=call.request) for call in state.batch.calls)
-        batch = replace(state.batch, calls=requests, undecided=len(requests), unanswered=len(requests))
-        return replace(state, phase=Phase.REVIEWING, batch=batch)
+        return replace(state, phase=Phase.REVIEWING, batch=_undecided(state.batch))
+    if state.rules.plan and not state.planned and state.iteration == 0:
+        return replace(state, phase=Phase.PLANNING)
     forced = state.reply is not None and bool(state.reply.text)
     return replace(
         state, phase=Phase.ASKING, reply=None, transcript=state.transcript[:-1] if forced else state.transcript
     )
+
+
+def _undecided(batch: Batch) -> Batch:
+    """Forget the decisions on a batch that was returned, but for the calls that had started: those stay as they are."""
+    calls = tuple(call if call.started else Call(request=call.request) for call in batch.calls)
+    undecided = sum(not call.started for call in calls)
+    return replace(batch, calls=calls, undecided=undecided, unanswered=sum(call.answer is None for call in calls))
 
 
 def _ended(state: State, fact: Ended) -> State:
@@ -260,6 +284,20 @@ def _open_batch(state: State) -> Batch:
     return state.batch
 
 
+def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) -> tuple[Batch, Call]:
+    """Find the call that a fact names; a damaged journal is refused by name."""
+    batch = _open_batch(state)
+    _require(fact.iteration == batch.iteration and 0 <= fact.index < len(batch.calls), fact, "no such call")
+    call = batch.calls[fact.index]
+    _require(call.request.id == fact.call_id, fact, "no such call")
+    return batch, call
+
+
+def _require(condition: bool, fact: CallDecided | CallStarted | CallFinished | CallsWithheld, problem: str) -> None:
+    if not condition:
+        raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
+
+
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
     """Put a changed call in its place; a call that got its answer with the change is no longer unanswered."""
     answered = batch.calls[index].answer is None and call.answer is not None
@@ -282,6 +320,8 @@ def _settle_if_answered(state: State) -> State:
         batch=None,
         called=any(call.started for call in batch.calls),
         transcript=(*state.transcript, *_entries(batch, removed)),
+        stopping=state.stopping or state.ending,
+        ending=None,
         reask=bool(removed or (denied and state.rules.close_on_denial)),
         ledger=replace(
             ledger,

@@ -37,6 +37,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in ((item.name, getattr(self, item.name)) for item in fields(self)):
             _check(name, value)
+        # A copy of its own: what was checked stays as it was, whatever becomes of the caller's mapping.
+        object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -68,7 +70,12 @@ def _is_count(value: object, *, least: int) -> bool:
 
 
 def _is_positive_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value) and value > 0
+    except OverflowError:
+        return False
 
 
 def _check_deadline(value: object) -> None:

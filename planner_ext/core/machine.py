@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Literal
 
 from planner_ext.core.actions import (
     Action,
@@ -20,7 +21,13 @@ from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import spent_limit
 from planner_ext.core.state import Batch, Call, Phase, State
 
-__all__ = ["iterations_left", "next_action"]
+__all__ = ["IN_DOUBT", "iterations_left", "next_action"]
+
+IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
+"""What the model reads of a function that had started and was not seen to finish."""
+
+_TRIPS_OF_A_PLANNED_RUN = 2
+"""The plan, and at least one request for the goal."""
 
 
 def next_action(state: State) -> Action | None:
@@ -52,7 +59,12 @@ def iterations_left(state: State) -> int | None:
 
 
 def _plan(state: State) -> Action:
-    return Finish(status="stopped", reason=state.stopping) if state.stopping is not None else AskPlan()
+    """Ask for the plan, unless it would leave no trip for the goal itself, or a limit forbids any such request."""
+    left = iterations_left(state)
+    spent = spent_limit(state.rules.limits, state.ledger, state.at)
+    if state.stopping is not None or spent is not None or (left is not None and left < _TRIPS_OF_A_PLANNED_RUN):
+        return _ask(state)
+    return AskPlan()
 
 
 def _ask(state: State) -> Action:
@@ -91,40 +103,45 @@ def _request(state: State, limit: str | None) -> AskModel:
 
 def _judge(state: State, reply: ModelReplied) -> Action:
     """Decide what a reply without calls is: the answer, the close of a step, or nothing to go by."""
-    rules = state.rules
     left = iterations_left(state)
     if reply.finish_reason in CUT_SHORT:
         return Finish(status="incomplete", reason=f"The reply was cut short: finish_reason is {reply.finish_reason}.")
-    if left is not None and left < 0:
-        text = _limit_text(state, "max_iterations")
-        return Finish(status="limit_reached", answer=reply.text, limit="max_iterations", reason=text)
-    if reply.withheld is not None:
-        text = _limit_text(state, reply.withheld)
-        return Finish(status="limit_reached", answer=reply.text, limit=reply.withheld, reason=text)
-    if rules.rounds_per_step is not None and not reply.offered and state.step_rounds >= rules.rounds_per_step:
-        return AddMessage(purpose="step")
+    limit = reply.withheld or ("max_iterations" if left is not None and left < 0 else None)
+    if limit is not None:
+        return Finish(status="limit_reached", answer=reply.text, limit=limit, reason=_limit_text(state, limit))
+    if (purpose := _next_message(state, reply)) is not None:
+        return (
+            Finish(status="stopped", reason=state.stopping)
+            if state.stopping is not None
+            else AddMessage(purpose=purpose)
+        )
     if not reply.text:
         return Finish(status="incomplete", reason="The reply has neither text nor calls.")
-    if rules.require_final_answer and reply.offered:
-        return AddMessage(purpose="insist")
     return Finish(status="answered", answer=reply.text)
+
+
+def _next_message(state: State, reply: ModelReplied) -> Literal["step", "insist"] | None:
+    """Say what the planner has to add where a plain reply is not the end, or None."""
+    rules = state.rules
+    if rules.rounds_per_step is not None and not reply.offered and state.step_rounds >= rules.rounds_per_step:
+        return "step"
+    return "insist" if reply.text and rules.require_final_answer and reply.offered else None
 
 
 def _review(state: State, batch: Batch) -> Action:
     if state.stopping is not None:
-        return _withhold(batch, _open(batch), _stopped_text(state), None)
+        return _withhold_open(batch, _stopped_text(state), None)
     undecided = tuple(i for i, call in enumerate(batch.calls) if call.decided is None and call.answer is None)
     return ReviewCalls(iteration=batch.iteration, indexes=undecided)
 
 
 def _call(state: State, batch: Batch) -> Action:
-    if state.final_answer is not None:
-        answer = "Not executed: the final answer was given in the same message."
-        return _withhold(batch, _open(batch), answer, None)
-    if state.stopping is not None:
-        return _withhold(batch, _open(batch), _stopped_text(state), None)
-    if (reason := _returned(state, batch)) is not None:
+    if (reason := _returned(state, batch)) is not None and state.stopping is None:
         return Finish(status="stopped", reason=reason, returned=True)
+    if state.final_answer is not None:
+        return _withhold_open(batch, "Not executed: the final answer was given in the same message.", None)
+    if state.stopping is not None:
+        return _withhold_open(batch, _stopped_text(state), None)
     left = iterations_left(state)
     if left is not None and left <= 0:
         return _refuse(state, batch, _open(batch), "max_iterations")
@@ -138,10 +155,10 @@ def _call(state: State, batch: Batch) -> Action:
 def _returned(state: State, batch: Batch) -> str | None:
     """Say why the batch goes back to the caller, or None."""
     verdicts = {call.decided.verdict for call in batch.calls if call.decided is not None}
-    if "external" in verdicts:
-        return "A function that is known by its schema only was called; the caller has to run it."
     if "deny" in verdicts and state.rules.on_denial == "return_calls":
         return "A call was denied; the calls are returned to the caller."
+    if "external" in verdicts and state.final_answer is None:
+        return "A function that is known by its schema only was called; the caller has to run it."
     return None
 
 
@@ -186,11 +203,21 @@ def _refuse(state: State, batch: Batch, indexes: tuple[int, ...], limit: str) ->
     text = _limit_text(state, limit)
     if state.rules.limits.on_limit == "return_calls":
         return Finish(status="limit_reached", limit=limit, reason=text, returned=True)
-    return _withhold(batch, indexes, f"Not executed: {text}", limit)
-
-
-def _withhold(batch: Batch, indexes: tuple[int, ...], answer: str, limit: str | None) -> Action:
+    answer = f"Not executed: {text}"
+    if len(indexes) == batch.unanswered:
+        return _withhold_open(batch, answer, limit)
     return WithholdCalls(iteration=batch.iteration, indexes=indexes, answer=answer, limit=limit)
+
+
+def _withhold_open(batch: Batch, answer: str, limit: str | None) -> Action:
+    """Answer every open call; those that a life before had started are not said to have not run."""
+    started = tuple(i for i in _open(batch) if batch.calls[i].started)
+    return WithholdCalls(
+        iteration=batch.iteration,
+        indexes=started or _open(batch),
+        answer=IN_DOUBT if started else answer,
+        limit=limit,
+    )
 
 
 def _open(batch: Batch) -> tuple[int, ...]:

@@ -10,27 +10,25 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.fold import apply
-from planner_ext.core.machine import next_action
+from planner_ext.core.machine import IN_DOUBT, next_action
 from planner_ext.core.state import State
 
 __all__ = ["stopping_facts"]
 
-IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
-"""What the model reads of a function that had started and was not seen to finish."""
 
-
-def stopping_facts(state: State, *, reason: str, at: float) -> tuple[Fact, ...]:
+def stopping_facts(state: State, *, reason: str, at: float, seconds: float = 0.0) -> tuple[Fact, ...]:
     """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end.
 
     Args:
         state: A run that has begun and has not ended.
         reason: Why, for the record and for the model.
         at: Now, in seconds since the epoch.
+        seconds: Active time since the last fact that has one; charged with the end.
     """
-    facts: list[Fact] = [*_cancelled(state, at), StopRequested(reason=reason, at=at)]
+    facts: list[Fact] = [StopRequested(reason=reason, at=at), *_cancelled(state, at)]
     for fact in facts:
         state = apply(state, fact)
-    while (fact := _next_fact(state, at)) is not None:
+    while (fact := _next_fact(state, at, seconds)) is not None:
         facts.append(fact)
         state = apply(state, fact)
     return tuple(facts)
@@ -55,7 +53,7 @@ def _cancelled(state: State, at: float) -> list[Fact]:
     ]
 
 
-def _next_fact(state: State, at: float) -> Fact | None:
+def _next_fact(state: State, at: float, seconds: float) -> Fact | None:
     match next_action(state):
         case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
             return CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=at)
@@ -69,7 +67,7 @@ def _next_fact(state: State, at: float) -> Fact | None:
                 reason=end.reason,
                 returned=end.returned,
                 at=at,
-                seconds=0.0,
+                seconds=seconds,
             )
         case _:
             return None

@@ -66,12 +66,14 @@ class State:
         iteration: The 0-based number of the next trip.
         rounds: Tool rounds of this request so far; what ``use_attempts`` counts.
         step_rounds: Tool rounds of this step so far.
+        planned: Whether a plan was made.
         batch: The open batch, or None.
         called: Whether a function was started in the batch that settled last.
         reply: The last reply without calls, or None.
         final_answer: What the final-answer function was given, or None.
         limit: The first limit that was reached, while its consequence is due.
         stopping: Why the run is to stop, or None.
+        ending: Why it is to stop once the open batch has settled, or None.
         reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: ``function:NAME`` and ``arguments:DIGEST``.
         at: The time of the newest fact.
@@ -87,12 +89,14 @@ class State:
     iteration: int = 0
     rounds: int = 0
     step_rounds: int = 0
+    planned: bool = False
     batch: Batch | None = None
     called: bool = False
     reply: ModelReplied | None = None
     final_answer: str | None = None
     limit: str | None = None
     stopping: str | None = None
+    ending: str | None = None
     reask: bool = False
     sticky: frozenset[str] = frozenset()
     at: float = 0.0

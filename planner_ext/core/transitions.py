@@ -13,6 +13,7 @@ _P = Phase
 TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.NEW, "RunStarted"): (_P.PLANNING, _P.ASKING),
     (_P.PLANNING, "Planned"): (_P.ASKING,),
+    (_P.PLANNING, "ModelReplied"): (_P.REVIEWING, _P.ANSWERING),
     (_P.PLANNING, "StopRequested"): (_P.PLANNING,),
     (_P.PLANNING, "Ended"): (_P.ENDED,),
     (_P.ASKING, "ModelReplied"): (_P.REVIEWING, _P.ANSWERING),
@@ -22,7 +23,7 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.ANSWERING, "StopRequested"): (_P.ANSWERING,),
     (_P.ANSWERING, "Ended"): (_P.ENDED,),
     (_P.REVIEWING, "CallDecided"): (_P.REVIEWING, _P.CALLING, _P.COMPLETING),
-    (_P.REVIEWING, "CallsWithheld"): (_P.REVIEWING, _P.COMPLETING),
+    (_P.REVIEWING, "CallsWithheld"): (_P.COMPLETING,),
     (_P.REVIEWING, "StopRequested"): (_P.REVIEWING,),
     (_P.CALLING, "CallDecided"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "CallsWithheld"): (_P.CALLING, _P.COMPLETING),
@@ -37,7 +38,9 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.PAUSED, "Resumed"): (_P.CALLING,),
     (_P.PLANNING, "Resumed"): (_P.PLANNING,),
     (_P.ASKING, "Resumed"): (_P.ASKING,),
-    (_P.ENDED, "Resumed"): (_P.ASKING, _P.REVIEWING),
+    (_P.ANSWERING, "Resumed"): (_P.ANSWERING,),
+    (_P.COMPLETING, "Resumed"): (_P.COMPLETING,),
+    (_P.ENDED, "Resumed"): (_P.PLANNING, _P.ASKING, _P.REVIEWING),
 }
 
 

@@ -5,18 +5,27 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
-from planner_ext.approval.fingerprint import digest_of
+from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
+from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.state import Call, State
+from planner_ext.core.state import Call, Phase, State
+from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
+from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.ports import Functions
 from planner_ext.review import apply_decision
 
-__all__ = ["ApprovalSettings", "DecisionRefusedError", "PendingCall", "decision_facts", "pending_calls"]
+__all__ = [
+    "ApprovalSettings",
+    "DecisionRefusedError",
+    "PendingCall",
+    "check_record",
+    "decision_facts",
+    "pending_calls",
+]
 
 
 class DecisionRefusedError(PlannerException):
@@ -48,6 +57,11 @@ class ApprovalSettings(ApprovalOptions):
             ApprovalOptions.__post_init__(self)
         except InvalidLimitError as error:
             raise PlannerInvalidConfigurationError(str(error)) from None
+
+    def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
+        """Merge with the settings of a service that this one takes the place of: what nobody decided, the stricter."""
+        stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
+        return replace(self, unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +118,54 @@ def _pending(call: Call, fact: CallDecided) -> PendingCall:
         fully_qualified_name=fact.function,
         arguments={} if isinstance(arguments, InvalidArguments) else arguments,
         fingerprint=fact.fingerprint,
-        expires_at=None if fact.expires_at is None else datetime.fromtimestamp(fact.expires_at, UTC),
+        expires_at=_moment(fact.expires_at),
         prompt=fact.prompt,
+    )
+
+
+def _moment(at: float | None) -> datetime | None:
+    try:
+        return None if at is None else datetime.fromtimestamp(at, UTC)
+    except (OverflowError, ValueError, OSError) as error:
+        raise InvalidCheckpointError(f"Expected a date at which the question expires; got {at!r}.") from error
+
+
+def check_record(state: State) -> None:
+    """Refuse the record of a run that cannot go on, or whose calls do not agree with themselves.
+
+    Raises:
+        InvalidCheckpointError: Naming what is wrong; nothing ran.
+    """
+    if (state.phase, "Resumed") not in TRANSITIONS:
+        raise InvalidCheckpointError(
+            f"Expected the checkpoint of a run that waits or has ended; this one stops in the middle: it is {state.phase}. "
+            "It was cut short."
+        )
+    if state.batch is None:
+        return
+    for call in state.batch.calls:
+        if (fact := call.decided) is not None and fact.kind == "function" and not _agrees(state, call, fact):
+            raise InvalidCheckpointError(
+                f"The record of the call {call.request.id!r} contradicts itself: its function, arguments and "
+                "fingerprint do not belong together. It was altered."
+            )
+    if state.phase is Phase.PAUSED and not any(_waits(call) for call in state.batch.calls):
+        raise InvalidCheckpointError("Expected a paused run with a call that waits; none does. It was altered.")
+
+
+def _waits(call: Call) -> bool:
+    deferred = call.decided is not None and call.decided.verdict == "defer"
+    return call.answer is None and (deferred or call.started)
+
+
+def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
+    request = call.request
+    arguments = parse_object(request.arguments)
+    if isinstance(arguments, InvalidArguments) or fact.function != request.name:
+        return False
+    asked = digest_of(fact.function, arguments)
+    return fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked) and (
+        fact.edited is not None or fact.digest == asked
     )
 
 
@@ -125,6 +185,8 @@ def decision_facts(
     Raises:
         DecisionRefusedError: Naming the call, and why.
     """
+    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {decisions!r}.")
     waiting = {call.request.id: (call, fact) for _, call, fact in _waiting(state)}
     for name in decisions:
         if name not in waiting:
@@ -150,6 +212,8 @@ def _decided(call: Call, fact: CallDecided, decision: Decision, functions: Funct
         raise DecisionRefusedError(
             f"The decision on {name} came too late: the question expired. Resume without it to let the model know."
         )
+    if (problem := problem_of(decision)) is not None:
+        raise DecisionRefusedError(f"The decision on {name} cannot be taken: {problem}. The call still waits.")
     if isinstance(decision, Approve):
         _check_binding(call, fact, decision, functions, name)
     decided = apply_decision(fact, decision, functions, state)

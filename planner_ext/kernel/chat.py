@@ -25,7 +25,7 @@ from planner_ext.ports import Emit, TextDelta
 if TYPE_CHECKING:
     from semantic_kernel.functions import KernelArguments
 
-__all__ = ["KernelChat"]
+__all__ = ["KernelChat", "named_errors", "no_reply"]
 
 _NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """What connectors raise on a response that is not what they expect."""
@@ -79,9 +79,9 @@ class KernelChat:
             KernelException: Whatever of that kind the connector raised.
         """
         self._offer.refresh()
-        history = ChatHistory.model_construct(messages=self.messages(transcript))
+        history = ChatHistory.model_construct(messages=list(self.messages(transcript)))  # connectors may add to it
         settings = self._request_settings(request)
-        with _named_errors(self._service):
+        with named_errors(self._service):
             if self._streaming:
                 message = await self._stream(history, settings, request.iteration, emit)
             else:
@@ -95,7 +95,10 @@ class KernelChat:
             update |= {k: v for k, v in self._plan_settings.items() if k in type(self._settings).model_fields}
         choice = request.tool_choice
         if choice is not None and self._offer.functions:
-            update["function_choice_behavior"] = RequestBehavior.of(self._offer.metadata(), choice)
+            schemas = self._offer.schemas
+            update["function_choice_behavior"] = RequestBehavior.of(self._offer.metadata(), choice, schemas=schemas)
+        elif choice == "none" and self._offer.schemas:
+            update["tool_choice"] = choice
         elif choice is None:
             update |= {key: None for key in ("tools", "tool_choice") if hasattr(self._settings, key)}
         return self._settings.model_copy(update=update)
@@ -118,13 +121,13 @@ class KernelChat:
                 if emit is not None:
                     await emit(TextDelta(text=text, iteration=iteration, chunk=chunk))
         if not assembly.any:
-            raise _no_reply("a stream without any chunk")
+            raise no_reply("a stream without any choice")
         return merge_reply([assembly.message()])
 
     @staticmethod
     def _nonempty(messages: list[ChatMessageContent]) -> list[ChatMessageContent]:
         if not messages:
-            raise _no_reply("a response without choices")
+            raise no_reply("a response without choices")
         return messages
 
     def _reply(self, message: ChatMessageContent) -> Reply:
@@ -156,7 +159,8 @@ async def _first_choices(
                 yield chunk
 
 
-def _no_reply(seen: str) -> InvalidReplyError:
+def no_reply(seen: str) -> InvalidReplyError:
+    """Make the error for a response that is none."""
     return InvalidReplyError(
         f"Expected a reply with at least one choice; the service answered with {seen}. "
         "The history is as it was: the request can be made again."
@@ -164,7 +168,7 @@ def _no_reply(seen: str) -> InvalidReplyError:
 
 
 @contextmanager
-def _named_errors(service: ChatCompletionClientBase) -> Generator[None]:
+def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
     """Name what a connector raises, and chain its cause; its own named errors pass as they are."""
     try:
         yield
@@ -181,7 +185,7 @@ def _named_errors(service: ChatCompletionClientBase) -> Generator[None]:
 
 def _failed(service: ChatCompletionClientBase, cause: BaseException) -> ServiceCallError:
     return ServiceCallError(
-        f"The request to {type(service).__name__} {service.ai_model_id!r} failed: {type(cause).__name__}: {cause}. "
+        f"The request to {type(service).__name__} {service.ai_model_id!r} failed: {_described(cause)}. "
         "The history is as it was: the request can be made again."
     )
 
@@ -189,6 +193,11 @@ def _failed(service: ChatCompletionClientBase, cause: BaseException) -> ServiceC
 def _unreadable(service: ChatCompletionClientBase, cause: BaseException) -> InvalidReplyError:
     return InvalidReplyError(
         f"Expected a chat completion from {type(service).__name__} {service.ai_model_id!r}; its response could not be "
-        f"read as one ({type(cause).__name__}: {cause}). Check the base URL, and that the endpoint speaks the "
+        f"read as one ({_described(cause)}). Check the base URL, and that the endpoint speaks the "
         "connector's protocol. The history is as it was: the request can be made again."
     )
+
+
+def _described(error: BaseException) -> str:
+    """Name an error and give its words, without the full stop that the sentence around them has itself."""
+    return f"{type(error).__name__}: {error}".removesuffix(".")

@@ -6,13 +6,16 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
+from pydantic import ValidationError
+from semantic_kernel.exceptions import ContentException
+
 from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
-from planner_ext.core.state import State
-from planner_ext.journal import SCHEMA, check_schema, dump_facts, load_facts
-from planner_ext.kernel.errors import PlannerException
-from planner_ext.kernel.messages import dump_message
+from planner_ext.core.state import Phase, State
+from planner_ext.journal import SCHEMA, check_schema, dump_facts, load_facts, messages_of
+from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.kernel.messages import dump_message, load_message
 
 __all__ = ["Checkpoint", "InvalidCheckpointError"]
 
@@ -52,7 +55,11 @@ class Checkpoint:
 
         Args:
             key: Signs the text (HMAC-SHA256), so that `from_json` with the same key refuses any other. None signs not.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the key is none.
         """
+        _check_key(key)
         data: dict[str, Any] = {"schema": SCHEMA, "facts": dump_facts(self.facts, dump_message)}
         if key is not None:
             data["signature"] = _sign(data, key)
@@ -70,7 +77,9 @@ class Checkpoint:
         Raises:
             InvalidCheckpointError: If the text is none of ours, damaged, refused by its signature, or newer than this
                 version reads.
+            PlannerInvalidConfigurationError: If the key is none.
         """
+        _check_key(key)
         try:
             data: object = json.loads(text)
         except (ValueError, RecursionError, TypeError) as error:
@@ -92,8 +101,28 @@ class Checkpoint:
             checkpoint = cls(load_facts(data["facts"]))
         except InvalidJournalError as error:
             raise InvalidCheckpointError(str(error)) from error
-        checkpoint.state()
+        if checkpoint.state().phase is Phase.NEW:
+            raise InvalidCheckpointError("Expected the journal of a run; this one has no facts.")
+        checkpoint._check_messages()
         return checkpoint
+
+    def _check_messages(self) -> None:
+        for fact in self.facts:
+            for message in messages_of(fact):
+                try:
+                    load_message(message)
+                except (ValidationError, TypeError, ValueError, ContentException) as error:
+                    raise InvalidCheckpointError(
+                        f"Expected messages of Semantic Kernel; one in {fact.type} cannot be read: {error}"
+                    ) from error
+
+
+def _check_key(key: object) -> None:
+    """Refuse a key that would protect nothing; the error does not show it."""
+    if key is not None and not (isinstance(key, bytes) and key):
+        raise PlannerInvalidConfigurationError(
+            f"key must be bytes, at least one, or None for no signature; got {type(key).__name__}."
+        )
 
 
 def _sign(data: dict[str, Any], key: bytes) -> str:
@@ -102,4 +131,6 @@ def _sign(data: dict[str, Any], key: bytes) -> str:
 
 
 def _signed(data: dict[str, object], signature: object, key: bytes) -> bool:
-    return isinstance(signature, str) and hmac.compare_digest(_sign(data, key), signature)
+    if not isinstance(signature, str):
+        return False
+    return hmac.compare_digest(_sign(data, key).encode(), signature.encode(errors="replace"))

@@ -24,6 +24,7 @@ __all__ = [
     "RunNotAnsweredError",
     "ServiceCallError",
     "ToolExecutionError",
+    "not_answered",
 ]
 
 
@@ -82,3 +83,27 @@ class RunNotAnsweredError(PlannerException):
 
 class LimitReachedError(RunNotAnsweredError):
     """A limit of the budget was reached; raised by itself where ``Budget.on_limit`` is ``"raise"``."""
+
+
+def not_answered(
+    *,
+    status: str,
+    reason: str,
+    limit: str | None,
+    iterations: int,
+    tool_calls: int,
+    usage: "Usage",
+    chat_history: "ChatHistory | None",
+    checkpoint: "Checkpoint | None",
+) -> RunNotAnsweredError:
+    """Make the error for a run without an answer; it carries the history and the ledger."""
+    if status == "paused":
+        reason = "Calls wait for a decision; resume the run with decisions."
+    if limit == "max_tool_calls":
+        reason = f"Max number of tool call reached. {reason}"
+    kind = LimitReachedError if status == "limit_reached" else RunNotAnsweredError
+    error = kind(reason or f"The run ended {status}.")
+    error.status, error.limit = status, limit
+    error.iterations, error.tool_calls, error.usage = iterations, tool_calls, usage
+    error.chat_history, error.checkpoint = chat_history, checkpoint
+    return error

@@ -181,15 +181,15 @@ async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
     """Return what work raises, but for the cancellation of this task and what ends the program.
 
     A function may also raise ``CancelledError`` by itself, after waiting for something that was cancelled: that is
-    an error like another.
+    an error like another. And it may hide the cancellation of this task, which goes on all the same.
     """
     task = asyncio.current_task()
     cancelling = task.cancelling() if task else 0
+    ended: _T | Raised
     try:
-        return await work
-    except asyncio.CancelledError as error:
-        if task is not None and task.cancelling() > cancelling:
-            raise
-        return Raised(error)
-    except Exception as error:
-        return Raised(error)
+        ended = await work
+    except (Exception, asyncio.CancelledError) as error:
+        ended = Raised(error)
+    if task is not None and task.cancelling() > cancelling:
+        raise asyncio.CancelledError from (ended.error if isinstance(ended, Raised) else None)
+    return ended

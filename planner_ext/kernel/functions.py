@@ -213,7 +213,7 @@ class KernelFunctions:
         decided, unchanged = planned.decided, None
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)
-        if decided is not None and (decided.person or decided.edited is not None):
+        if decided is not None and (decided.person or decided.by or decided.edited is not None):
             unchanged = _watch(arguments, checked, prepared.parameters)
         return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, unchanged=unchanged)
 

@@ -20,18 +20,19 @@ from planner_ext.approval.marks import approval_required
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.facts import Fact
 from planner_ext.core.state import State
-from planner_ext.engine import CallFailedError, Engine, Ports, StopHandle
+from planner_ext.engine import CallFailedError, Engine, StopHandle
 from planner_ext.kernel.chat import KernelChat
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExecutionError
+from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError, ToolExecutionError
 from planner_ext.kernel.functions import KernelFunctions
-from planner_ext.kernel.history import check_history, repair_history
+from planner_ext.kernel.history import check_history, one_result_each, repair_history
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
 from planner_ext.kernel.messages import render
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
-from planner_ext.ports import Emit, Prompts
+from planner_ext.kernel.outcome import carry_run
+from planner_ext.ports import Emit, Ports, Prompts
 
-__all__ = ["Loop", "checked_messages", "connector_settings", "new_run_id"]
+__all__ = ["Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
 
 logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
@@ -64,7 +65,7 @@ class Loop:
         self._options = options
         self._check_names()
         self._report_unused_rules()
-        self._check_service(service, settings)
+        check_service(service, settings, offer)
         self.chat = KernelChat(
             service,
             settings,
@@ -95,7 +96,7 @@ class Loop:
                 options=options.approval,
                 interceptors=options.interceptors,
                 pre_invoke=options.pre_invoke,
-                check_for_intervention=options.check_for_intervention,
+                checks=options.checks,
                 marked=self._mark,
             ),
             hook=self._hook(streaming=streaming),
@@ -116,13 +117,19 @@ class Loop:
 
         Raises:
             ToolExecutionError: If a function failed and the execution is told to raise.
+            PlannerException: On a fault; it carries the history and a checkpoint.
         """
         names = ",".join(self.offer.functions)
         with tracer.start_as_current_span(AUTO_FUNCTION_INVOCATION_SPAN_NAME, attributes={AVAILABLE_FUNCTIONS: names}):
             try:
                 await engine.run()
+            except PlannerException as error:
+                carry_run(error, engine.state, engine.facts)
+                raise
             except CallFailedError as error:
-                raise ToolExecutionError(f"{error}. Its batch is answered and in the history.") from error.__cause__
+                failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
+                carry_run(failed, engine.state, engine.facts)
+                raise failed from error.__cause__
 
     def history(self, state: State) -> ChatHistory:
         """Show a state as filters see it: the transcript, and the message whose calls are being run."""
@@ -155,21 +162,27 @@ class Loop:
                 f"{', '.join(sorted(self.offer.functions)) or 'no function'}. Name functions in full: plugin-function."
             )
 
-    def _check_service(self, service: ChatCompletionClientBase, settings: PromptExecutionSettings) -> None:
-        if not self.offer.available:
-            return
-        name = f"{type(service).__name__} {service.service_id!r}"
-        if not service.SUPPORTS_FUNCTION_CALLING:
-            raise PlannerInvalidConfigurationError(
-                f"{name} does not support function calling, and this run offers "
-                f"{', '.join(sorted(self.offer.functions))}. Use another connector, or offer no functions."
-            )
-        answers = getattr(settings, "number_of_responses", None)
-        if answers is not None and answers > 1:
-            raise PlannerInvalidConfigurationError(
-                f"number_of_responses must be 1 where functions are offered; got {answers}. "
-                "Ask once, or offer no functions."
-            )
+
+def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, offer: Offer) -> None:
+    """Refuse a connector, or a number of answers, with which the functions on offer cannot be called.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the way out.
+    """
+    if not offer.available:
+        return
+    name = f"{type(service).__name__} {service.service_id!r}"
+    if not service.SUPPORTS_FUNCTION_CALLING:
+        raise PlannerInvalidConfigurationError(
+            f"{name} does not support function calling, and there are {', '.join(sorted(offer.functions))} on offer. "
+            "Use another connector, or offer no functions."
+        )
+    answers = getattr(settings, "number_of_responses", None)
+    if answers is not None and answers > 1:
+        raise PlannerInvalidConfigurationError(
+            f"number_of_responses must be 1 where functions are offered; got {answers}. "
+            "Ask once, or offer no functions."
+        )
 
 
 def connector_settings(
@@ -181,21 +194,23 @@ def connector_settings(
         return wanted()
     if isinstance(settings, wanted):
         return settings.model_copy()
-    return wanted.from_prompt_execution_settings(settings.model_copy(deep=True))
+    own = {"function_choice_behavior": None, "extension_data": dict(settings.extension_data)}
+    converted = wanted.from_prompt_execution_settings(settings.model_copy(update=own))
+    return converted.model_copy(update={"function_choice_behavior": settings.function_choice_behavior})
 
 
 def checked_messages(
     messages: Sequence[ChatMessageContent], on_invalid_history: Literal["refuse", "repair"]
 ) -> list[ChatMessageContent]:
-    """Take a history that may be sent, or repair one on request.
+    """Take a history that may be sent, or repair one on request; each result becomes a message of its own.
 
     Raises:
         InvalidHistoryError: If it may not be sent and is not to be repaired.
     """
     if on_invalid_history == "repair":
-        return repair_history(messages)
+        return one_result_each(repair_history(messages))
     check_history(messages)
-    return list(messages)
+    return one_result_each(messages)
 
 
 def new_run_id() -> str:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -25,11 +26,17 @@ __all__ = [
     "assistant_text",
     "calls_of",
     "dump_message",
+    "load_message",
     "merge_reply",
     "render",
     "requested_calls",
     "text_of",
+    "with_items",
+    "with_own_ids",
 ]
+
+CHECKPOINT_KEY = "checkpoint"
+"""Where a message that ended a run holds that run; of no use to a later one, so not written down with it."""
 
 
 class AssistantMessage(ChatMessageContent):
@@ -80,26 +87,30 @@ def merge_reply(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
     metadata: dict[str, Any] = {}
     for message in messages:
         metadata |= message.metadata
-    return _with_items(first, _with_own_ids(items), metadata)
+    return with_items(first, with_own_ids(items), metadata)
 
 
-def _with_own_ids(items: Iterable[Any]) -> list[Any]:
+def with_own_ids(items: Iterable[Any]) -> list[Any]:
+    """Give each call an id of its own; arguments that a connector parsed are written as JSON text again."""
     seen: set[str | None] = {None, ""}
     kept: list[Any] = []
     for item in items:
         own = item
         if isinstance(item, FunctionCallContent):
-            if item.id in seen:
-                own = item.model_copy(update={"id": f"call_{uuid.uuid4().hex[:24]}"})
+            update: dict[str, Any] = {"id": f"call_{uuid.uuid4().hex[:24]}"} if item.id in seen else {}
+            if isinstance(item.arguments, Mapping):
+                update["arguments"] = _arguments(item)
+            own = item.model_copy(update=update) if update else item
             seen.add(own.id)
         kept.append(own)
     return kept
 
 
-def _with_items(message: ChatMessageContent, items: list[Any], metadata: dict[str, Any]) -> AssistantMessage:
+def with_items(message: ChatMessageContent, items: list[Any], metadata: dict[str, Any]) -> AssistantMessage:
     """Copy a message with other items; validation is skipped, the items being valid already."""
     values: dict[str, Any] = {name: getattr(message, name) for name in ChatMessageContent.model_fields}
-    return AssistantMessage.model_construct(None, **(values | {"items": items, "metadata": metadata}))
+    given = (message.model_fields_set & values.keys()) | {"items", "metadata"}
+    return AssistantMessage.model_construct(given, **(values | {"items": items, "metadata": metadata}))
 
 
 def _name(call: FunctionCallContent) -> str:
@@ -111,7 +122,7 @@ def _name(call: FunctionCallContent) -> str:
 
 def _arguments(call: FunctionCallContent) -> str:
     if isinstance(call.arguments, Mapping):
-        return json.dumps(dict(call.arguments), ensure_ascii=False)
+        return json.dumps(_plain(dict(call.arguments)), ensure_ascii=False)
     return call.arguments or ""
 
 
@@ -140,22 +151,38 @@ def _changed(message: ChatMessageContent, kept: set[str], edited: Mapping[str, s
         for item in message.items
         if not isinstance(item, FunctionCallContent) or item.id in kept
     ]
-    return _with_items(message, items, message.metadata)
+    return with_items(message, items, message.metadata)
+
+
+def load_message(message: Message) -> ChatMessageContent:
+    """Take a message as it is, or make it of its JSON.
+
+    Raises:
+        pydantic.ValidationError: If it is JSON of no message.
+    """
+    return message if isinstance(message, ChatMessageContent) else ChatMessageContent.model_validate(message)
 
 
 def _load(message: Message) -> ChatMessageContent:
-    """Take a message as it is, or make it of its JSON; one with calls will be sent with its text, too."""
-    loaded = message if isinstance(message, ChatMessageContent) else ChatMessageContent.model_validate(message)
+    """Make a message fit to be sent: one with calls is sent with its text, too, an empty one as an empty text."""
+    loaded = load_message(message)
+    if not loaded.items:
+        return loaded.model_copy(update={"items": [TextContent(text="")]})
     if loaded.role != AuthorRole.ASSISTANT or isinstance(loaded, AssistantMessage) or not calls_of(loaded):
         return loaded
-    return _with_items(loaded, list(loaded.items), loaded.metadata)
+    return with_items(loaded, list(loaded.items), loaded.metadata)
 
 
 def dump_message(message: Message) -> dict[str, Any]:
-    """Write a message as Semantic Kernel's own JSON; a value in its metadata that is no JSON becomes text."""
-    if isinstance(message, ChatMessageContent):
-        return message.model_dump(mode="json", exclude_none=True, fallback=str)
-    return message
+    """Write a message as Semantic Kernel's own JSON; a value in it that is no JSON becomes text."""
+    if not isinstance(message, ChatMessageContent):
+        return message
+    return _plain(message.model_dump(exclude_none=True, exclude={"metadata": {CHECKPOINT_KEY}}))
+
+
+def _plain(value: Any) -> Any:
+    """Turn whatever a connector may put into a message into JSON values: bytes as base64, objects as their text."""
+    return to_jsonable_python(value, bytes_mode="base64", fallback=str)
 
 
 def as_history(messages: Iterable[ChatMessageContent]) -> ChatHistory:

@@ -25,17 +25,34 @@ class RequestBehavior(FunctionChoiceBehavior):
     """Tells a connector exactly which functions one request offers; the connector never invokes them itself."""
 
     offered: list[KernelFunctionMetadata] = []  # noqa: RUF012  (a pydantic field: copied for each instance)
+    schemas: list[Any] = []  # noqa: RUF012  (likewise)
 
     @classmethod
-    def of(cls, offered: list[KernelFunctionMetadata], choice: Literal["auto", "required", "none"]) -> Self:
-        """Offer these functions under this tool choice."""
+    def of(
+        cls,
+        offered: list[KernelFunctionMetadata],
+        choice: Literal["auto", "required", "none"],
+        *,
+        schemas: Sequence[Any] = (),
+    ) -> Self:
+        """Offer these functions, and those that the caller knows the schemas of, under this tool choice."""
         return cls.model_construct(
             type_=_TYPES[choice],
             offered=offered,
+            schemas=list(schemas),
             filters=None,
             enable_kernel_functions=True,
             maximum_auto_invoke_attempts=0,
         )
+
+    def configure(
+        self, kernel: Kernel, update_settings_callback: Callable[..., None], settings: PromptExecutionSettings
+    ) -> None:
+        """Let the connector write the functions into its settings, then add the caller's own schemas to them."""
+        super().configure(kernel, update_settings_callback, settings)
+        if self.schemas:
+            written: Any = settings
+            written.tools = [*(written.tools or ()), *self.schemas]
 
     def get_config(self, kernel: Kernel) -> FunctionCallChoiceConfiguration:  # noqa: ARG002
         """Answer the connector's question which functions there are."""
@@ -76,7 +93,7 @@ class Offer:
         self._behavior = behavior
         self._own = tuple(own)
         self._select = select
-        self._schemas = _schema_names(settings)
+        self._schemas = _schemas(settings)
         self.functions: Mapping[str, KernelFunction] = {}
         self.schema_only: frozenset[str] = frozenset()
         self.refresh()
@@ -93,11 +110,16 @@ class Offer:
                 )
             functions[name] = self._kernel.get_function(metadata.plugin_name, metadata.name)
         self.functions = functions
-        self.schema_only = self._schemas - functions.keys()
+        self.schema_only = frozenset(self._schemas.keys() - functions.keys())
 
     def metadata(self) -> list[KernelFunctionMetadata]:
         """List what is offered, for a request."""
         return [function.metadata for function in self.functions.values()]
+
+    @property
+    def schemas(self) -> list[Any]:
+        """List the caller's tool schemas for which the kernel has no function."""
+        return [schema for name, schema in self._schemas.items() if name in self.schema_only]
 
     @property
     def available(self) -> bool:
@@ -119,12 +141,12 @@ class Offer:
         return offered if self._select is None else self._select(offered)
 
 
-def _schema_names(settings: PromptExecutionSettings) -> frozenset[str]:
-    """Read the names of functions out of tool schemas that the caller put into the settings."""
+def _schemas(settings: PromptExecutionSettings) -> dict[str, Any]:
+    """Read the tool schemas that the caller put into the settings, by the names of their functions."""
     tools: Any = getattr(settings, "tools", None) or ()
-    names: set[str] = set()
+    schemas: dict[str, Any] = {}
     for tool in tools:
         function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            names.add(name)
-    return frozenset(names)
+            schemas[name] = tool
+    return schemas

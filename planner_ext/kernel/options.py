@@ -10,16 +10,15 @@ from planner_ext.approval.decisions import Interceptor
 from planner_ext.approval.gate import CheckForIntervention, PreInvoke
 from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
-from planner_ext.engine import Observer
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget, tightest
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
-from planner_ext.ports import Clock
+from planner_ext.ports import Clock, Observer
 
-__all__ = ["LoopOptions", "non_negative"]
+__all__ = ["LoopOptions", "instance_of", "non_negative"]
 
 _T = TypeVar("_T")
 
@@ -37,7 +36,7 @@ class LoopOptions:
     observers: Sequence[Observer] = ()
     interceptors: Sequence[Interceptor] = ()
     pre_invoke: Sequence[PreInvoke] = ()
-    check_for_intervention: CheckForIntervention | None = None
+    checks: Sequence[CheckForIntervention] = ()
     iteration_completed: IterationCallback | None = None
 
     @classmethod
@@ -64,15 +63,17 @@ class LoopOptions:
         return cls(
             budget=_instance("budget", budget, Budget).limits,
             execution=_instance("execution", execution, ToolExecution),
-            clock=clock or SystemClock(),
+            clock=_clock(clock),
             min_iteration_time_ms=non_negative("min_iteration_time_ms", min_iteration_time_ms),
             strict_finish_reason=strict_finish_reason,
             observers=_callables("observers", observers),
             approval=_instance("approval", approval, ApprovalSettings),
             interceptors=_callables("interceptors", interceptors),
             pre_invoke=_callables("pre_invoke", () if pre_invoke is None else (pre_invoke,)),
-            check_for_intervention=check_for_intervention,
-            iteration_completed=iteration_completed,
+            checks=_callables(
+                "check_for_intervention", () if check_for_intervention is None else (check_for_intervention,)
+            ),
+            iteration_completed=_callable("iteration_completed", iteration_completed),
         )
 
     def within(self, inner: "LoopOptions") -> "LoopOptions":
@@ -87,7 +88,8 @@ class LoopOptions:
             interceptors=(*self.interceptors, *inner.interceptors),
             pre_invoke=(*self.pre_invoke, *inner.pre_invoke),
             observers=(*self.observers, *inner.observers),
-            check_for_intervention=self.check_for_intervention or inner.check_for_intervention,
+            checks=(*self.checks, *inner.checks),
+            approval=self.approval.within(inner.approval),
             iteration_completed=self.iteration_completed or inner.iteration_completed,
         )
 
@@ -103,10 +105,41 @@ def _instance(name: str, value: object, kind: type[_T]) -> _T:
     Raises:
         PlannerInvalidConfigurationError: Naming the option.
     """
-    if value is None:
-        return kind()
+    return kind() if value is None else instance_of(name, value, kind)
+
+
+def instance_of(name: str, value: object, kind: type[_T]) -> _T:
+    """Read what has to be of a class.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the option.
+    """
     if not isinstance(value, kind):
-        raise PlannerInvalidConfigurationError(f"{name} must be a {kind.__name__} or None; got {value!r}.")
+        raise PlannerInvalidConfigurationError(f"{name} must be of the class {kind.__name__}; got {value!r}.")
+    return value
+
+
+def _clock(value: Clock | None) -> Clock:
+    """Take a clock, or the machine's for None.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is none.
+    """
+    if value is None:
+        return SystemClock()
+    if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
+        raise PlannerInvalidConfigurationError(f"clock must have now, monotonic and sleep, or be None; got {value!r}.")
+    return value
+
+
+def _callable(name: str, value: _T) -> _T:
+    """Read a function, or None.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the option.
+    """
+    if value is not None and not callable(value):
+        raise PlannerInvalidConfigurationError(f"{name} must be a function, or None; got {value!r}.")
     return value
 
 

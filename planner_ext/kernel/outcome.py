@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 
@@ -11,11 +12,11 @@ from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, Status
 from planner_ext.kernel.approval import pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
-from planner_ext.kernel.errors import LimitReachedError, RunNotAnsweredError
+from planner_ext.kernel.errors import PlannerException, not_answered
 from planner_ext.kernel.messages import as_history, assistant_text, render, text_of
 from planner_ext.kernel.usage import add_reported
 
-__all__ = ["PAUSED_TEXT", "chat_history", "final_message", "not_answered", "raise_at_limit", "status_of"]
+__all__ = ["PAUSED_TEXT", "carry_run", "chat_history", "final_message", "raise_at_limit", "status_of"]
 
 PAUSED_TEXT = "This run waits for a decision."
 """The text of the message that a service returns for a paused run."""
@@ -53,6 +54,11 @@ def final_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
             text_of(message), metadata=metadata, finish_reason=message.finish_reason, ai_model_id=message.ai_model_id
         )
     return message.model_copy(update={"metadata": metadata})
+
+
+def carry_run(error: PlannerException, state: State, facts: Sequence[Fact]) -> None:
+    """Put the run so far on the error that a fault ended it with."""
+    error.chat_history, error.checkpoint = chat_history(state), Checkpoint(tuple(facts))
 
 
 def _is_last_word(state: State) -> bool:
@@ -93,9 +99,14 @@ def _reported_usage(facts: Sequence[Fact]) -> Any:
 
 
 def _usage_in(message: Message) -> Any:
-    metadata: dict[str, Any] = message.metadata if isinstance(message, ChatMessageContent) else message["metadata"]
-    usage = metadata.get("usage")
-    return CompletionUsage.model_validate(usage) if isinstance(usage, dict) else usage
+    """Read the usage in a message; of one that was read from JSON, where its own type is lost, as Semantic Kernel's."""
+    if isinstance(message, ChatMessageContent):
+        return message.metadata.get("usage")
+    usage = message.get("metadata", {}).get("usage")
+    try:
+        return usage and CompletionUsage.model_validate(usage)
+    except ValidationError:
+        return usage
 
 
 def raise_at_limit(state: State, facts: Sequence[Fact]) -> None:
@@ -104,25 +115,15 @@ def raise_at_limit(state: State, facts: Sequence[Fact]) -> None:
     Raises:
         LimitReachedError: With the history and the ledger.
     """
-    if state.rules.limits.on_limit == "raise" and status_of(state) == "limit_reached":
-        raise not_answered(state, facts)
-
-
-def not_answered(state: State, facts: Sequence[Fact]) -> RunNotAnsweredError:
-    """Make the error for a run without an answer; it carries the history and the ledger."""
-    status, ended = status_of(state), state.ended
-    limit = ended.limit if ended is not None else None
-    reason = ended.reason if ended is not None else "Calls wait for a decision; resume the run with decisions."
-    if limit == "max_tool_calls":
-        reason = f"Max number of tool call reached. {reason}"
-    error = (LimitReachedError if status == "limit_reached" else RunNotAnsweredError)(
-        reason or f"The run ended {status}."
-    )
-    error.status, error.limit = status, limit
-    error.iterations, error.tool_calls, error.usage = (
-        state.ledger.iterations,
-        state.ledger.tool_calls,
-        state.ledger.usage,
-    )
-    error.chat_history, error.checkpoint = chat_history(state), Checkpoint(tuple(facts))
-    return error
+    ended, ledger = state.ended, state.ledger
+    if state.rules.limits.on_limit == "raise" and ended is not None and ended.status == "limit_reached":
+        raise not_answered(
+            status=ended.status,
+            reason=ended.reason,
+            limit=ended.limit,
+            iterations=ledger.iterations,
+            tool_calls=ledger.tool_calls,
+            usage=ledger.usage,
+            chat_history=chat_history(state),
+            checkpoint=Checkpoint(tuple(facts)),
+        )

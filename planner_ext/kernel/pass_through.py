@@ -1,13 +1,19 @@
 """A request that offers no functions to invoke: one round trip of the connector, and what it cost in the metadata."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
+from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 
 from planner_ext.kernel.assembly import ReplyAssembly
+from planner_ext.kernel.chat import named_errors, no_reply
+from planner_ext.kernel.loop import check_service, connector_settings
+from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.service_run import store
 from planner_ext.kernel.usage import read_iterations
 
@@ -22,7 +28,11 @@ async def pass_through(
 ) -> list[ChatMessageContent]:
     """Ask the connector once; calls in the reply are the caller's to run."""
     stored = kwargs.pop("store_final", False)
-    messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
+    settings = _request_settings(inner, settings, kwargs.get("kernel"))
+    with named_errors(inner):
+        messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
+    if not messages:
+        raise no_reply("a response without choices")
     for message in messages if stored else ():
         store(chat_history, message)
     return [message.model_copy(update={"metadata": _one_request(message.metadata)}) for message in messages]
@@ -36,15 +46,31 @@ async def pass_through_streaming(
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
     """Ask the connector once, as a stream; calls in the reply are the caller's to run."""
     stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
-    async for chunks in inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs):
-        for chunk in chunks:
-            if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                chunk.metadata = _one_request(chunk.metadata)
-                if stored:
-                    reply.add(chunk)
-        yield chunks
-    if stored and reply.any:
+    settings = _request_settings(inner, settings, kwargs.get("kernel"))
+    with named_errors(inner):
+        async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
+            async for chunks in stream:
+                for chunk in chunks:
+                    if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                        chunk.metadata = _one_request(chunk.metadata)
+                        reply.add(chunk)
+                yield chunks
+    if not reply.any:
+        raise no_reply("a stream without any choice")
+    if stored:
         store(chat_history, reply.message())
+
+
+def _request_settings(
+    inner: ChatCompletionClientBase, settings: PromptExecutionSettings, kernel: Kernel | None
+) -> PromptExecutionSettings:
+    """Refuse functions that the connector would ignore, and let it invoke none by itself."""
+    behavior = settings.function_choice_behavior
+    if behavior is None or kernel is None or behavior.type_ is FunctionChoiceType.NONE:
+        return settings
+    own = connector_settings(inner, settings)
+    check_service(inner, own, Offer(kernel, behavior, own))
+    return own.model_copy(update={"function_choice_behavior": None}) if behavior.auto_invoke_kernel_functions else own
 
 
 def _one_request(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,24 @@
 """What the planner says to the model: the plan request, the opening, the next step, and that an answer is owed."""
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import yaml
-from pydantic import ValidationError
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, TextContent
+from semantic_kernel.exceptions import KernelException
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplateConfig
 
 from planner_ext.core.values import Message
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
 
-__all__ = ["NoPrompts", "PlannerPrompts", "default_plan_prompt", "default_step_prompt", "plan_template"]
+__all__ = ["NoPrompts", "PlannerPrompts", "default_plan_prompt", "default_step_prompt", "plan_template", "step_template"]
 
 default_plan_prompt = """\
 name: WritePlan
@@ -54,7 +56,8 @@ When the goal is reached, hand over the answer with UserInteraction-SendFinalAns
 """The opening of the steps. Replace it with ``get_step_prompt``: a template with the same variables."""
 
 _SAY = {
-    "step": "Carry out what comes next towards the goal. If nothing is left to do, hand over the final answer with "
+    "step": "Carry out what comes next towards the goal. If nothing is left to do, write the final answer.",
+    "hand over": "Carry out what comes next towards the goal. If nothing is left to do, hand over the final answer with "
     "UserInteraction-SendFinalAnswer.",
     "insist": "That was no final answer. Go on with the functions, or, if the goal is reached, hand the answer over "
     "with UserInteraction-SendFinalAnswer.",
@@ -82,15 +85,19 @@ class PlannerPrompts:
     """The planner's words for one goal. Implements `planner_ext.ports.Prompts`.
 
     Attributes:
+        plan_template: Read by `plan_template`.
+        step_template: Read by `step_template`.
         functions: Lists what the plan may use.
+        hands_over: Whether the final-answer function is offered.
     """
 
     kernel: Kernel
     arguments: KernelArguments
     goal: str
-    plan_config: PromptTemplateConfig
-    step_template: str
+    plan_template: KernelPromptTemplate
+    step_template: KernelPromptTemplate
     functions: Callable[[], Sequence[KernelFunctionMetadata]]
+    hands_over: bool
 
     async def plan_request(self) -> tuple[Message, ...]:
         """Render the plan prompt."""
@@ -100,49 +107,109 @@ class PlannerPrompts:
             "available_functions": json.dumps(schemas, ensure_ascii=False, default=str),
             "name_delimiter": "-",
         }
-        return await self._render(self.plan_config, variables)
+        return await self._render("get_initial_plan", self.plan_template, variables)
 
     async def opening(self, plan: str) -> tuple[Message, ...]:
         """Render the step prompt with the plan in it."""
-        config = PromptTemplateConfig(template=self.step_template)
-        messages = await self._render(config, {"goal": self.goal, "initial_plan": plan})
+        variables = {"goal": self.goal, "initial_plan": plan}
+        messages = await self._render("get_step_prompt", self.step_template, variables)
         if any(message.role == AuthorRole.USER for message in messages):
             return messages
         return (*messages, ChatMessageContent(role=AuthorRole.USER, content=self.goal))
 
     def message(self, purpose: str) -> Message:
         """Say that the next step is due, or that the final answer is owed."""
-        return ChatMessageContent(role=AuthorRole.USER, content=_SAY[purpose])
+        return ChatMessageContent(
+            role=AuthorRole.USER, content=_SAY["hand over" if purpose == "step" and self.hands_over else purpose]
+        )
 
-    async def _render(self, config: PromptTemplateConfig, variables: dict[str, str]) -> tuple[ChatMessageContent, ...]:
+    async def _render(
+        self, option: str, template: KernelPromptTemplate, variables: dict[str, str]
+    ) -> tuple[ChatMessageContent, ...]:
         """Render a template with the application's arguments and the planner's own; the latter win.
 
-        Semantic Kernel escapes what the variables hold, so that no goal or plan can open a message of its own.
+        No goal or plan can open a message of its own, and each arrives word for word.
+
+        Raises:
+            PlannerException: If it cannot be rendered, naming the option that it is of.
         """
         given = cast("dict[str, object]", self.arguments)
         arguments = KernelArguments()
-        for name, value in {**given, **variables}.items():
+        for name, value in {**given, **{name: _covered(value) for name, value in variables.items()}}.items():
             if isinstance(value, str | int | float | bool):  # templates take text only; the rest is for the functions
                 arguments[name] = value
-        template = KernelPromptTemplate(prompt_template_config=config)
-        rendered = await template.render(self.kernel, arguments)
-        return tuple(ChatHistory.from_rendered_prompt(rendered).messages)
+        try:
+            rendered = await template.render(self.kernel, arguments)
+        except KernelException as error:
+            raise PlannerException(
+                f"The template of {option} could not be rendered: {error}. Mend it, or what it calls, and resume."
+            ) from error
+        messages = ChatHistory.from_rendered_prompt(rendered).messages
+        for item in (item for message in messages for item in message.items if isinstance(item, TextContent)):
+            item.text = _uncovered(item.text)
+        return tuple(messages)
 
 
-def plan_template(text: str) -> tuple[PromptTemplateConfig, dict[str, Any]]:
+_COVER = 0xF0000
+_MARKUP = re.compile("[&<>\"'\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
+_COVERED = re.compile("[\U000f0000-\U000fffff]")
+
+
+def _covered(text: str) -> str:
+    """Put what XML cannot hold, or reads as markup, behind characters of private use.
+
+    Semantic Kernel escapes a variable once and unescapes it twice, and does not parse a prompt with a control character
+    at all: then the text of every message, the system's included, becomes the user's.
+    """
+    return _MARKUP.sub(lambda found: chr(_COVER + ord(found[0])), text)
+
+
+def _uncovered(text: str) -> str:
+    return _COVERED.sub(lambda found: chr(ord(found[0]) - _COVER), text)
+
+
+def plan_template(text: str) -> tuple[KernelPromptTemplate, dict[str, Any]]:
     """Read the YAML of a plan prompt: its template, and the settings that it asks for.
 
     Raises:
         PlannerInvalidConfigurationError: If it is no prompt template.
     """
-    try:
-        data: Any = yaml.safe_load(text)
+    with _readable("get_initial_plan must return the YAML of a prompt template"):
+        data: Any = yaml.safe_load(_text(text))
         config = PromptTemplateConfig(**data)
-    except (yaml.YAMLError, TypeError, ValidationError, ValueError) as error:
-        raise PlannerInvalidConfigurationError(
-            f"get_initial_plan must return the YAML of a prompt template; it cannot be read as one: {error}"
-        ) from error
+        if not config.template:
+            raise ValueError("it has no template")
+        template = KernelPromptTemplate(prompt_template_config=config)
     settings: dict[str, Any] = {}
     for asked in config.execution_settings.values():
         settings |= {key: value for key, value in asked.extension_data.items() if value is not None}
-    return config, settings
+    return template, settings
+
+
+def step_template(text: str) -> KernelPromptTemplate:
+    """Read the template that opens the steps.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is no prompt template.
+    """
+    with _readable("get_step_prompt must return the text of a prompt template"):
+        return KernelPromptTemplate(prompt_template_config=PromptTemplateConfig(template=_text(text)))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"got {value!r}")
+    return value
+
+
+@contextmanager
+def _readable(expected: str) -> Generator[None]:
+    """Name what a template is of that cannot be read.
+
+    Raises:
+        PlannerInvalidConfigurationError: With what was expected.
+    """
+    try:
+        yield
+    except (yaml.YAMLError, TypeError, ValueError, KernelException) as error:
+        raise PlannerInvalidConfigurationError(f"{expected}; it cannot be read as one: {error}") from error

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import Fact, Resumed
-from planner_ext.kernel.approval import decision_facts
+from planner_ext.core.fold import apply
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import State
+from planner_ext.kernel.approval import check_record, decision_facts, pending_calls
 from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.ports import Functions
@@ -19,14 +22,31 @@ class Resumption:
 
     checkpoint: Checkpoint
     decisions: Mapping[str, Decision]
-    budget: Budget | None
+    budget: Limits | None
+
+    def reopened(self, at: float) -> State:
+        """Give the run as it is once it goes on, before any decision.
+
+        Raises:
+            InvalidCheckpointError: If the record cannot be gone on with.
+        """
+        state = self.checkpoint.state()
+        check_record(state)
+        return apply(state, self._resumed(at))
 
     def facts(self, functions: Functions, at: float) -> tuple[Fact, ...]:
         """Write it as facts: all decisions, or none.
 
         Raises:
+            InvalidCheckpointError: If the record cannot be gone on with.
             DecisionRefusedError: If one of the decisions cannot be taken.
         """
-        limits = self.budget.limits if self.budget is not None else None
-        decided = decision_facts(self.checkpoint.state(), self.decisions, functions, at)
-        return (Resumed(limits=limits, at=at), *decided)
+        state = self.checkpoint.state()
+        check_record(state)
+        pending_calls(state)
+        decided = decision_facts(state, self.decisions, functions, at)
+        return (self._resumed(at), *decided)
+
+    def _resumed(self, at: float) -> Resumed:
+        limits = self.budget.limits if isinstance(self.budget, Budget) else self.budget
+        return Resumed(limits=limits, at=at)

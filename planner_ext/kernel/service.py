@@ -1,8 +1,8 @@
 """``FunctionInvokingChatCompletion``: the bounded loop around any connector, itself a chat completion service."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from contextlib import aclosing
+from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
@@ -16,7 +16,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext.approval.decisions import Decision, Interceptor
 from planner_ext.approval.gate import CheckForIntervention, PreInvoke
 from planner_ext.core.facts import Rules, RunStarted
-from planner_ext.engine import Observer, StopHandle
+from planner_ext.engine import StopHandle
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
@@ -30,8 +30,8 @@ from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.pass_through import pass_through, pass_through_streaming
 from planner_ext.kernel.prompts import NoPrompts
 from planner_ext.kernel.resumption import Resumption
-from planner_ext.kernel.service_run import ServiceRun, bring_up_to_date
-from planner_ext.ports import Clock
+from planner_ext.kernel.service_run import ServiceRun, World, bring_up_to_date
+from planner_ext.ports import Clock, Observer
 
 __all__ = ["FunctionInvokingChatCompletion", "unwrapped"]
 
@@ -83,7 +83,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Wrap a connector.
 
         Args:
-            inner: The connector that makes the requests.
+            inner: The connector that makes the requests. A wrapper is taken off and its options are merged: of each
+                limit the tighter holds, and its interceptors are asked after these.
             budget: What one request of a caller may spend; None limits nothing but what the behaviour limits.
             execution: How functions are run; None is `ToolExecution`'s defaults.
             approval: What becomes of calls that nobody decided, that were denied, and that wait; None is
@@ -110,8 +111,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             )
         super().__init__(ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id)
         self.instruction_role = inner.instruction_role
-        self._inner = inner
-        self._options = LoopOptions.of(
+        options = LoopOptions.of(
             budget=budget,
             execution=execution,
             approval=approval,
@@ -124,18 +124,12 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             strict_finish_reason=strict_finish_reason,
             observers=observers,
         )
+        self._inner, self._options = unwrapped(inner, options)
         if on_invalid_history not in ("refuse", "repair"):
             raise PlannerInvalidConfigurationError(
                 f"on_invalid_history must be refuse or repair; got {on_invalid_history!r}."
             )
         self._on_invalid_history = on_invalid_history
-
-    @classmethod
-    def around(cls, service: ChatCompletionClientBase, **options: Any) -> Self:
-        """Wrap a service as the constructor does; one that is a wrapper itself is taken off, and its options merged."""
-        made = cls(service, **options)
-        made._inner, made._options = unwrapped(service, made._options)
-        return made
 
     @property
     def inner(self) -> ChatCompletionClientBase:
@@ -175,7 +169,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             InvalidReplyError: If the connector's response is no reply.
             LimitReachedError: At a limit, where the budget says ``on_limit="raise"``.
         """
-        if (behavior := _invoking_behavior(settings)) is None:
+        if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
             return await pass_through(self._inner, chat_history, settings, kwargs)
         run = self._start(chat_history, settings, behavior, kwargs, streaming=False)
         return [await run.message()]
@@ -186,17 +180,27 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Answer a history as a stream, running functions on the way; as `get_chat_message_contents` otherwise.
 
         Yields:
-            The connector's chunks as they come, with ``function_invoke_attempt`` telling the round trip, from 0; after
-            each batch a tool message with its results; last, a chunk that carries the final message's metadata.
-            Leaving the stream early cancels what runs.
+            The connector's chunks as they come, with ``function_invoke_attempt`` telling the round trip, from 0; once a
+            batch has its results, a chunk with its calls and a tool message with the results; last, a chunk that
+            carries the final message's metadata. Leaving the stream early cancels what runs.
         """
-        if (behavior := _invoking_behavior(settings)) is None:
-            async for chunks in pass_through_streaming(self._inner, chat_history, settings, kwargs):
-                yield chunks
+        if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
+            async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs)) as passed:
+                async for group in passed:
+                    yield group
             return
         run = self._start(chat_history, settings, behavior, kwargs, streaming=True)
-        async for chunk in run.chunks(self.ai_model_id):
-            yield [chunk]
+        async with aclosing(run.chunks(self.ai_model_id)) as chunks:
+            async for chunk in chunks:
+                yield [chunk]
+
+    async def get_streaming_chat_message_content(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
+    ) -> AsyncGenerator[StreamingChatMessageContent | None, Any]:
+        """Answer as `get_streaming_chat_message_contents` does, each chunk by itself; closing it ends what runs."""
+        async with aclosing(self.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as groups:
+            async for group in groups:
+                yield group[0] if group else None
 
     async def resume(
         self,
@@ -214,8 +218,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Go on with a run that is paused, or that a limit or a stop ended.
 
         Args:
-            chat_history: The history that the run began with; what the pause left in it is dropped, and it is brought
-                up to date. An empty one is filled.
+            chat_history: The history that the run began with; the message that the run had returned is dropped, if it
+                was added, and the history is brought up to date. An empty one is filled.
             checkpoint: Of the run: a `Checkpoint`, or the JSON text in the metadata of its last message.
             decisions: By call id. No request is made before every call is decided; without any, the run stays paused.
             settings: As before.
@@ -233,7 +237,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             DecisionRefusedError: If a decision cannot be taken; then none is.
         """
         given = Resumption(checkpoint=_checkpoint(checkpoint), decisions=decisions, budget=budget)
-        world = _World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
         run = self._resume(chat_history, given, settings, world, streaming=False)
         return await run.message()
 
@@ -252,10 +256,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Go on as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
         given = Resumption(checkpoint=_checkpoint(checkpoint), decisions=decisions, budget=budget)
-        world = _World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
         run = self._resume(chat_history, given, settings, world, streaming=True)
-        async for chunk in run.chunks(self.ai_model_id):
-            yield chunk
+        async with aclosing(run.chunks(self.ai_model_id)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def _start(
         self,
@@ -266,21 +271,17 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         *,
         streaming: bool,
     ) -> ServiceRun:
-        kernel: Kernel | None = kwargs.get("kernel")
-        if kernel is None:
+        if kwargs.get("kernel") is None:
             raise PlannerInvalidConfigurationError(
                 "kernel= is needed where the settings have a function choice behaviour; got none. Pass the kernel "
                 "whose functions may be called."
             )
-        chat_history.messages[:] = checked_messages(chat_history.messages, self._on_invalid_history)
-        messages = tuple(chat_history.messages)
-        run = ServiceRun(
-            chat_history,
-            known=len(messages),
-            stop=kwargs.get("stop"),
-            store_final=kwargs.get("store_final", False),
-        )
-        run.loop = self._loop(kernel, settings, behavior, kwargs.get("arguments"), run=run, streaming=streaming)
+        world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
+        messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history))
+        run = ServiceRun(chat_history, known=len(messages), world=world)
+        run.loop = self._loop(world, settings, behavior, run=run, streaming=streaming)
+        if self._on_invalid_history == "repair":
+            chat_history.messages[:] = messages
         run.first = (
             RunStarted(
                 run_id=new_run_id(),
@@ -296,56 +297,40 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         chat_history: ChatHistory,
         given: Resumption,
         settings: PromptExecutionSettings,
-        world: "_World",
+        world: World,
         *,
         streaming: bool,
     ) -> ServiceRun:
-        state = given.checkpoint.state()
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
-        run = ServiceRun(
-            chat_history,
-            known=len(state.transcript),
-            facts=given.checkpoint.facts,
-            stop=world.stop,
-            store_final=world.store_final,
-        )
-        run.loop = self._loop(world.kernel, settings, behavior, world.arguments, run=run, streaming=streaming)
-        run.first = given.facts(run.loop.functions, self._options.clock.now())
-        bring_up_to_date(chat_history, run.loop.chat.messages(state.transcript))
+        at = self._options.clock.now()
+        transcript = given.reopened(at).transcript
+        run = ServiceRun(chat_history, known=len(transcript), world=world, facts=given.checkpoint.facts)
+        run.loop = self._loop(world, settings, behavior, run=run, streaming=streaming)
+        run.first = given.facts(run.loop.functions, at)
+        bring_up_to_date(chat_history, run.loop.chat.messages(transcript))
         return run
 
     def _loop(
         self,
-        kernel: Kernel,
+        world: World,
         settings: PromptExecutionSettings,
         behavior: FunctionChoiceBehavior,
-        arguments: KernelArguments | None,
         *,
         run: ServiceRun,
         streaming: bool,
     ) -> Loop:
         own_settings = connector_settings(self._inner, settings)
         return Loop(
-            kernel=kernel,
+            kernel=world.kernel,
             service=self._inner,
             settings=own_settings,
-            offer=Offer(kernel, behavior, own_settings),
-            arguments=arguments,
+            offer=Offer(world.kernel, behavior, own_settings),
+            arguments=world.arguments,
             options=self._options.under(behavior),
             streaming=streaming,
             prompts=NoPrompts(),
             follow=run.follow,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _World:
-    """What a caller hands over with each request, beside history and settings."""
-
-    kernel: Kernel
-    arguments: KernelArguments | None
-    stop: StopHandle | None
-    store_final: bool
 
 
 def unwrapped(service: ChatCompletionClientBase, options: LoopOptions) -> tuple[ChatCompletionClientBase, LoopOptions]:
@@ -356,12 +341,19 @@ def unwrapped(service: ChatCompletionClientBase, options: LoopOptions) -> tuple[
 
 
 def _checkpoint(given: Checkpoint | str) -> Checkpoint:
-    return Checkpoint.from_json(given) if isinstance(given, str) else given
+    return given if isinstance(given, Checkpoint) else Checkpoint.from_json(given)
 
 
-def _invoking_behavior(settings: PromptExecutionSettings) -> FunctionChoiceBehavior | None:
+def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None) -> FunctionChoiceBehavior | None:
+    """Take the behaviour under which functions are invoked; None where the request passes through.
+
+    Several answers may be asked for where there is nothing to invoke.
+    """
     behavior = settings.function_choice_behavior
-    return behavior if behavior is not None and behavior.auto_invoke_kernel_functions else None
+    if behavior is None or not behavior.auto_invoke_kernel_functions:
+        return None
+    asked = getattr(settings, "number_of_responses", None) or settings.extension_data.get("number_of_responses") or 1
+    return None if kernel and asked != 1 and not Offer(kernel, behavior, settings).available else behavior
 
 
 def _rules(options: LoopOptions, behavior: FunctionChoiceBehavior) -> Rules:

@@ -2,24 +2,56 @@
 
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
+from semantic_kernel import Kernel
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.facts import Fact, IterationCompleted
 from planner_ext.core.state import Phase, State
 from planner_ext.engine import Engine, StopHandle
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.history import one_result_each
 from planner_ext.kernel.loop import Loop
 from planner_ext.kernel.messages import calls_of, text_of
-from planner_ext.kernel.outcome import PAUSED_TEXT, final_message, raise_at_limit
+from planner_ext.kernel.outcome import final_message, raise_at_limit
 from planner_ext.kernel.streamed import StreamedRun
 from planner_ext.ports import Emit, TextDelta
 from planner_ext.streaming import watch
 
-__all__ = ["ServiceRun", "bring_up_to_date", "store"]
+__all__ = ["ServiceRun", "World", "bring_up_to_date", "store"]
 
 _SETTLING = frozenset({"CallDecided", "CallsWithheld", "CallFinished", "IterationCompleted"})
 """Facts with which a batch may have moved into the transcript, or the transcript may have been replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What a caller hands over with each request, beside history and settings.
+
+    Raises:
+        PlannerInvalidConfigurationError: If one of it is something else, naming it.
+    """
+
+    kernel: Kernel
+    arguments: KernelArguments | None = None
+    stop: StopHandle | None = None
+    store_final: bool = False
+
+    def __post_init__(self) -> None:
+        given: dict[str, tuple[object, type]] = {
+            "kernel": (self.kernel, Kernel),
+            "arguments": (self.arguments, KernelArguments),
+            "stop": (self.stop, StopHandle),
+        }
+        for name, (value, kind) in given.items():
+            if not isinstance(value, kind) and (value is not None or name == "kernel"):
+                raise PlannerInvalidConfigurationError(
+                    f"{name}= must be a {kind.__name__}; got a {type(value).__name__}."
+                )
 
 
 class ServiceRun:
@@ -38,24 +70,22 @@ class ServiceRun:
         history: ChatHistory,
         *,
         known: int,
+        world: World,
         facts: Sequence[Fact] = (),
-        stop: StopHandle | None,
-        store_final: bool,
     ) -> None:
         """Bind a run to a history.
 
         Args:
             history: The caller's.
             known: How many messages of the run's transcript are in it already.
+            world: What the caller handed over.
             facts: The journal that the run goes on from.
-            stop: Ends the run from outside.
-            store_final: Whether the final message is added to the history, too.
         """
-        self._store_final = store_final
+        self._store_final = world.store_final
         self._history = history
         self._known = known
         self._facts = tuple(facts)
-        self._stop = stop
+        self._stop = world.stop
         self._settled: deque[list[ChatMessageContent]] = deque()
 
     async def message(self) -> ChatMessageContent:
@@ -70,13 +100,15 @@ class ServiceRun:
         async def run(emit: Emit) -> None:
             engines.append(await self._drive(emit))
 
-        async for event in watch(run):
-            if isinstance(event, TextDelta):
-                yield streamed.chunk(event)
-            elif isinstance(event, IterationCompleted) and (chunk := streamed.results(self._settled.popleft())):
-                yield chunk
-        engine = engines[0]
-        yield streamed.last(self._returned(engine), text_sent=engine.state.reply is not None)
+        async with aclosing(watch(run)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    if (chunk := streamed.chunk(event)) is not None:
+                        yield chunk
+                elif isinstance(event, IterationCompleted) and self._settled:
+                    for chunk in streamed.settled(self._settled.popleft(), event.iteration):
+                        yield chunk
+        yield streamed.last(self._returned(engines[0]))
 
     async def _drive(self, emit: Emit | None) -> Engine:
         engine = self.loop.engine(self._facts, emit=emit, stop=self._stop)
@@ -113,8 +145,9 @@ def store(history: ChatHistory, message: ChatMessageContent) -> None:
 
 
 def bring_up_to_date(history: ChatHistory, transcript: Sequence[ChatMessageContent]) -> None:
-    """Drop what a pause left in a caller's history, and fill in what it lacks of the run's transcript."""
-    messages = history.messages
-    if messages and messages[-1].role == AuthorRole.ASSISTANT and str(messages[-1]) == PAUSED_TEXT:
-        messages.pop()
+    """Drop the message with which the run had ended or paused, and fill in what the history lacks of its transcript."""
+    messages, known = history.messages, len(transcript)
+    messages[:] = one_result_each(messages)
+    if len(messages) > known and messages[known].role == AuthorRole.ASSISTANT:
+        del messages[known]
     messages.extend(transcript[len(messages) :])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -35,9 +35,10 @@ def add_reported(first: Any, second: Any) -> Any:
     if first is None or second is None:
         return second if first is None else first
     try:
-        return first + second
+        total = first + second
     except TypeError:
         return _combine(first, second, add)
+    return total if type(total) is type(first) else _combine(first, second, add)  # the sum of a base class loses fields
 
 
 def merge_reported(first: Any, second: Any) -> Any:
@@ -53,12 +54,23 @@ def _count(reported: object, name: str) -> int:
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    if isinstance(first, BaseModel):
-        one, other = dict(first), dict(second) if isinstance(second, BaseModel) else {}
-        numbers = {
-            key: combine(value, other[key])
-            for key, value in one.items()
-            if isinstance(value, int | float) and isinstance(other.get(key), int | float)
-        }
-        return first.model_copy(update={**{k: v for k, v in other.items() if v is not None}, **numbers})
-    return second
+    """Combine the numbers of two usage objects, or of their parts; what only one has is kept."""
+    one, other = _fields(first), _fields(second)
+    if not one or not other:
+        return first if one else second
+    both = {key: _number(value, other[key], combine) for key, value in one.items() if other.get(key) is not None}
+    values = {**one, **{key: value for key, value in other.items() if value is not None}, **both}
+    model = next((given for given in (first, second) if isinstance(given, BaseModel)), None)
+    return values if model is None else model.model_copy(update=values)
+
+
+def _number(one: Any, other: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return combine(one, other)
+    return _combine(one, other, combine)
+
+
+def _fields(reported: object) -> dict[str, Any]:
+    if isinstance(reported, BaseModel):
+        return dict(reported)
+    return dict(cast("Mapping[str, Any]", reported)) if isinstance(reported, Mapping) else {}

@@ -21,9 +21,9 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Checked, Entry, Reply, RequestedCall, Usage
-from planner_ext.engine import Engine, Ports
+from planner_ext.engine import Engine, StopHandle
 from planner_ext.journal import dump_journal, load_journal
-from planner_ext.ports import Emit, Finished
+from planner_ext.ports import Emit, Finished, Ports
 
 START = 1_000_000.0
 PAUSES = 60
@@ -259,7 +259,7 @@ class World:
         """Check what has to hold after every fact."""
         self.problems += [f"after {fact.type}: {problem}" for problem in violations(state.transcript)]
 
-    def engine(self, facts: Sequence[Fact]) -> Engine:
+    def engine(self, facts: Sequence[Fact], *, emit: Emit | None = None, stop: StopHandle | None = None) -> Engine:
         """Make an engine that finds this world."""
         ports = Ports(
             chat=self,
@@ -271,7 +271,7 @@ class World:
             follow=self.follow,
             max_concurrency=self.plan.concurrency,
         )
-        return Engine(facts, ports)
+        return Engine(facts, ports, emit=emit, stop=stop)
 
     def start(self) -> list[Fact]:
         """The journal before anything was done."""

@@ -69,8 +69,8 @@ def test_a_fact_that_the_table_does_not_list_is_refused(phase: Phase, fact: Fact
 )
 def test_a_listed_fact_leads_where_the_table_says(phase: Phase, fact: Fact) -> None:
     """A legal fact is applied, its time is kept, and the phase after it is one of those listed."""
-    before = (began(0),) if fact.type == "CallFinished" else ()
-    state = fold([*SAMPLES[phase], *before])
+    before = {"CallFinished": (began(0),), "CallDecided": (began(0),)} if phase is Phase.CALLING else {}
+    state = fold([*SAMPLES[phase], *before.get(fact.type, ())])
     assert state.phase is phase
     whole = withheld(0, 1) if phase is Phase.REVIEWING and fact.type == "CallsWithheld" else fact
     after = apply(state, replace(whole, at=7.0))
@@ -97,6 +97,7 @@ def test_a_call_that_is_not_in_the_batch_is_refused(make: Any, index: int) -> No
         pytest.param((*CALLED, began(0), finished(0), finished(0)), id="finished twice"),
         pytest.param((*CALLED, began(0), finished(0), withheld(0)), id="withheld though finished"),
         pytest.param((*CALLED, began(0), finished(0), decided(0)), id="decided though finished"),
+        pytest.param((*CALLED, decided(0)), id="decided twice"),
         pytest.param((*CALLED, began(0, iteration=3)), id="of another trip"),
         pytest.param((*CALLED, replace(began(0), call_id="c9")), id="of another id"),
     ],
@@ -212,6 +213,13 @@ def test_a_batch_of_answered_calls_settles_in_review(name: str) -> None:
     assert not state.called
     assert state.ledger.errors_in_row == 1
     assert state.ledger.tool_calls == 0
+
+
+def test_one_error_makes_a_batch_an_error_and_one_start_a_batch_that_called() -> None:
+    """Of a mixed batch each counts: that a function was called, and that something in it failed."""
+    mixed = [run_started(), replied(calls("f", "unknown")), decided(0), decided(1, "unknown"), began(0), finished(0)]
+    assert fold(mixed).ledger.errors_in_row == 1
+    assert fold(mixed).called
 
 
 def test_a_clean_batch_resets_the_errors_in_a_row() -> None:
@@ -340,6 +348,13 @@ def test_rounds_are_counted_in_the_request_and_in_the_step() -> None:
     assert fold([*closed, added("insist")]).step_rounds == 1
 
 
+def test_a_message_of_the_planner_answers_the_reply_before_it() -> None:
+    """What the model said is then no answer any more: it stays in the transcript, also when the run is resumed."""
+    facts = [run_started(), replied(says("hm")), added("insist"), ended(), RESUMED]
+    assert len(fold(facts).transcript) == 3
+    assert fold(facts[:3]).reply is None
+
+
 def test_the_first_reason_to_stop_stands() -> None:
     """Asking twice to stop changes nothing."""
     assert fold([run_started(), stop("one"), stop("two")]).stopping == "one"
@@ -377,6 +392,11 @@ def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:
     assert state.ledger == replace(before.ledger, errors_in_row=0, denials_in_row=0)
 
 
+def test_resuming_forgets_the_wish_to_stop() -> None:
+    """A run that was stopped goes on when it is resumed."""
+    assert fold([run_started(), stop(), ended(), RESUMED]).stopping is None
+
+
 def test_resuming_drops_the_forced_answer() -> None:
     """The answer that a limit forced makes room for a real one; a reply without text left nothing to drop."""
     forced = [run_started(), replied(says("forced"), offered=False), ended()]
@@ -401,9 +421,25 @@ def test_resuming_returned_calls_never_runs_a_finished_one_again() -> None:
     assert [call.answer for call in state.batch.calls] == ["result of f", None]
 
 
+def test_resuming_returned_calls_does_not_forget_that_one_is_in_doubt() -> None:
+    """A call that a dead process had started stays in doubt when its batch is returned: nothing runs it unasked."""
+    state = fold([*CALLED, began(0), ended(returned=True), RESUMED])
+    assert state.phase is Phase.REVIEWING
+    assert state.batch is not None
+    assert [call.started for call in state.batch.calls] == [True, False]
+    assert fold([*CALLED, began(0), ended(returned=True), RESUMED, decided(1, "g")]).phase is Phase.CALLING
+
+
 def test_resuming_a_run_that_was_stopped_before_its_plan_still_plans() -> None:
     """A run that was to plan and was stopped before it did has its plan to make when it goes on."""
     assert fold([run_started(plan=True), stop(), ended(), RESUMED]).phase is Phase.PLANNING
+
+
+def test_a_plan_is_made_once() -> None:
+    """A run that has its plan does not plan again when it is resumed, however it was interrupted."""
+    facts = [run_started(plan=True), planned()]
+    assert fold([*facts, RESUMED]).phase is Phase.ASKING
+    assert fold([*facts, ended(), RESUMED]).phase is Phase.ASKING
 
 
 def test_a_fold_is_its_facts_applied_one_by_one() -> None:

@@ -12,6 +12,7 @@ from core_builders import (
     began,
     calls,
     decided,
+    finished,
     run_started,
     says,
     stop,
@@ -85,6 +86,13 @@ def test_no_plan_request_unless_two_charged_trips_remain() -> None:
     """With a single trip left, that trip is the answer's: a plan request would leave none."""
     play = Play(says("done"), plan=True).add(Resumed(limits=Limits(max_iterations=1), at=0.0)).go()
     assert AskPlan() not in play.actions
+    assert play.end.answer == "done"
+
+
+def test_two_charged_trips_are_enough_for_a_plan() -> None:
+    """With two trips left there is a plan, and an answer to it."""
+    play = Play(says("done"), plan=True, limits=Limits(max_iterations=2)).go()
+    assert [type(action) for action in play.actions] == [AskPlan, AskModel, Finish]
     assert play.end.answer == "done"
 
 
@@ -232,6 +240,14 @@ def test_a_function_has_its_own_limit() -> None:
     assert [text.split(":")[0] for text in play.results] == ["result of f", "Not executed", "result of g"]
     assert play.state.ledger.calls_by_function == {"f": 1, "g": 1}
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_calls_per_function", "sorry")
+
+
+def test_a_function_is_limited_by_the_name_it_was_resolved_to() -> None:
+    """What counts is the function that would run, whatever name the model used for it."""
+    play = Play(calls("f"), limits=Limits(max_calls_per_function={"plugin-f": 0})).go(steps=1)
+    play.add(replace(decided(0), function="plugin-f")).go(says("sorry"))
+    assert play.state.ledger.tool_calls == 0
+    assert play.end.limit == "max_calls_per_function"
 
 
 def test_the_same_call_may_be_repeated_so_often() -> None:
@@ -548,6 +564,25 @@ def test_a_stopped_run_says_nothing_more_to_the_model(rules: dict[str, Any]) -> 
     assert play.state.phase is Phase.ANSWERING
     assert [type(action) for action in play.go().actions[5:]] == [Finish]
     assert play.end.status == "stopped"
+
+
+def test_a_run_that_a_filter_ends_asks_nobody_any_more() -> None:
+    """Once a filter asked to end the run, a call that would wait for a person is answered, and the run ends."""
+    play = Play(calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first").go(steps=2)
+    play.add(began(0), finished(0, terminate=True)).go()
+    assert Pause() not in play.actions
+    assert play.end.status == "stopped"
+    assert play.results[0] == "result of f"
+    assert play.results[1].startswith("Not executed")
+
+
+def test_a_run_that_a_filter_ended_goes_on_when_it_is_resumed() -> None:
+    """A filter's wish to end the run ends it once: resumed, it asks again."""
+    play = Play(calls("f"), says("done")).go(steps=2)
+    play.add(began(0), finished(0, terminate=True)).go()
+    assert (play.end.status, len(play.requests)) == ("stopped", 1)
+    play.add(RESUMED).go()
+    assert (play.end.status, play.end.answer) == ("answered", "done")
 
 
 def test_a_stop_before_the_plan_makes_no_request() -> None:

@@ -7,19 +7,22 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import TypeVar
 
 from core_builders import violations
 from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 from property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
 
-from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Ended, Fact, ModelReplied, Resumed
+from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Ended, Fact, ModelReplied, Planned, Resumed
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.machine import next_action
 from planner_ext.core.settle import stopping_facts
 from planner_ext.core.state import Phase, State
+from planner_ext.engine import StopHandle
 
 T = TypeVar("T")
 
@@ -129,7 +132,7 @@ def test_every_run_ends(plan: object) -> None:
     assert state.ended.returned is (state.batch is not None)
 
 
-@tried(40)
+@tried(120)
 @given(plans.map(timeless))
 def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
     """Interrupted after any fact and gone on with from JSON in a new engine, a run makes the same journal."""
@@ -211,6 +214,49 @@ def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Li
     assert world.problems == []
     done = Counter((fact.iteration, fact.call_id) for fact in again if isinstance(fact, CallFinished))
     assert [place for place, times in done.items() if times > 1] == []
+
+
+@tried(100)
+@given(plans, st.integers(1, 30))
+def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: object, place: int) -> None:
+    """Whoever watches may fail at any fact: every call is answered or waits for a person, and the run can go on."""
+    world = World(plan)  # type: ignore[arg-type]
+
+    async def failing(_: object) -> None:
+        if len(engine.facts) >= place:
+            raise ConnectionResetError
+
+    engine = world.engine(world.start(), emit=failing)
+    with suppress(ConnectionResetError):
+        asyncio.run(engine.run())
+    assert fold(engine.facts) == engine.state
+    assert engine.state.batch is None or engine.state.phase in (Phase.PAUSED, Phase.ENDED)
+    going_on = [] if engine.state.phase is Phase.PAUSED else [Resumed(at=world.time)]
+    facts = asyncio.run(world.finish([*through_json(engine.facts), *going_on]))
+    assert isinstance(facts[-1], Ended)
+    assert world.problems == []
+    done = Counter((fact.iteration, fact.call_id) for fact in facts if isinstance(fact, CallFinished))
+    assert [place for place, times in done.items() if times > 1] == []
+
+
+@tried(100)
+@given(plans, st.integers(1, 30))
+def test_a_run_stopped_from_outside_does_nothing_more(plan: object, place: int) -> None:
+    """From the fact on after which a run was asked to stop, no request is made, and it ends or already paused."""
+    world, stop = World(plan), StopHandle()  # type: ignore[arg-type]
+    asked: list[int] = []
+
+    async def stopping(_: object) -> None:
+        if len(engine.facts) >= place and not asked:
+            stop.stop("enough")
+            asked.append(len(engine.facts))
+
+    engine = world.engine(world.start(), emit=stopping, stop=stop)
+    state = asyncio.run(engine.run())
+    assert state.phase in (Phase.PAUSED, Phase.ENDED)
+    later = engine.facts[asked[0] :] if asked else []
+    assert not any(isinstance(fact, ModelReplied | Planned) for fact in later)
+    assert world.problems == []
 
 
 @tried(60)

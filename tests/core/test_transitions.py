@@ -28,6 +28,8 @@ def played() -> set[tuple[Phase, str, Phase]]:
         Play(calls("f", "g"), verdicts=defers).go().add(RESUMED, decided(0, verdict="deny"), decided(1, "g", "deny")),
         Play(calls("f"), verdicts=defers).go().add(stop()).go(),
         Play(plan=True).add(Resumed(limits=Limits(max_iterations=1), at=0.0)),
+        Play(says("done"), plan=True, limits=Limits(max_iterations=1)).go(),
+        Play(calls("f"), plan=True, limits=Limits(max_iterations=1, on_limit="stop")).go(),
         Play(plan=True).add(stop()).go().add(RESUMED),
     ]
     for steps in range(12):

@@ -13,8 +13,8 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, TextContent
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Budget, FunctionInvokingChatCompletion
-from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext import Budget, Deny, FunctionInvokingChatCompletion
+from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
 
@@ -121,7 +121,7 @@ async def test_a_connector_without_function_calling_is_refused_by_name(
 ) -> None:
     """Offering functions to a connector that would silently ignore them is an error that names it; nothing is sent."""
     inner = ManualOnly([say("I see no functions.")])
-    with pytest.raises(PlannerInvalidConfigurationError, match="ManualOnly .*does not support function calling"):
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"ManualOnly .*does not support function calling"):
         await ask(FunctionInvokingChatCompletion(inner), behavior)
     assert inner.requests == []
 
@@ -198,7 +198,7 @@ async def test_several_answers_with_functions_are_refused_by_name(ask: Ask, serv
     """``number_of_responses`` 2 beside functions is refused, naming field and way out; nothing is sent."""
     served = serve([say("Never sent.")])
     settings = OpenAIChatPromptExecutionSettings(number_of_responses=2, function_choice_behavior=AUTO())
-    with pytest.raises(PlannerInvalidConfigurationError, match="number_of_responses must be 1 .*; got 2"):
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"number_of_responses must be 1 .*; got 2"):
         await ask(FunctionInvokingChatCompletion(served.connector), settings=settings)
     assert served.server.requests == []
 
@@ -269,21 +269,30 @@ def test_the_wrapper_looks_like_the_connector(serve: Serve) -> None:
 async def test_a_wrapped_wrapper_counts_once(ask: Ask, serve: Serve, tools: Tools) -> None:
     """Of two wrappers around each other only the outer one loops: calls run once and requests are charged once."""
     served = serve([ADD, say("Three.")])
-    inner = FunctionInvokingChatCompletion(served.connector, budget=Budget(max_iterations=1))
-    answer = await ask(FunctionInvokingChatCompletion(inner))
+    answer = await ask(FunctionInvokingChatCompletion(FunctionInvokingChatCompletion(served.connector)))
     assert (answer.text, answer.metadata["iterations"], answer.metadata["tool_calls"]) == ("Three.", 2, 1)
     assert tools.seen == [(1, 2)]
     assert answer.metadata["usage"].prompt_tokens == served.server.prompt_tokens
 
 
+async def test_what_guards_a_wrapped_wrapper_still_guards(ask: Ask, tools: Tools) -> None:
+    """Wrapping a service once more loosens nothing: its interceptors are asked, and its budget holds."""
+
+    async def never(tool: Any) -> Deny:
+        return Deny("Not here.")
+
+    connector = ScriptedChatCompletion(lambda request: ADD if request.tools else say("Enough."))
+    inner = FunctionInvokingChatCompletion(connector, interceptors=[never], budget=Budget(max_iterations=2))
+    answer = await ask(FunctionInvokingChatCompletion(inner))
+    assert (tools.seen, answer.metadata["iterations"], answer.metadata["limit"]) == ([], 2, "max_iterations")
+
+
 async def test_strict_finish_reasons_are_checked(ask: Ask) -> None:
     """With ``strict_finish_reason`` a reason that contradicts the reply is an error; without, content decides."""
-    from planner_ext.errors import InvalidReplyError
-
     odd = ScriptedReply(calls=ADD.calls, finish_reason="stop")
     assert (await ask(FunctionInvokingChatCompletion(ScriptedChatCompletion([odd, say("3")])))).text == "3"
     strict = FunctionInvokingChatCompletion(ScriptedChatCompletion([odd]), strict_finish_reason=True)
-    with pytest.raises(InvalidReplyError, match="Expected finish_reason tool_calls .* got 'stop' with 1"):
+    with pytest.raises(InvalidReplyError, match=r"Expected finish_reason tool_calls .* got 'stop' with 1"):
         await ask(strict)
 
 

@@ -57,11 +57,9 @@ async def test_the_stock_behaviour_takes_five_rounds_and_answers(ask: Ask, serve
 
 @pytest.mark.parametrize("attempts", [1, 2, 7])
 async def test_attempts_are_tool_rounds(ask: Ask, serve: Serve, attempts: int) -> None:
-    """k attempts are k tool rounds and at most k + 1 round trips; the last has no functions."""
+    """With k attempts there are k tool rounds and at most k + 1 round trips; the last has no functions."""
     served = serve(eager)
-    answer = await ask(
-        FunctionInvokingChatCompletion(served.connector), BOUNDED.Auto(maximum_use_attempts=attempts)
-    )
+    answer = await ask(FunctionInvokingChatCompletion(served.connector), BOUNDED.Auto(maximum_use_attempts=attempts))
     offered = [bool(request.tools) for request in served.server.requests]
     assert offered == [True] * attempts + [False]
     assert (answer.text, answer.metadata["limit"]) == ("Enough.", "maximum_use_attempts")
@@ -86,9 +84,7 @@ async def test_an_unbounded_behaviour_is_bounded_by_the_model_alone(ask: Ask) ->
     [BOUNDED.Required(maximum_use_attempts=3), FunctionChoiceBehavior.Required(maximum_auto_invoke_attempts=3)],
     ids=["bounded", "stock"],
 )
-async def test_required_forces_each_of_its_attempts(
-    ask: Ask, serve: Serve, required: FunctionChoiceBehavior
-) -> None:
+async def test_required_forces_each_of_its_attempts(ask: Ask, serve: Serve, required: FunctionChoiceBehavior) -> None:
     """``Required`` with k attempts forces a call in each of k rounds, then asks for the answer, and is no limit."""
     served = serve(eager)
     answer = await ask(FunctionInvokingChatCompletion(served.connector), required)
@@ -111,9 +107,7 @@ async def test_the_last_trip_answers(ask: Ask, serve: Serve, tools: Tools, trips
 
 async def test_a_kernel_without_functions_reaches_no_limit(ask: Ask) -> None:
     """Where there was nothing to withhold, the only trip's answer is an answer."""
-    service = FunctionInvokingChatCompletion(
-        ScriptedChatCompletion([say("Hello.")]), budget=Budget(max_iterations=1)
-    )
+    service = FunctionInvokingChatCompletion(ScriptedChatCompletion([say("Hello.")]), budget=Budget(max_iterations=1))
     assert (await ask(service, kernel=Kernel())).metadata["status"] == "answered"
 
 
@@ -135,9 +129,7 @@ async def test_under_stop_every_trip_offers_functions(
     await resend(history)
 
 
-async def test_under_raise_the_error_has_everything(
-    ask: Ask, tools: Tools, resend: Any, history: ChatHistory
-) -> None:
+async def test_under_raise_the_error_has_everything(ask: Ask, tools: Tools, resend: Any, history: ChatHistory) -> None:
     """``on_limit="raise"``: the error carries history, ledger, limit and checkpoint, and the history is in order."""
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion(stubborn), budget=Budget(max_iterations=2, on_limit="raise")
@@ -159,7 +151,7 @@ async def test_too_many_calls_raise_the_words_of_the_proposal(ask: Ask) -> None:
     service = FunctionInvokingChatCompletion(
         ScriptedChatCompletion(stubborn), budget=Budget(max_tool_calls=1, on_limit="raise")
     )
-    with pytest.raises(LimitReachedError, match="^Max number of tool call reached"):
+    with pytest.raises(LimitReachedError, match=r"^Max number of tool call reached"):
         await ask(service)
 
 

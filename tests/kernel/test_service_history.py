@@ -1,8 +1,9 @@
-"""What a run leaves behind: the caller's history in order and fit to be sent on every path, and nothing else changed."""
+"""What a run leaves behind: the caller's history in order and fit to be sent on every path, all else unchanged."""
 
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -34,7 +35,9 @@ def shape(history: ChatHistory) -> list[tuple[str, list[str | None]]]:
     return [(m.role.value, [item.id for item in m.items if isinstance(item, kinds)]) for m in history.messages]
 
 
-async def test_calls_and_results_are_added_and_the_answer_is_not(ask: Ask, resend: Resend, history: ChatHistory) -> None:
+async def test_calls_and_results_are_added_and_the_answer_is_not(
+    ask: Ask, resend: Resend, history: ChatHistory
+) -> None:
     """The history gets each message with calls and its results, not the final message, which is safe to add."""
     script = [calls(ADD, call("t-echo", {"text": "x"}), text="Two."), ADD, say("Three.")]
     answer = await ask(FunctionInvokingChatCompletion(ScriptedChatCompletion(script)))
@@ -262,6 +265,18 @@ async def test_a_history_can_be_kept_as_json(ask: Ask, resend: Resend, history: 
     await resend(loaded)
 
 
+async def test_a_history_can_be_put_into_a_prompt(ask: Ask, history: ChatHistory) -> None:
+    """The history can be printed and rendered by a prompt template, its calls and results included."""
+    inner = ScriptedChatCompletion([calls(ADD, text="Let me see."), say("3")])
+    await ask(FunctionInvokingChatCompletion(inner))
+    rendered = history.to_prompt()
+    assert rendered == str(history)
+    assert [message.to_dict() for message in ChatHistory.from_rendered_prompt(rendered)][2:] == [
+        {"role": "tool", "content": "3", "tool_call_id": "call_1"}
+    ]
+    assert "Let me see." in rendered and "t-add" in rendered
+
+
 async def test_limited_turns_do_not_pile_up(ask: Ask, history: ChatHistory) -> None:
     """Of a conversation whose every turn reaches its limit, a turn's metadata grows with the turn, not beyond."""
     service = FunctionInvokingChatCompletion(
@@ -273,7 +288,7 @@ async def test_limited_turns_do_not_pile_up(ask: Ask, history: ChatHistory) -> N
         sizes.append(len(answer.metadata["checkpoint"]))
         history.add_message(answer.message)
         history.add_user_message("Go on.")
-    growth = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
+    growth = [after - before for before, after in pairwise(sizes)]
     assert max(growth) < 3 * growth[0]
 
 

@@ -1,6 +1,7 @@
 """The service's stream: what its chunks carry, that they add up, and that leaving it early ends everything."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import reduce
@@ -16,6 +17,7 @@ from semantic_kernel.contents import ChatHistory, StreamingChatMessageContent
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
+from planner_ext.errors import LimitReachedError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
 
 Serve = Callable[..., Served]
@@ -63,6 +65,17 @@ async def test_chunks_of_one_trip_add_up(serve: Serve, kernel: Kernel, history: 
     assert last.metadata["iterations"] == 2
 
 
+async def test_calls_in_the_sum_are_those_that_ran(tools: Tools, kernel: Kernel, history: ChatHistory) -> None:
+    """Arguments in the sum of the chunks are the model's to the last character, a delta of ``{}`` included."""
+    inner = ScriptedChatCompletion([call("t-echo", {"text": "hell {} world"}), say("Done.")], chunk_size=2)
+    service = FunctionInvokingChatCompletion(inner)
+    chunks = await chunks_of(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel))
+    total = reduce(add, [c for c in chunks if (c.role, c.function_invoke_attempt) == ("assistant", 0)])
+    (called,) = [item for item in total.items if item.content_type == "function_call"]
+    assert tools.seen == ["hell {} world"]
+    assert called.arguments == '{"text":"hell {} world"}'
+
+
 async def test_the_metadata_is_on_the_last_chunk_alone(serve: Serve, kernel: Kernel, history: ChatHistory) -> None:
     """Only the last chunk says what the run came to; every connector key is on it, and no text a second time."""
     served = serve([ADD, say("Three.")])
@@ -108,36 +121,25 @@ async def test_ids_in_the_stream_are_those_of_the_history(kernel: Kernel, histor
     assert [item.id for item in called.items if item.content_type == "function_call"] == kept
 
 
-async def test_a_tool_chunk_added_to_the_history_can_be_sent(kernel: Kernel, resend: Resend) -> None:
-    """A consumer that builds the history from the chunks, results of a batch in one message, can send it."""
+async def test_a_history_made_of_the_chunks_can_be_sent(serve: Serve, kernel: Kernel) -> None:
+    """A consumer may build its history from the chunks: the results of a batch in one tool message are sent in full."""
     asked = ChatHistory()
     asked.add_user_message("What is 1 + 2?")
     own = ChatHistory(messages=list(asked.messages))
-    service = FunctionInvokingChatCompletion(ScriptedChatCompletion([calls(ADD, ADD), say("Three."), say("Yes.")]))
+    served = serve([calls(ADD, ADD), say("Three."), say("Yes.")])
+    service = FunctionInvokingChatCompletion(served.connector)
     chunks = await chunks_of(service.get_streaming_chat_message_contents(asked, AUTO, kernel=kernel))
     for role, trip in (("assistant", 0), ("tool", 0), ("assistant", 1)):
         own.add_message(reduce(add, [c for c in chunks if (c.role, c.function_invoke_attempt) == (role, trip)]))
     own.add_user_message("Sure?")
     chunks = await chunks_of(service.get_streaming_chat_message_contents(own, AUTO, kernel=kernel))
     assert "".join(chunk.content for chunk in chunks) == "Yes."
-    await resend(own)
+    assert served.server.refused == []
 
 
-async def first_call(stream: Stream, tools: Tools) -> None:
-    """Take chunks until the function hangs."""
-    taking = asyncio.ensure_future(anext(stream))
-    while not tools.started.is_set():
-        started = asyncio.ensure_future(tools.started.wait())
-        await asyncio.wait([taking, started], return_when=asyncio.FIRST_COMPLETED)
-        started.cancel()
-        if taking.done() and not tools.started.is_set():
-            taking = asyncio.ensure_future(anext(stream))
-    if not taking.done():
-        taking.cancel()
-        await asyncio.wait([taking])
-
-
-async def test_closing_the_stream_ends_what_runs(tools: Tools, kernel: Kernel, history: ChatHistory, resend: Resend) -> None:
+async def test_closing_the_stream_ends_what_runs(
+    tools: Tools, kernel: Kernel, history: ChatHistory, resend: Resend
+) -> None:
     """Once ``aclose`` returns, the function is cancelled, no task is left, and the history can be sent."""
     inner = ScriptedChatCompletion([calls(call("t-hang"), text="Wait a moment, please."), say("Never sent.")])
     before = asyncio.all_tasks()
@@ -151,7 +153,9 @@ async def test_closing_the_stream_ends_what_runs(tools: Tools, kernel: Kernel, h
     await resend(history)
 
 
-async def test_leaving_the_loop_ends_what_runs(tools: Tools, kernel: Kernel, history: ChatHistory, resend: Resend) -> None:
+async def test_leaving_the_loop_ends_what_runs(
+    tools: Tools, kernel: Kernel, history: ChatHistory, resend: Resend
+) -> None:
     """After a ``break`` the function is cancelled, the task ends, and the history can be sent."""
     inner = ScriptedChatCompletion([calls(call("t-hang"), text="Wait a moment, please."), say("Never sent.")])
     before = asyncio.all_tasks()
@@ -169,9 +173,7 @@ async def test_a_cancelled_consumer_ends_what_runs(tools: Tools, kernel: Kernel,
     """A consumer that is cancelled while it waits for a chunk leaves nothing running."""
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion([call("t-hang")]))
     before = asyncio.all_tasks()
-    consumer = asyncio.create_task(
-        chunks_of(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel))
-    )
+    consumer = asyncio.create_task(chunks_of(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel)))
     await tools.started.wait()
     consumer.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -230,8 +232,6 @@ async def test_a_slow_consumer_holds_the_run_back(kernel: Kernel, history: ChatH
 
 async def test_an_error_ends_the_stream_and_is_raised(serve: Serve, kernel: Kernel, history: ChatHistory) -> None:
     """What a run raises comes out of the stream after the chunks before it; nothing is left running."""
-    from planner_ext.errors import LimitReachedError
-
     served = serve([calls(ADD, text="Let me see."), ADD])
     budget = Budget(max_iterations=2, on_limit="raise")
     stream = FunctionInvokingChatCompletion(served.connector, budget=budget).get_streaming_chat_message_contents(
@@ -275,3 +275,27 @@ async def test_a_batch_in_a_stream_shows_every_result(kernel: Kernel, history: C
     kept = [message.items[0] for message in history.messages if message.role == "tool"]
     assert [(i.id, i.name, i.result) for i in shown.items] == [(i.id, i.name, i.result) for i in kept]
     assert len(kept) == 5
+
+
+async def nothing_left(before: set[asyncio.Task[Any]]) -> None:
+    """Wait for every task that a test did not start itself; generators are closed by tasks of the event loop."""
+    await asyncio.sleep(0)
+    while left := asyncio.all_tasks() - before:
+        await asyncio.wait(left)
+        del left
+    gc.collect()
+
+
+async def test_a_run_that_failed_unseen_is_not_reported_later(
+    kernel: Kernel, history: ChatHistory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer that leaves before it met the run's error is not told of it by the event loop afterwards."""
+    before = asyncio.all_tasks()
+    service = FunctionInvokingChatCompletion(ScriptedChatCompletion([calls(ADD, text="So."), RuntimeError("no")]))
+    stream = service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel)
+    await anext(stream)
+    await nothing_left(before)
+    await stream.aclose()
+    del stream
+    await nothing_left(before)
+    assert [record.message for record in caplog.records if "never retrieved" in record.message] == []

@@ -1,6 +1,6 @@
 """A planner over a scripted model, plain and streamed alike, and what the model was asked."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,9 +160,3 @@ def check_sendable(history: ChatHistory | None) -> None:
     assert history is not None
     violation = find_violation({"model": "any", "messages": [message.to_dict() for message in history.messages]})
     assert violation is None, violation
-
-
-def once(answer: Callable[[ScriptedRequest], Any], times: int, then: Script) -> Script:
-    """Answer some requests one way, and those after them by another script."""
-    assert not callable(then)
-    return [*[answer] * times, *then]

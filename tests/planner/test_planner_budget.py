@@ -21,13 +21,13 @@ from planner_builders import (
 )
 from semantic_kernel.contents import FunctionCallContent
 
-from planner_ext import Budget, FunctionInvokingChatCompletion
+from planner_ext import Budget, FunctionCallingStepwisePlannerResult, FunctionInvokingChatCompletion
 from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 
 @both_ways
-@pytest.mark.parametrize("control", ["iterations_metadata", "use_attempts"])
+@pytest.mark.parametrize("control", ["iterations_metadata", "use_attempts", "pre_invoke"])
 @pytest.mark.parametrize("plan", [True, False], ids=["plan", "no-plan"])
 @pytest.mark.parametrize("most", [1, 2, 5])
 async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
@@ -35,10 +35,9 @@ async def test_a_model_that_never_stops_makes_exactly_the_requests_allowed(
 ) -> None:
     """max_iterations=N is N requests at the server, N charged, and an answer, whatever the model does."""
     math = Math()
+    planner = planner_with(max_iterations=most, plan=plan, control=control, pre_invoke=lambda *_: True)
     async with openai_kernel(never_stops, math=math) as (kernel, server):
-        result = await invoke(
-            planner_with(max_iterations=most, plan=plan, control=control), kernel, streamed=streamed
-        )
+        result = await invoke(planner, kernel, streamed=streamed)
         asked_last = server.requests[-1]
 
     assert (len(server.requests), result.iterations) == (most, most)
@@ -84,9 +83,7 @@ async def test_two_hundred_tool_turns_are_no_recursion(streamed: bool) -> None:
 async def test_the_budget_may_say_how_many_iterations(streamed: bool) -> None:
     """``budget.max_iterations`` is the same as ``max_iterations``: set alone it holds, above the default too."""
     async with openai_kernel(never_stops) as (kernel, server):
-        result = await invoke(
-            planner_with(plan=False, budget=Budget(max_iterations=20)), kernel, streamed=streamed
-        )
+        result = await invoke(planner_with(plan=False, budget=Budget(max_iterations=20)), kernel, streamed=streamed)
 
     assert (len(server.requests), result.iterations) == (20, 20)
 
@@ -149,7 +146,7 @@ async def test_stop_ends_the_run_as_a_value(limit: str, budget: Any, trips: int,
     assert (len(server.requests), len(math.sums), result.tool_calls) == (2, 1, 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    assert "Not executed" in str(result.chat_history.messages[-1])
+    assert "Not executed" in str(result.chat_history.messages[-1].items[0].result)  # type: ignore[union-attr]
     assert limit in result.reason
     with pytest.raises(LimitReachedError):
         result.raise_for_status()
@@ -179,7 +176,7 @@ async def test_the_error_for_tool_calls_has_the_expected_words(streamed: bool) -
     """The message of an error at max_tool_calls starts with "Max number of tool call reached"."""
     kernel, _ = scripted(never_stops)
     planner = planner_with(plan=False, budget=Budget(max_tool_calls=1, on_limit="raise"))
-    with pytest.raises(LimitReachedError, match="^Max number of tool call reached"):
+    with pytest.raises(LimitReachedError, match=r"^Max number of tool call reached"):
         await invoke(planner, kernel, streamed=streamed)
 
 
@@ -208,7 +205,7 @@ async def test_answer_asks_once_more_without_functions(streamed: bool) -> None:
 
     assert [bool(request.tools) for request in server.requests] == [True, True, False]
     assert (result.status, result.final_answer, result.limit) == ("limit_reached", "Enough.", "max_tool_calls")
-    with pytest.raises(LimitReachedError, match="^Max number of tool call reached"):
+    with pytest.raises(LimitReachedError, match=r"^Max number of tool call reached"):
         result.raise_for_status()
 
 
@@ -257,7 +254,7 @@ async def test_a_function_in_a_budget_must_be_offered(streamed: bool) -> None:
 
 @both_ways
 async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None:
-    """The planner unwraps a service that loops by itself: of both budgets the tighter holds, requests are not doubled."""
+    """A service that loops by itself is unwrapped: of both budgets the tighter holds, and requests are not doubled."""
     for of_planner, of_service in [(9, 3), (3, 9)]:
         async with openai_kernel(never_stops) as (kernel, server):
             inner = kernel.get_service("chat")
@@ -272,8 +269,6 @@ async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None
 
 def test_a_result_that_was_stored_still_raises_for_its_status() -> None:
     """``raise_for_status`` says how the run ended also where the result was written as JSON and read again."""
-    from planner_ext import FunctionCallingStepwisePlannerResult
-
     stored = FunctionCallingStepwisePlannerResult(
         status="limit_reached", limit="max_tool_calls", iterations=3, tool_calls=2, reason="The limit was reached."
     ).model_dump_json()
@@ -284,7 +279,7 @@ def test_a_result_that_was_stored_still_raises_for_its_status() -> None:
 
 
 @both_ways
-async def test_a_final_answer_that_is_forced_by_text_alone(streamed: bool) -> None:
+async def test_calls_in_reply_to_a_request_without_functions_do_not_run(streamed: bool) -> None:
     """A model that calls although nothing is offered ends the run at the limit; nothing of it runs."""
     math = Math()
     kernel = kernel_of(ScriptedChatCompletion(lambda _: calls(ADD, call(FINAL_ANSWER, {"answer": "3"}))), math=math)

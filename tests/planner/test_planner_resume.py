@@ -22,7 +22,7 @@ from planner_builders import (
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidCheckpointError, LimitReachedError, PlannerInvalidConfigurationError
-from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import ScriptedChatCompletion, say
 
 all_ends = pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls", "raise"])
@@ -51,9 +51,7 @@ async def test_every_limited_run_goes_on_from_json(on_limit: Any, limit: str, st
     math = Math()
     async with openai_kernel([ADD, final()], math=math) as (kernel, second):
         budget = Budget(max_iterations=20, max_tool_calls=20)
-        result = await resume(
-            planner_with(), kernel, Checkpoint.from_json(text), streamed=streamed, budget=budget
-        )
+        result = await resume(planner_with(), kernel, Checkpoint.from_json(text), streamed=streamed, budget=budget)
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert result.iterations == ended.iterations + 2 == len(first.requests) + len(second.requests)
@@ -104,7 +102,7 @@ async def test_a_spent_budget_makes_no_request(limit: str, streamed: bool) -> No
     result = await resume(planner, kernel_of(service, math=math), ended.checkpoint, streamed=streamed)
 
     assert (result.status, result.limit, math.sums) == ("limit_reached", limit, [])
-    assert len(service.requests) == (0 if limit == "max_iterations" else 1)
+    assert service.requests == []
 
 
 @both_ways

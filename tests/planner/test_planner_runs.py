@@ -14,6 +14,7 @@ from planner_builders import (
     final,
     invoke,
     kernel_of,
+    never_stops,
     openai_kernel,
     planner_with,
     scripted,
@@ -160,7 +161,9 @@ async def test_a_given_plan_is_followed_where_a_history_is_given_too(streamed: b
 async def test_a_history_that_may_not_be_sent_is_refused(streamed: bool) -> None:
     """A history with an unanswered call is refused by id before anything is sent."""
     kernel, service = scripted([ADD])
-    left = await invoke(planner_with(plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")), kernel, streamed=streamed)
+    left = await invoke(
+        planner_with(plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")), kernel, streamed=streamed
+    )
     assert left.chat_history is not None
 
     with pytest.raises(InvalidHistoryError, match="call_1"):
@@ -172,7 +175,9 @@ async def test_a_history_that_may_not_be_sent_is_refused(streamed: bool) -> None
 async def test_a_history_is_repaired_on_request_and_in_the_copy_only(streamed: bool) -> None:
     """``on_invalid_history="repair"`` answers the open call in what is sent, and leaves the caller's history alone."""
     kernel, service = scripted([ADD, say("It is 3.")])
-    left = await invoke(planner_with(plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")), kernel, streamed=streamed)
+    left = await invoke(
+        planner_with(plan=False, max_iterations=1, budget=Budget(on_limit="return_calls")), kernel, streamed=streamed
+    )
     assert left.chat_history is not None
     before = left.chat_history.model_dump_json()
 
@@ -217,7 +222,7 @@ async def test_a_malformed_final_answer_is_asked_for_again(arguments: Any, strea
 
 @both_ways
 async def test_final_answers_that_stay_malformed_stay_within_the_budget(streamed: bool) -> None:
-    """A model that never gets its final answer right makes no more requests than allowed, and is then asked for text."""
+    """A model that never gets its final answer right makes no more requests than allowed; the last asks for text."""
     async with openai_kernel(lambda r: call(FINAL_ANSWER, "{") if r.tools else say("It is 3.")) as (kernel, server):
         result = await invoke(planner_with(max_iterations=4), kernel, streamed=streamed)
 
@@ -266,6 +271,18 @@ async def test_under_use_attempts_a_plain_reply_to_an_offer_is_the_answer(stream
 
     assert (result.status, result.final_answer) == ("answered", "It is 3.")
     assert len(service.requests) == 4
+
+
+@both_ways
+async def test_a_refused_call_closes_the_chain(streamed: bool) -> None:
+    """With control="pre_invoke" tool rounds chain until the callback refuses; then text is asked for, as the answer."""
+    async with openai_kernel(never_stops) as (kernel, server):
+        planner = planner_with(plan=False, control="pre_invoke", pre_invoke=lambda trip, *_: trip < 3)
+        result = await invoke(planner, kernel, streamed=streamed)
+
+    assert [bool(request.tools) for request in server.requests] == [True, True, True, False]
+    assert (result.status, result.final_answer, result.limit) == ("answered", "Enough.", None)
+    assert result.tool_calls == 2
 
 
 @both_ways

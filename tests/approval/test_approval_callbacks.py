@@ -1,0 +1,274 @@
+"""pre_invoke, the behaviour's callback, check_for_intervention and @requires_approval."""
+
+import logging
+from typing import Annotated, Any
+
+import pytest
+from approval_builders import (
+    DONE,
+    LOOK,
+    REFUND,
+    REFUNDED,
+    WIPE,
+    Door,
+    decided,
+    every_door,
+    handler_doors,
+    results,
+    service_and_handler,
+    world,
+)
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import (
+    ApprovalPolicy,
+    Approve,
+    BoundedFunctionChoiceBehavior,
+    FunctionInvokingChatCompletion,
+    hitl_manager,
+    requires_approval,
+)
+from planner_ext.hitl_manager import ApprovalSettings, Defer, ToolCall
+from planner_ext.testing import call, calls
+
+
+def as_option(where: str, callback: Any) -> dict[str, Any]:
+    """Give a callback as ``pre_invoke`` or as the behaviour's own."""
+    if where == "option":
+        return {"pre_invoke": callback}
+    return {"behavior": BoundedFunctionChoiceBehavior.Auto(pre_invoke_callback=callback)}
+
+
+both_places = pytest.mark.parametrize("where", ["option", "behavior"])
+
+
+@both_places
+@every_door
+async def test_pre_invoke_sees_the_trip_from_one(door: Door, where: str) -> None:
+    """It is asked with the 1-based round trip, the full name and the arguments of each call; False refuses."""
+    seen: list[Any] = []
+
+    def callback(*asked: Any) -> bool:
+        seen.append(asked)
+        return asked[0] < 2
+
+    here = world([LOOK, REFUND, DONE])
+    outcome = await door.ask(here, **as_option(where, callback))
+    assert seen == [(1, "shop-look", {"order": "7"}), (2, "shop-refund", {"order": "7", "amount": 50})]
+    assert (here.ran, outcome.status, "did not run" in results(outcome.history)[1]) == ([("look", "7")], "answered", True)
+
+
+@both_places
+@every_door
+async def test_pre_invoke_true_is_no_approval(door: Door, where: str) -> None:
+    """True is no objection: a marked function still waits."""
+    here = world([WIPE, DONE])
+    outcome = await door.ask(here, **as_option(where, lambda *_: True))
+    assert (outcome.status, here.ran) == ("paused", [])
+
+
+async def later(*_: Any) -> Any:
+    return True
+
+
+def failing(*_: Any) -> Any:
+    raise RuntimeError
+
+
+@both_places
+@every_door
+async def test_only_true_lets_a_call_go_on(door: Door, where: str) -> None:
+    """Async True passes; a callback that raises, or answers with anything but True, refuses."""
+    here = world([REFUND, DONE])
+    await door.ask(here, **as_option(where, later))
+    assert here.ran == [REFUNDED]
+    for callback in (failing, lambda *_: "yes", lambda *_: 1, lambda *_: Approve(), lambda *_: None, lambda: True):
+        here = world([REFUND, DONE])
+        outcome = await door.ask(here, **as_option(where, callback))
+        assert (here.ran, outcome.status) == ([], "answered")
+
+
+@every_door
+async def test_pre_invoke_cannot_change_the_arguments(door: Door) -> None:
+    """It gets a copy: what it writes there is written nowhere else."""
+
+    def meddling(trip: int, name: str, arguments: Any) -> bool:
+        arguments["amount"] = 9999
+        return True
+
+    here = world([REFUND, DONE])
+    await door.ask(here, pre_invoke=meddling)
+    assert here.ran == [REFUNDED]
+
+
+@every_door
+async def test_option_and_behaviour_must_both_agree(door: Door) -> None:
+    """With a callback in the options and one in the behaviour, one False is enough."""
+    for mine, its in ((True, False), (False, True)):
+        here = world([REFUND, DONE])
+        await door.ask(here, pre_invoke=lambda *_, mine=mine: mine, **as_option("behavior", lambda *_, its=its: its))
+        assert here.ran == []
+
+
+@service_and_handler
+async def test_the_check_defers_or_has_no_objection(door: Door) -> None:
+    """check_for_intervention, sync or async: True defers the call, False is no objection, and no approval."""
+
+    async def slow(call: ToolCall) -> bool:
+        return call.function_name == "refund"
+
+    for check in (slow, lambda call: call.function_name == "refund"):
+        here = world()
+        outcome = await door.ask(here, check_for_intervention=check)
+        assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
+    here = world()
+    outcome = await door.ask(here, check_for_intervention=lambda call: False, interceptors=[lambda call: None])
+    assert (outcome.status, here.ran) == ("answered", [("look", "7"), REFUNDED])
+
+
+@service_and_handler
+async def test_a_check_that_fails_denies(door: Door) -> None:
+    """It raises, or answers with what is neither a bool nor a decision: the call is refused."""
+    for check in (failing, lambda call: "yes", lambda call: 1):
+        here = world([REFUND, DONE])
+        outcome = await door.ask(here, check_for_intervention=check)
+        assert (outcome.status, here.ran) == ("answered", [])
+
+
+@handler_doors
+async def test_the_default_check_logs_and_never_prints(
+    door: Door, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The handler's default hook logs plugin.function of each call, lets it go on, and writes nothing to the terminal."""
+    caplog.set_level(logging.INFO, logger="planner_ext.hitl_manager")
+    here = world()
+    await door.ask(here)
+    logged = [record.getMessage() for record in caplog.records if record.name == "planner_ext.hitl_manager"]
+    assert (len(here.ran), ["shop.look" in logged[0], "shop.refund" in logged[1]]) == (2, [True, True])
+    assert capfd.readouterr() == ("", "")
+
+
+@handler_doors
+async def test_a_hook_put_in_place_of_the_default_is_asked(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replacing ``planner_ext.hitl_manager.check_for_intervention``, even after the handler was made, is enough."""
+
+    async def mine(call: ToolCall) -> bool:
+        return call.function_name == "refund"
+
+    for hook in (mine, lambda call: call.function_name == "refund"):
+        monkeypatch.setattr(hitl_manager, "check_for_intervention", hook)
+        here = world()
+        outcome = await door.ask(here)
+        assert (outcome.status, outcome.waiting, here.ran) == ("paused", ["call_2"], [])
+
+
+GUARDS: dict[str, dict[str, Any]] = {
+    "interceptors": {"interceptors": [lambda call: Defer()]},
+    "policy": {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]},
+    "pre-invoke": {"pre_invoke": lambda *_: False},
+    "check": {"check_for_intervention": lambda call: True},
+    "unmatched": {"approval": ApprovalSettings(unmatched="defer")},
+    "denied": {"approval": ApprovalSettings(unmatched="deny")},
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+@every_door
+async def test_a_guarded_service_stays_guarded(door: Door, guard: str) -> None:
+    """Planner, handler and another wrapper around a guarded service take over its guards: none of them is lost."""
+    here = world([REFUND, DONE])
+    guarded = FunctionInvokingChatCompletion(here.service, **GUARDS[guard])
+    here.kernel.remove_service("scripted")
+    here.kernel.add_service(guarded)
+    here.service = guarded  # type: ignore[assignment]
+    outcome = await door.ask(here)
+    assert (here.ran, outcome.status in ("paused", "answered")) == ([], True)
+
+
+class Marked:
+    """Functions marked in every way that Python allows."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    @requires_approval
+    @kernel_function
+    def above(self) -> str:
+        return self.ran.append("above") or ""
+
+    @kernel_function
+    @requires_approval
+    def below(self) -> str:
+        return self.ran.append("below") or ""
+
+    @requires_approval(prompt="Sure?", expires_in=60)
+    @kernel_function(description="x")
+    async def above_with(self) -> str:
+        return self.ran.append("above_with") or ""
+
+    @kernel_function(description="x")
+    @requires_approval(prompt="Sure?", expires_in=60)
+    async def below_with(self) -> str:
+        return self.ran.append("below_with") or ""
+
+    @kernel_function(name="other_name")
+    @requires_approval()
+    async def renamed(self, x: Annotated[str, "any"] = "") -> str:
+        return self.ran.append("renamed") or ""
+
+    @requires_approval
+    @staticmethod
+    @kernel_function
+    def static() -> str:
+        STATIC.append("static")
+        return ""
+
+    @staticmethod
+    @requires_approval
+    @kernel_function
+    def static_below() -> str:
+        STATIC.append("static_below")
+        return ""
+
+    @requires_approval
+    @classmethod
+    @kernel_function
+    def of_class(cls) -> str:
+        STATIC.append("of_class")
+        return ""
+
+
+STATIC: list[str] = []
+
+
+@pytest.mark.parametrize(
+    "name", ["above", "below", "above_with", "below_with", "other_name", "static", "static_below", "of_class"]
+)
+@every_door
+async def test_a_marked_function_waits(door: Door, name: str) -> None:
+    """@requires_approval holds above and below @kernel_function, bare and with arguments, on every kind of method."""
+    plugin = Marked()
+    STATIC.clear()
+    here = world([call(f"m-{name}"), DONE], m=plugin)
+    outcome = await door.ask(here)
+    assert (plugin.ran, STATIC, outcome.status, outcome.waiting) == ([], [], "paused", ["call_1"])
+    if name.endswith("_with"):
+        assert (outcome.pending[0]["prompt"], outcome.pending[0]["expires_at"] is not None) == ("Sure?", True)
+
+
+@every_door
+async def test_a_mark_takes_the_runs_expiry(door: Door) -> None:
+    """A mark without a time of its own expires as the settings say."""
+    here = world([WIPE, DONE])
+    outcome = await door.ask(here, approval=ApprovalSettings(expires_in=60))
+    assert (outcome.pending[0]["prompt"], outcome.pending[0]["expires_at"] is not None) == ("Really everything?", True)
+
+
+@every_door
+async def test_the_record_says_who_decided(door: Door) -> None:
+    """Rules, defaults and callbacks stand in the journal beside the verdict that they gave."""
+    facts: list[Any] = []
+    policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "refund", "action": "deny"}]})
+    here = world([calls(LOOK, REFUND), DONE])
+    await door.ask(here, interceptors=[policy], observers=[facts.append])
+    assert [(d.verdict, d.by) for d in decided(facts)] == [("run", "policy default"), ("deny", "policy rule 1")]

@@ -1,0 +1,239 @@
+"""ApprovalFilter without an approver: the stock loop terminates, and the history is brought to its end later."""
+
+from typing import Any
+
+import pytest
+from approval_builders import (
+    DONE,
+    LOOK,
+    REFUND,
+    REFUNDED,
+    WIPE,
+    Shop,
+    World,
+    asked,
+    both_ways,
+    check_sendable,
+    results,
+    world,
+)
+from filter_builders import AUTO, BOTH, POLICY, agent_of, chat, guarded
+from openai import AsyncOpenAI
+from semantic_kernel.agents import ChatHistoryAgentThread
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments, kernel_function
+
+from planner_ext import ApprovalFilter, Approve, Deny
+from planner_ext.errors import DecisionRefusedError
+from planner_ext.hitl_manager import Defer, Supply
+from planner_ext.testing import ScriptedOpenAIServer, call, calls, say
+
+each_under = pytest.mark.parametrize("under", [AUTO, BOTH], ids=["auto", "both"])
+
+
+async def waiting(
+    *script: Any, streamed: bool = False, under: Any = AUTO, policy: Any = POLICY
+) -> tuple[World, ApprovalFilter, ChatHistory]:
+    """Ask until the loop terminates; give the world, the filter and the history."""
+    by, history = ApprovalFilter(policy), asked()
+    here = guarded(script or [calls(LOOK, REFUND), DONE], by=by, under=under)
+    await chat(here, history, streamed=streamed)
+    return here, by, history
+
+
+@each_under
+@both_ways
+async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> None:
+    """Nothing risky has run, no further request is made, and ``pending`` shows the call as it will run."""
+    here, by, history = await waiting(streamed=streamed, under=under)
+    assert (here.ran, here.requests) == ([("look", "7")], 1)
+    (pending,) = by.pending(history)
+    assert (pending.id, pending.fully_qualified_name) == ("call_2", "shop-refund")
+    assert (dict(pending.arguments), len(pending.fingerprint)) == ({"order": "7", "amount": 50}, 64)
+    check_sendable(history)
+
+
+DECISIONS: dict[str, tuple[Any, list[Any], str]] = {
+    "approve": (Approve(by="ann"), [REFUNDED], "refunded 50"),
+    "edit": (Approve(arguments={"order": "7", "amount": 20}), [("refund", "7", 20.0, "")], "refunded 20"),
+    "deny": (Deny("Too much."), [], "The call was refused and did not run: Too much."),
+    "deny-without-reason": (Deny(), [], "The call was refused and did not run"),
+    "supply": (Supply({"paid": None}), [], '{"paid":null}'),
+}
+
+
+@each_under
+@pytest.mark.parametrize("decision", DECISIONS)
+@both_ways
+async def test_resumed_the_history_is_whole(streamed: bool, decision: str, under: Any) -> None:
+    """The decision's result stands in the place of the waiting one; the history can be sent, and the model goes on."""
+    here, by, history = await waiting(streamed=streamed, under=under)
+    given, ran, text = DECISIONS[decision]
+    assert await by.resume(here.kernel, history, {"call_2": given}) == ()
+    assert (here.ran, results(history)) == ([("look", "7"), *ran], ["sent", text])
+    assert by.pending(history) == ()
+    check_sendable(history)
+    await chat(here, history, streamed=streamed)
+    assert (here.requests, here.service.requests[1].messages[-1]["content"]) == (2, text)
+
+
+@both_ways
+async def test_a_resumed_history_is_taken_by_a_server(streamed: bool) -> None:
+    """Over HTTP, to a server as strict as OpenAI."""
+    here, by, history = await waiting(streamed=streamed)
+    await by.resume(here.kernel, history, {"call_2": Approve()})
+    with ScriptedOpenAIServer([say("Understood.")]) as server:
+        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:
+            connector = OpenAIChatCompletion("scripted", async_client=client)
+            message = await connector.get_chat_message_content(history, PromptExecutionSettings())
+        assert (str(message), server.refused) == ("Understood.", [])
+
+
+@both_ways
+async def test_an_agent_waits_and_goes_on(streamed: bool) -> None:
+    """With ChatCompletionAgent the thread's history is what is resumed; the agent then answers."""
+    history = ChatHistory()
+    thread = ChatHistoryAgentThread(chat_history=history)
+    by = ApprovalFilter(POLICY)
+    here = guarded(by=by)
+    agent = agent_of(here)
+    if streamed:
+        async for _ in agent.invoke_stream("Refund order 7.", thread=thread):
+            pass
+    else:
+        await agent.get_response("Refund order 7.", thread=thread)
+    stored = ChatHistory(messages=[message async for message in thread.get_messages()])
+    assert [call.fully_qualified_name for call in by.pending(stored)] == ["shop-refund"]
+    await by.resume(here.kernel, stored, {"call_2": Approve()})
+    assert here.ran == [("look", "7"), REFUNDED]
+    after = [message for message in stored.messages if message.role == "tool"]
+    assert any("refunded 50" in str(item.result) for message in after for item in message.items)
+
+
+@both_ways
+async def test_it_goes_on_in_another_process(streamed: bool) -> None:
+    """A history from JSON, another filter, another kernel: the pending calls are the same, and run there."""
+    _, by, history = await waiting(streamed=streamed)
+    loaded, other, there = ChatHistory.model_validate_json(history.model_dump_json()), ApprovalFilter(POLICY), world()
+    assert other.pending(loaded) == by.pending(history) != ()
+    await other.resume(there.kernel, loaded, {"call_2": Approve()})
+    assert there.ran == [REFUNDED]
+
+
+@both_ways
+async def test_partial_decisions_leave_the_rest_waiting(streamed: bool) -> None:
+    """Decided one by one; what still waits is returned."""
+    here, by, history = await waiting(calls(REFUND, REFUND), DONE, streamed=streamed)
+    rest = await by.resume(here.kernel, history, {"call_1": Approve()})
+    assert ([one.id for one in rest], here.ran) == (["call_2"], [REFUNDED])
+    assert await by.resume(here.kernel, history, {"call_2": Deny()}) == ()
+    assert here.ran == [REFUNDED]
+
+
+async def refused(here: World, by: ApprovalFilter, history: ChatHistory, decisions: Any, match: str) -> None:
+    before, ran = history.model_dump_json(), list(here.ran)
+    with pytest.raises(DecisionRefusedError, match=match):
+        await by.resume(here.kernel, history, decisions)
+    assert (history.model_dump_json(), here.ran) == (before, ran)
+
+
+@both_ways
+async def test_decisions_are_taken_all_or_none(streamed: bool) -> None:
+    """Unknown, doubled and junk decisions, other fingerprints and invalid edits: refused by name, nothing runs."""
+    here, by, history = await waiting(calls(REFUND, REFUND), DONE, streamed=streamed)
+    good, first = {"call_1": Approve()}, by.pending(history)[0]
+    await refused(here, by, history, {**good, "call_9": Approve()}, "call_9")
+    await refused(here, by, history, {**good, "call_2": Approve(fingerprint=first.fingerprint)}, "call_2")
+    await refused(here, by, history, {**good, "call_2": Approve(arguments={"order": "7"})}, "call_2")
+    await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")  # type: ignore[arg-type]
+    for junk in (None, True, "approve", Defer()):
+        await refused(here, by, history, {**good, "call_2": junk}, "call_2")
+    await by.resume(here.kernel, history, good)
+    await refused(here, by, history, good, "call_1")
+
+
+@both_ways
+async def test_a_function_that_is_gone_or_changed_is_refused(streamed: bool) -> None:
+    """Approved for one kernel, resumed with another that has no such function, or one with other parameters."""
+    _, by, history = await waiting(streamed=streamed)
+
+    class Rebuilt(Shop):
+        @kernel_function
+        async def refund(self, order: str, amount: float, account: str) -> str:  # type: ignore[override]
+            self.ran.append(("refund", account))
+            return "paid"
+
+    class Gone:
+        ran: list[Any] = []  # noqa: RUF012
+
+        @kernel_function
+        async def look(self) -> str:
+            return ""
+
+    for shop in (Rebuilt(), Gone()):
+        await refused(world([], shop=shop), by, history, {"call_2": Approve()}, "shop-refund|call_2")
+
+
+@both_ways
+async def test_function_filters_stand_around_a_resumed_call(streamed: bool) -> None:
+    """The application's function-invocation filters see it; the approval filter itself does not ask again."""
+    here, by, history = await waiting(streamed=streamed, under=BOTH)
+    seen: list[str] = []
+
+    async def watch(context: Any, next: Any) -> None:
+        seen.append(context.function.name)
+        await next(context)
+
+    here.kernel.add_filter("function_invocation", watch)
+    await by.resume(here.kernel, history, {"call_2": Approve()})
+    assert (seen, here.ran) == (["refund"], [("look", "7"), REFUNDED])
+
+
+@both_ways
+async def test_application_arguments_are_given_again(streamed: bool) -> None:
+    """They are in no history; resumed with them a hidden parameter has them, and the model's come before them."""
+    policy = lambda call: Defer() if call.function_name == "charge" else None  # noqa: E731
+    script = [call("shop-charge", {"amount": 5}), DONE]
+    here, by, history = await waiting(*script, streamed=streamed, policy=policy)
+    assert "acme" not in history.model_dump_json()
+    arguments = KernelArguments(tenant="acme", amount=9999)
+    await by.resume(here.kernel, history, {"call_1": Approve()}, arguments=arguments)
+    assert (here.ran, dict(arguments)) == ([("charge", 5.0, "acme")], {"tenant": "acme", "amount": 9999})
+
+
+@both_ways
+async def test_a_failing_function_is_reported_without_detail(streamed: bool) -> None:
+    """An approved function that raises has a result that says so; nothing of the exception is in the history."""
+
+    class Failing(Shop):
+        @kernel_function
+        async def refund(self, order: str, amount: float) -> str:  # type: ignore[override]
+            raise RuntimeError("password=hunter2")
+
+    _, by, history = await waiting(streamed=streamed)
+    await by.resume(world([], shop=Failing()).kernel, history, {"call_2": Approve()})
+    assert "failed" in results(history)[1]
+    assert "hunter2" not in history.model_dump_json()
+
+
+@both_ways
+async def test_marks_wait_too(streamed: bool) -> None:
+    """A marked function waits under a policy that has nothing against it."""
+    here, by, history = await waiting(WIPE, DONE, streamed=streamed, policy=lambda call: None)
+    assert ([one.id for one in by.pending(history)], here.ran) == (["call_1"], [])
+
+
+@both_ways
+async def test_ids_that_come_again_are_told_apart(streamed: bool) -> None:
+    """A model that uses an id in two trips: what waits is the newer call, and only it is decided."""
+    again = [call("shop-refund", {"order": str(n), "amount": n}, id="c") for n in (1, 2)]
+    here, by, history = await waiting(*again, DONE, streamed=streamed)
+    await by.resume(here.kernel, history, {"c": Approve()})
+    await chat(here, history, streamed=streamed)
+    (pending,) = by.pending(history)
+    assert dict(pending.arguments) == {"order": "2", "amount": 2}
+    await by.resume(here.kernel, history, {"c": Deny()})
+    assert here.ran == [("refund", "1", 1.0, "")]
+    check_sendable(history)

@@ -1,0 +1,57 @@
+"""The command as a user starts it: a process of its own, or, where that proves no more, ``main`` in this one."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import SHOP, Command, Outcome, command_line
+
+from planner_ext.cli.__main__ import main
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a user's module ``shop``, and an environment without a word about OpenAI or terminals."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    for name in list(os.environ):
+        if name.startswith("OPENAI_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def process(here: Path) -> Command:
+    """Run the command in a process of its own."""
+
+    def run(*arguments: str) -> Outcome:
+        done = subprocess.run(
+            command_line(*arguments), cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=60
+        )
+        return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process: the same ``main``, without two seconds of imports."""
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.delitem(sys.modules, "shop", raising=False)
+        monkeypatch.setattr(sys, "argv", ["planner-ext", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        monkeypatch.delitem(sys.modules, "shop", raising=False)
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return Outcome(code=code if isinstance(code, int) else 0, out=captured.out, err=captured.err)
+
+    return run
