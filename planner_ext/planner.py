@@ -15,11 +15,12 @@ from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFun
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.fold import fold
+from planner_ext.core.limits import Limits
 from planner_ext.core.settle import stopping_facts
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent
-from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.approval import check_record
+from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
@@ -253,7 +254,7 @@ class FunctionCallingStepwisePlanner:
 
         return PlannerRun(setting.loop, given.checkpoint.facts, resumed, stop)
 
-    def _loop_options(self, budget: Budget | None) -> LoopOptions:
+    def _loop_options(self, budget: Limits | None) -> LoopOptions:
         """Read the options as they are now; a budget that a run is resumed with takes the place of theirs."""
         options, limits = self.options, self.options.limits
         if budget is not None:

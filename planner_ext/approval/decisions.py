@@ -104,6 +104,7 @@ class ToolCall:
         iteration: The 0-based trip of the loop.
         index: The call's place in its batch, from 0.
         fingerprint: Digest of run, iteration, id, function and arguments.
+        prompt: What a person is asked, where an approver is shown the call; "" for nothing in particular.
     """
 
     id: str
@@ -116,6 +117,7 @@ class ToolCall:
     index: int
     batch_size: int
     fingerprint: str
+    prompt: str = ""
 
 
 class Interceptor(Protocol):

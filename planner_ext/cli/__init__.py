@@ -1,1 +1,1 @@
-"""The command line: ``planner-ext demo`` and ``planner-ext run``. Needs the extra ``planner-ext[cli]``."""
+"""The command line: ``planner-ext run``, ``resume``, ``demo`` and ``compare``. Needs the extra ``planner-ext[cli]``."""

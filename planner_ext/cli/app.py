@@ -8,6 +8,33 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from planner_ext.cli.compare import EXIT_CODES as COMPARE_EXIT_CODES
+from planner_ext.cli.compare import compare
+from planner_ext.cli.options import (
+    EXIT_CODES,
+    Approvals,
+    AskAll,
+    BaseUrl,
+    By,
+    Cancel,
+    CheckpointPath,
+    Denials,
+    Edits,
+    GoalText,
+    Json,
+    KernelPath,
+    MaxIterations,
+    MaxToolCalls,
+    Model,
+    MoreIterations,
+    Plan,
+    Policy,
+    ResumedFile,
+    Stream,
+    Timeout,
+    decider,
+)
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -31,7 +58,7 @@ def _common(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows ? and the run goes on
 
@@ -51,79 +78,96 @@ def demo() -> None:
     raise typer.Exit(0 if agrees else 1)
 
 
-_EXIT_CODES = """\b
-Exit codes:
-  0    answered
-  1    ended without: a limit, the timeout, a pause, a reply cut short
-  2    something on the command line or in the kernel cannot be used
-  3    a fault, such as a failed request
-  130  interrupted with Ctrl-C
-"""
-
-
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def run(  # noqa: PLR0917  (options by name on the command line)
-    goal: Annotated[str, typer.Argument(metavar="GOAL", help="What is to be reached.", show_default=False)],
-    kernel: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY",
-            help="Where the kernel comes from: a function without arguments, async or not, that returns one, or a "
-            "Kernel. The current directory is importable. Left out: no functions, the model can only talk.",
-        ),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="An OpenAI-compatible endpoint, such as http://localhost:8000/v1. Left out: OPENAI_BASE_URL, or "
-            "OpenAI itself.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The model. With neither --model nor --base-url the kernel's own service is used. The key is "
-            "OPENAI_API_KEY; an endpoint on this machine needs none.",
-        ),
-    ] = None,
-    max_iterations: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Most requests to the model, plan and answer included. The last offers no functions."
-        ),
-    ] = 15,
-    max_tool_calls: Annotated[
-        int | None, typer.Option(metavar="N", help="Most function calls, failed ones included.")
-    ] = None,
-    plan: Annotated[
-        bool | None,
-        typer.Option("--plan/--no-plan", help="Ask for a plan first. Left out: where the kernel has functions."),
-    ] = None,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text while it arrives.")] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the whole result as one JSON document on stdout.")
-    ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Stop the run after this time; its history is kept.")
-    ] = None,
+    goal: GoalText,
+    kernel: KernelPath = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
+    max_iterations: MaxIterations = 15,
+    max_tool_calls: MaxToolCalls = None,
+    plan: Plan = None,
+    timeout: Timeout = None,
+    policy: Policy = None,
+    ask_all: AskAll = False,
+    checkpoint: CheckpointPath = None,
+    by: By = None,
+    stream: Stream = True,
+    as_json: Json = False,
 ) -> None:
     """Reach a GOAL with the functions of a kernel.
 
-    Progress goes to stderr, the answer to stdout; without an answer, stdout stays empty.
+    Progress goes to stderr, the answer to stdout; without an answer, stdout stays empty. When calls wait for a
+    decision, the terminal asks: approve, deny, edit, always or quit.
     """
-    from planner_ext.cli.run import Goal, run_goal  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.journey import Setup  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.run import Goal, run_goal  # noqa: PLC0415
 
-    asked = Goal(
-        text=goal,
+    setup = Setup(
         kernel=kernel,
         base_url=base_url,
         model=model,
+        policy=policy,
+        ask_all=ask_all,
+        by=decider(by),
+        stream=stream,
+        as_json=as_json,
+    )
+    asked = Goal(
+        text=goal,
         max_iterations=max_iterations,
         max_tool_calls=max_tool_calls,
         plan=plan,
-        stream=stream,
         timeout=timeout,
+        checkpoint=checkpoint,
     )
-    raise typer.Exit(run_goal(asked, as_json=as_json))
+    raise typer.Exit(run_goal(asked, setup))
+
+
+@app.command(epilog=EXIT_CODES)
+def resume(  # noqa: PLR0917  (options by name on the command line)
+    file: ResumedFile,
+    kernel: KernelPath = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
+    approve: Approvals = None,
+    deny: Denials = None,
+    edit: Edits = None,
+    cancel: Cancel = None,
+    max_iterations: MoreIterations = None,
+    policy: Policy = None,
+    ask_all: AskAll = False,
+    by: By = None,
+    stream: Stream = True,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that is kept in FILE: paused, at its limit, or cut short.
+
+    Give it the kernel, and the --policy or --ask-all, that it was begun with: a checkpoint holds none of them. Without
+    a decision, a terminal asks. FILE is written again at each pause and at the end.
+    """
+    from planner_ext.cli.journey import Setup  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.resume import Continuation, resume_run  # noqa: PLC0415
+
+    setup = Setup(
+        kernel=kernel,
+        base_url=base_url,
+        model=model,
+        policy=policy,
+        ask_all=ask_all,
+        by=decider(by),
+        stream=stream,
+        as_json=as_json,
+    )
+    given = Continuation(
+        file=file,
+        approve=approve or (),
+        deny=deny or (),
+        edit=edit or (),
+        cancel=cancel,
+        max_iterations=max_iterations,
+    )
+    raise typer.Exit(resume_run(given, setup))
+
+
+app.command(epilog=COMPARE_EXIT_CODES)(compare)

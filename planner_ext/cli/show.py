@@ -1,13 +1,14 @@
 """A run as a person watches it: each round trip with its text as it comes, its calls and what became of them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
 from rich import box
 from rich.console import Console
 from rich.panel import Panel
+from rich.status import Status
 from rich.text import Text
 
 from planner_ext.cli.text import TextFlow, one_line, printable, shortened
@@ -22,6 +23,7 @@ from planner_ext.core.facts import (
     ModelReplied,
     Paused,
     Planned,
+    Resumed,
     RunStarted,
     StopRequested,
 )
@@ -29,9 +31,9 @@ from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
 
-__all__ = ["Progress", "Signs", "print_answer", "spent_line"]
+__all__ = ["WIDEST", "Progress", "Signs", "print_answer", "spent_line"]
 
-_WIDEST = 100
+WIDEST = 100
 """Cells of a line of text: longer ones are hard to read, however wide the terminal is."""
 
 
@@ -55,7 +57,7 @@ class Progress:
         """Print to this console."""
         self._console = console
         self._signs = Signs(console)
-        self._width = min(console.width, _WIDEST)
+        self._width = min(console.width, WIDEST)
         self._limit: int | None = None
         self._charge_plan = True
         self._charged = 0
@@ -63,7 +65,7 @@ class Progress:
         self._calls: tuple[RequestedCall, ...] = ()
         self._edited: dict[int, str] = {}
         self._running: dict[int, tuple[str, float]] = {}
-        self._status = console.status("", spinner=self._signs.spinner) if console.is_interactive else None
+        self._status = self._spinner()
         self._shown: dict[str, Callable[[Any], None]] = {  # of other facts there is nothing to say
             "RunStarted": self._started,
             "Planned": self._planned,
@@ -74,6 +76,7 @@ class Progress:
             "CallStarted": self._call_started,
             "CallFinished": self._call_finished,
             "StopRequested": self._stop_requested,
+            "Resumed": self._resumed,
             "Paused": self._ended,
             "Ended": self._ended,
         }
@@ -88,6 +91,24 @@ class Progress:
         if self._flow is not None:
             self._flow.close()
             self._flow = None
+
+    def catch_up(self, facts: Iterable[Fact]) -> None:
+        """Take facts of the same run as told: its limit, its trips and its open calls are known, nothing is printed."""
+        for fact in facts:
+            match fact:
+                case RunStarted():
+                    self._started(fact)
+                case Resumed():
+                    self._resumed(fact)
+                case Planned():
+                    self._charged += fact.iterations if self._charge_plan else 0
+                case ModelReplied():
+                    self._charged += fact.iterations
+                    self._calls, self._edited = fact.calls, {}
+                case CallDecided(index=index, edited=str(edited)):
+                    self._edited[index] = edited
+                case _:
+                    pass
 
     def show(self, event: PlannerEvent) -> None:
         """Print what there is to say about an event; the spinner rests meanwhile."""
@@ -108,6 +129,11 @@ class Progress:
     def _started(self, fact: RunStarted) -> None:
         self._limit = fact.rules.limits.max_iterations
         self._charge_plan = fact.rules.charge_plan
+
+    def _resumed(self, fact: Resumed) -> None:
+        if fact.limits is not None:
+            self._limit = fact.limits.max_iterations
+        self._status = self._spinner()
 
     def _planned(self, fact: Planned) -> None:
         self._reply(fact.plan, plan=True)
@@ -196,6 +222,9 @@ class Progress:
         sent = self._calls[fact.index].arguments if fact.index < len(self._calls) else ""
         return f"{one_line(fact.function)}({_arguments_text(self._edited.get(fact.index, sent))})"
 
+    def _spinner(self) -> Status | None:
+        return self._console.status("", spinner=self._signs.spinner) if self._console.is_interactive else None
+
     def _rest(self) -> None:
         if self._status is not None:
             self._status.stop()
@@ -219,7 +248,7 @@ def print_answer(console: Console, result: FunctionCallingStepwisePlannerResult)
         title_align="left",
         border_style="green" if result.status == "answered" else "red",
         box=box.ROUNDED,
-        width=min(console.width, _WIDEST),
+        width=min(console.width, WIDEST),
     )
     console.print(panel)
 

@@ -116,7 +116,7 @@ def _judge(state: State, reply: ModelReplied) -> Action:
             else AddMessage(purpose=purpose)
         )
     if not reply.text:
-        return Finish(status="incomplete", reason="The reply has neither text nor calls.")
+        return Finish(status="incomplete", reason=_empty_text(reply))
     return Finish(status="answered", answer=reply.text)
 
 
@@ -149,6 +149,8 @@ def _call(state: State, batch: Batch) -> Action:
     waiting = len(ready) < batch.unanswered
     if ready and (not waiting or state.rules.on_deferred == "run_safe_first"):
         return _start(state, batch, ready)
+    if state.ending is not None:
+        return _withhold_open(batch, f"Not executed: the run was stopped. {state.ending}", None)
     return Pause()
 
 
@@ -238,6 +240,12 @@ def _digest(call: Call) -> str:
 
 def _stopped_text(state: State) -> str:
     return f"Not executed: the run was stopped. {state.stopping}".rstrip()
+
+
+def _empty_text(reply: ModelReplied) -> str:
+    if not reply.calls:
+        return "The reply has neither text nor calls."
+    return f"The model called {reply.calls[0].name}, and no functions were offered; there is no text beside the call."
 
 
 def _limit_text(state: State, limit: str) -> str:

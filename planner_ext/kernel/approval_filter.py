@@ -1,11 +1,9 @@
 """``ApprovalFilter``: the policy and the person, brought to stock kernels as a filter."""
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from semantic_kernel import Kernel
@@ -23,11 +21,12 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall, problem_of
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.approval.gate import InterceptorChain
 from planner_ext.approval.marks import approval_required
 from planner_ext.approval.settings import ApprovalOptions
+from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.state import State
 from planner_ext.kernel.approval import DecisionRefusedError, PendingCall
 from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments, parse_object
@@ -42,7 +41,7 @@ Approver = Callable[[ToolCall], Decision | Awaitable[Decision]]
 """Asks a person, and gives their decision; async or not."""
 
 _WAITING = "This call waits for a person's approval and has not run: "
-"""How the result of a call that waits begins; its function and its fingerprint follow."""
+"""How the result of a call that waits begins; its function, fingerprint and question follow."""
 
 _decided: ContextVar[KernelArguments | None] = ContextVar("planner_ext_decided", default=None)
 """The arguments of the call that was decided in this task: a filter registered under both types asks once."""
@@ -90,10 +89,12 @@ class ApprovalFilter:
         for name, value in (("policy", policy), ("approver", approver)):
             if not callable(value) and not (name == "approver" and value is None):
                 raise PlannerInvalidConfigurationError(f"{name} must be something that decides a call; got {value!r}.")
-        if timeout is not None and (isinstance(timeout, bool) or timeout <= 0):
+        try:
+            ApprovalOptions(interceptor_timeout=timeout)
+        except InvalidLimitError:
             raise PlannerInvalidConfigurationError(
                 f"timeout must be a number of seconds above 0, or None for no limit; got {timeout!r}."
-            )
+            ) from None
         self._policy = policy
         self._approver = approver
         self._timeout = timeout
@@ -107,14 +108,14 @@ class ApprovalFilter:
         decision = await self._decide(context.function, call)
         match decision:
             case Approve():
-                await self._run(context, next, decision)
+                await self._run(context, next, call, decision)
             case Deny(reason=reason):
                 text = f"The call was refused and did not run: {reason}" if reason else "The call was refused."
                 _answer(context, text)
             case Supply(result=result):
                 _answer(context, result_text(result))
-            case Defer():
-                self._wait(context, call)
+            case Defer(prompt=prompt):
+                self._wait(context, replace(call, prompt=prompt or ""))
 
     async def _decide(self, function: KernelFunction, call: ToolCall) -> Decision:
         chain = InterceptorChain(
@@ -124,34 +125,29 @@ class ApprovalFilter:
         )
         decision = (await chain.review([call], State()))[0]
         if isinstance(decision, Defer) and self._approver is not None:
-            return await self._ask(self._approver, call)
+            return await self._ask(self._approver, replace(call, prompt=decision.prompt or ""))
         return decision
 
     async def _ask(self, approver: Approver, call: ToolCall) -> Decision:
-        """Ask the person; who does not decide in time, or fails, refuses."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                answer = approver(call)
-                decision = await answer if inspect.isawaitable(answer) else answer
-        except TimeoutError:
-            return Deny("Nobody decided in time.")
-        except Exception:
-            _logger.exception("The approver failed on %s; the call is refused.", call.fully_qualified_name)
-            return Deny("It could not be decided.")
-        if not isinstance(decision, Approve | Deny | Supply):
-            _logger.error("The approver answered %r, which is no decision; the call is refused.", decision)
-            return Deny("It could not be decided.")
-        if isinstance(decision, Approve) and decision.fingerprint not in (None, call.fingerprint):
-            return Deny("It was approved for another call or other arguments.")
-        return decision
+        """Ask the person; who does not decide in time, fails, or answers with what is no decision, refuses."""
+        chain = InterceptorChain(
+            options=ApprovalOptions(interceptor_timeout=self._timeout, unmatched="deny"), interceptors=(approver,)
+        )
+        decision = (await chain.review([call], State()))[0]
+        return Deny("Nobody decided.") if isinstance(decision, Defer) else decision
 
-    async def _run(self, context: Any, next: Callable[[Any], Awaitable[None]], decision: Approve) -> None:
+    async def _run(
+        self, context: Any, next: Callable[[Any], Awaitable[None]], call: ToolCall, decision: Approve
+    ) -> None:
         if decision.arguments is not None:
             edited = parse_arguments(_json(decision.arguments), parameters_of(context.function))
             if isinstance(edited, InvalidArguments):
                 _answer(context, f"The call was refused and did not run: {edited.message}")
                 return
-            cast("dict[str, Any]", context.arguments).update(edited)
+            values = cast("dict[str, Any]", context.arguments)
+            for name in call.arguments:
+                values.pop(name, None)
+            values.update(edited)
         token = _decided.set(context.arguments)
         try:
             await next(context)
@@ -164,7 +160,7 @@ class ApprovalFilter:
                 context, "The call was refused and did not run: it needs a person's approval, and nobody can be asked."
             )
             return
-        _answer(context, f"{_WAITING}{call.fully_qualified_name} {call.fingerprint}")
+        _answer(context, f"{_WAITING}{call.fully_qualified_name} {call.fingerprint}\n{call.prompt}".rstrip())
         context.terminate = True
 
     def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:
@@ -208,7 +204,7 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
     function = context.function
     values = cast("dict[str, Any]", context.arguments)
-    given = parse_object(_json_text(content.arguments)) if content is not None else dict(values)
+    given = parse_object(_json_text(content.arguments)) if content is not None else parameters_of(function).by_name
     names = {} if isinstance(given, InvalidArguments) else given
     shown = {name: values.get(name) for name in names if name in values}
     call_id = (content.id if content is not None else None) or function.fully_qualified_name
@@ -246,11 +242,16 @@ def _marked(place: int, index: int, content: FunctionCallContent | None, text: s
     arguments = parse_object(_json_text(content.arguments))
     if isinstance(arguments, InvalidArguments):
         return None
-    function, _, fingerprint = text.removeprefix(_WAITING).partition(" ")
+    line, _, prompt = text.removeprefix(_WAITING).partition("\n")
+    function, _, fingerprint = line.partition(" ")
     if fingerprint != _fingerprint(content.id or "", function, arguments):
         return None
     pending = PendingCall(
-        id=content.id or "", fully_qualified_name=function, arguments=arguments, fingerprint=fingerprint
+        id=content.id or "",
+        fully_qualified_name=function,
+        arguments=arguments,
+        fingerprint=fingerprint,
+        prompt=prompt,
     )
     return _Marked(place, index, content, pending)
 
@@ -260,15 +261,20 @@ def _check(kernel: Kernel, name: str, decision: Decision, marked: _Marked | None
         raise DecisionRefusedError(f"A decision was given for the call {name!r}, which does not wait for one.")
     if not isinstance(decision, Approve | Deny | Supply):
         raise DecisionRefusedError(f"The call {name!r} was answered {decision!r}; expected Approve, Deny or Supply.")
-    if not isinstance(decision, Approve):
-        return
-    function = _function(kernel, marked.pending.fully_qualified_name)
+    if (problem := problem_of(decision)) is not None:
+        raise DecisionRefusedError(f"The decision on {name!r} cannot be taken: {problem}. The call still waits.")
+    if isinstance(decision, Approve):
+        _check_approval(kernel, name, decision, marked)
+
+
+def _check_approval(kernel: Kernel, name: str, decision: Approve, marked: _Marked) -> None:
     if decision.fingerprint not in (None, marked.pending.fingerprint):
         raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
-    if decision.arguments is not None:
-        edited = parse_arguments(_json(decision.arguments), parameters_of(function))
-        if isinstance(edited, InvalidArguments):
-            raise DecisionRefusedError(f"The edited arguments of {name!r} cannot be used: {edited.message}")
+    function = _function(kernel, marked.pending.fully_qualified_name)
+    given = marked.pending.arguments if decision.arguments is None else decision.arguments
+    checked = parse_arguments(_json(given), parameters_of(function))
+    if isinstance(checked, InvalidArguments):
+        raise DecisionRefusedError(f"The arguments of {name!r} cannot be used: {checked.message}")
 
 
 def _function(kernel: Kernel, name: str) -> KernelFunction:

@@ -97,10 +97,7 @@ def repair_history(messages: Sequence[ChatMessageContent]) -> list[ChatMessageCo
         repaired += _missing_results(owed)
         mended = _with_own_calls(message)
         repaired.append(mended)
-        owed = [
-            _Call(sent_as=old.id or "", call=new)
-            for old, new in zip(_calls(message), _calls(mended), strict=True)
-        ]
+        owed = [_Call(sent_as=old.id or "", call=new) for old, new in zip(_calls(message), _calls(mended), strict=True)]
     return [*repaired, *_missing_results(owed)]
 
 

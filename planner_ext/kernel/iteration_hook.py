@@ -22,8 +22,8 @@ class FunctionInvocationIterationContext:
     Attributes:
         iteration: The 0-based trip whose calls have their results now.
         total_usage: Tokens, cost and active time of the run so far; a copy.
-        messages: Every message of the run so far. Change it, or put another list in its place, to compact the history:
-            a message with calls and its results have to stay, or go, together.
+        messages: Every message of the run so far, as copies. Change the list or what is in it, or put another list in
+            its place, to compact the history: a message with calls and its results have to stay, or go, together.
         response: The reply whose calls were handled.
         is_streaming: Whether replies are streamed.
         terminate: Set it to True to end the run here: the results are kept, no further request is made.
@@ -72,6 +72,7 @@ class IterationCompletedHook:
         self._callback = callback
         self._messages = messages
         self._streaming = streaming
+        self._shown: list[tuple[ChatMessageContent, ChatMessageContent]] = []
 
     async def completed(self, state: State) -> Mapping[str, Any]:
         """Tell the callback; return what it asked for.
@@ -80,11 +81,12 @@ class IterationCompletedHook:
             InvalidHistoryError: If it left a history that may not be sent.
         """
         before = tuple(self._messages(state.transcript))
+        shown = self._copies(before)
         context = FunctionInvocationIterationContext(
             iteration=state.iteration - 1,
             total_usage=state.ledger.usage,
-            messages=list(before),
-            response=next((m for m in reversed(before) if m.role == AuthorRole.ASSISTANT), None),
+            messages=list(shown),
+            response=next((m for m in reversed(shown) if m.role == AuthorRole.ASSISTANT), None),
             is_streaming=self._streaming,
         )
         if (waiting := self._callback(context)) is not None and inspect.isawaitable(waiting):
@@ -93,8 +95,33 @@ class IterationCompletedHook:
         if context.terminate:
             _logger.info("The iteration-completed callback ended the run after iteration %d.", context.iteration)
             asked |= {"terminate": True, "reason": context.reason}
-        after = tuple(context.messages)
+        after = _unchanged_as_they_were(context.messages, shown, before)
         if len(after) != len(before) or any(new is not old for new, old in zip(after, before, strict=True)):
             check_history(after)
             asked["messages"] = after
         return asked
+
+    def _copies(self, messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
+        """Copy messages for the callback, which may change them: only what is recorded may be sent.
+
+        What was copied for the iteration before, and was left alone, is not copied again.
+        """
+        known = next(
+            (at for at, (old, new) in enumerate(zip(self._shown, messages, strict=False)) if old[0] is not new),
+            min(len(self._shown), len(messages)),
+        )
+        self._shown = [*self._shown[:known], *((message, _copy(message)) for message in messages[known:])]
+        return [copy for _, copy in self._shown]
+
+
+def _copy(message: ChatMessageContent) -> ChatMessageContent:
+    items: list[Any] = [item.model_copy() for item in message.items]
+    return message.model_copy(update={"items": items, "metadata": dict(message.metadata)})
+
+
+def _unchanged_as_they_were(
+    after: Sequence[ChatMessageContent], shown: Sequence[ChatMessageContent], before: Sequence[ChatMessageContent]
+) -> tuple[ChatMessageContent, ...]:
+    """Put the original in the place of each copy that the callback left as it was."""
+    originals = {id(copy): message for copy, message in zip(shown, before, strict=True)}
+    return tuple(originals[id(m)] if id(m) in originals and m == originals[id(m)] else m for m in after)

@@ -18,7 +18,14 @@ from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplate
 from planner_ext.core.values import Message
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
 
-__all__ = ["NoPrompts", "PlannerPrompts", "default_plan_prompt", "default_step_prompt", "plan_template", "step_template"]
+__all__ = [
+    "NoPrompts",
+    "PlannerPrompts",
+    "default_plan_prompt",
+    "default_step_prompt",
+    "plan_template",
+    "step_template",
+]
 
 default_plan_prompt = """\
 name: WritePlan
@@ -57,8 +64,8 @@ When the goal is reached, hand over the answer with UserInteraction-SendFinalAns
 
 _SAY = {
     "step": "Carry out what comes next towards the goal. If nothing is left to do, write the final answer.",
-    "hand over": "Carry out what comes next towards the goal. If nothing is left to do, hand over the final answer with "
-    "UserInteraction-SendFinalAnswer.",
+    "hand over": "Carry out what comes next towards the goal. If nothing is left to do, hand over the final answer "
+    "with UserInteraction-SendFinalAnswer.",
     "insist": "That was no final answer. Go on with the functions, or, if the goal is reached, hand the answer over "
     "with UserInteraction-SendFinalAnswer.",
 }
@@ -150,22 +157,21 @@ class PlannerPrompts:
         return tuple(messages)
 
 
-_COVER = 0xF0000
-_MARKUP = re.compile("[&<>\"'\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
-_COVERED = re.compile("[\U000f0000-\U000fffff]")
+_MARKUP = re.compile("[&<>\"'\x00-\x08\x0b-\x1f\ud800-\udfff\ue000\ufffe\uffff]")
+_COVERED = re.compile("\ue000([0-9a-f]+);")
 
 
 def _covered(text: str) -> str:
-    """Put what XML cannot hold, or reads as markup, behind characters of private use.
+    """Write what XML cannot hold, or reads as markup, as a number behind a character of private use.
 
     Semantic Kernel escapes a variable once and unescapes it twice, and does not parse a prompt with a control character
     at all: then the text of every message, the system's included, becomes the user's.
     """
-    return _MARKUP.sub(lambda found: chr(_COVER + ord(found[0])), text)
+    return _MARKUP.sub(lambda found: f"\ue000{ord(found[0]):x};", text)
 
 
 def _uncovered(text: str) -> str:
-    return _COVERED.sub(lambda found: chr(ord(found[0]) - _COVER), text)
+    return _COVERED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
 def plan_template(text: str) -> tuple[KernelPromptTemplate, dict[str, Any]]:

@@ -41,9 +41,7 @@ class StreamedRun:
         own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
         return chunk.model_copy(update=own)
 
-    def settled(
-        self, messages: Sequence[ChatMessageContent], iteration: int
-    ) -> Iterator[StreamingChatMessageContent]:
+    def settled(self, messages: Sequence[ChatMessageContent], iteration: int) -> Iterator[StreamingChatMessageContent]:
         """Show a batch that has its results: its calls, then the results in one tool message."""
         self._trip, self._text = iteration, []
         calls = [call for message in messages for call in _numbered(calls_of(message))]

@@ -29,6 +29,7 @@ LOOK = call("shop-look", {"order": "7"})
 REFUND = call("shop-refund", {"order": "7", "amount": 50})
 WIPE = call("shop-wipe", {})
 DONE = say("Done.")
+BOTH_CALLS = (calls(LOOK, REFUND), DONE)
 REFUNDED = ("refund", "7", 50.0, "")
 """What `Shop.ran` holds after `REFUND`."""
 
@@ -96,9 +97,7 @@ class World:
         return len(self.service.requests)
 
 
-def world(
-    script: Script = (calls(LOOK, REFUND), DONE), shop: Any = None, *, chunk_size: int = 8, **plugins: object
-) -> World:
+def world(script: Script = BOTH_CALLS, shop: Any = None, *, chunk_size: int = 8, **plugins: object) -> World:
     """Make a kernel with a shop, and a model that says what a script says."""
     shop = shop or Shop()
     kernel, service = Kernel(), ScriptedChatCompletion(script, chunk_size=chunk_size)
@@ -159,7 +158,9 @@ class Door:
         history = asked() if history is None else history
         if self.kind == "handler":
             handler = _handler(to, arguments, options)
-            return await _drained((handler.invoke_stream if self.streamed else handler.invoke)(history, stop=stop), history)
+            return await _drained(
+                (handler.invoke_stream if self.streamed else handler.invoke)(history, stop=stop), history
+            )
         settings = settings_with(options.pop("behavior", None))
         service = FunctionInvokingChatCompletion(to.service, **options)
         world: dict[str, Any] = {"kernel": to.kernel, "arguments": arguments, "stop": stop}

@@ -1,6 +1,6 @@
-"""A program that begins a run, or goes on with one, and prints what came of it: the other process of the pause tests.
+"""A program that goes on with a run and prints what came of it: the other process of the pause tests.
 
-Run as ``approval_process.py pause|resume plain|streamed FILE``.
+Run as ``approval_process.py plain|streamed FILE``, FILE being a checkpoint signed with `KEY` whose ``call_2`` waits.
 """
 
 import asyncio
@@ -10,39 +10,22 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from approval_builders import ASKING_REFUND, DONE, LOOK, REFUND, arguments_in, planner_with, world
+from approval_builders import ASKING_REFUND, DONE, arguments_in, planner_with, world
 
 from planner_ext import Approve
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.testing import calls
 
 KEY = b"shared secret"
 
 
-async def last(events: Any) -> Any:
-    async with aclosing(events):
-        return [event async for event in events][-1].result
-
-
-async def pause(streamed: bool, file: Path) -> dict[str, Any]:
-    here = world([calls(LOOK, REFUND)])
-    planner = planner_with(interceptors=[ASKING_REFUND])
-    if streamed:
-        result = await last(planner.invoke_stream(here.kernel, "Refund order 7."))
-    else:
-        result = await planner.invoke(here.kernel, "Refund order 7.")
-    file.write_text(result.checkpoint.to_json(key=KEY))
-    pending = [call.id for call in result.pending]
-    return {"status": result.status, "ran": here.ran, "pending": pending, "iterations": result.iterations}
-
-
-async def resume(streamed: bool, file: Path) -> dict[str, Any]:
+async def resume(streamed: bool, text: str) -> dict[str, Any]:
     here = world([DONE])
     planner = planner_with(interceptors=[ASKING_REFUND])
-    checkpoint = Checkpoint.from_json(file.read_text(), key=KEY)
+    checkpoint = Checkpoint.from_json(text, key=KEY)
     decisions = {"call_2": Approve(arguments={"order": "7", "amount": 20}, by="ann")}
     if streamed:
-        result = await last(planner.resume_stream(here.kernel, checkpoint, decisions))
+        async with aclosing(planner.resume_stream(here.kernel, checkpoint, decisions)) as events:
+            result = [event async for event in events][-1].result
     else:
         result = await planner.resume(here.kernel, checkpoint, decisions)
     return {
@@ -57,5 +40,5 @@ async def resume(streamed: bool, file: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    act, way, path = sys.argv[1:]
-    print(json.dumps(asyncio.run((pause if act == "pause" else resume)(way == "streamed", Path(path)))))
+    way, path = sys.argv[1:]
+    print(json.dumps(asyncio.run(resume(way == "streamed", Path(path).read_text()))))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-from approval_builders import DONE, LOOK, REFUND, World, asked, world
+from approval_builders import BOTH_CALLS, World, asked, world
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
@@ -12,7 +12,6 @@ from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import ApprovalFilter, ApprovalPolicy
-from planner_ext.testing import calls
 
 POLICY = ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "refund", "action": "ask"}]})
 """Asks about every refund; an ``allow`` default leaves marked functions marked."""
@@ -28,7 +27,7 @@ def settings() -> PromptExecutionSettings:
     return PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
 
 
-def guarded(script: Any = (calls(LOOK, REFUND), DONE), *, by: ApprovalFilter, under: Kinds = AUTO, **plugins: Any) -> World:
+def guarded(script: Any = BOTH_CALLS, *, by: ApprovalFilter, under: Kinds = AUTO, **plugins: Any) -> World:
     """Make a world whose kernel has a filter, under one or both types."""
     here = world(script, **plugins)
     for kind in under:

@@ -14,6 +14,7 @@ from approval_builders import (
     decided,
     every_door,
     handler_doors,
+    planner_doors,
     results,
     service_and_handler,
     world,
@@ -28,6 +29,7 @@ from planner_ext import (
     hitl_manager,
     requires_approval,
 )
+from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import ApprovalSettings, Defer, ToolCall
 from planner_ext.testing import call, calls
 
@@ -55,7 +57,11 @@ async def test_pre_invoke_sees_the_trip_from_one(door: Door, where: str) -> None
     here = world([LOOK, REFUND, DONE])
     outcome = await door.ask(here, **as_option(where, callback))
     assert seen == [(1, "shop-look", {"order": "7"}), (2, "shop-refund", {"order": "7", "amount": 50})]
-    assert (here.ran, outcome.status, "did not run" in results(outcome.history)[1]) == ([("look", "7")], "answered", True)
+    assert (here.ran, outcome.status, "did not run" in results(outcome.history)[1]) == (
+        [("look", "7")],
+        "answered",
+        True,
+    )
 
 
 @both_places
@@ -139,7 +145,7 @@ async def test_a_check_that_fails_denies(door: Door) -> None:
 async def test_the_default_check_logs_and_never_prints(
     door: Door, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The handler's default hook logs plugin.function of each call, lets it go on, and writes nothing to the terminal."""
+    """The handler's default hook logs plugin.function of each call, lets it go on, and prints nothing."""
     caplog.set_level(logging.INFO, logger="planner_ext.hitl_manager")
     here = world()
     await door.ask(here)
@@ -230,20 +236,11 @@ class Marked:
         STATIC.append("static_below")
         return ""
 
-    @requires_approval
-    @classmethod
-    @kernel_function
-    def of_class(cls) -> str:
-        STATIC.append("of_class")
-        return ""
-
 
 STATIC: list[str] = []
 
 
-@pytest.mark.parametrize(
-    "name", ["above", "below", "above_with", "below_with", "other_name", "static", "static_below", "of_class"]
-)
+@pytest.mark.parametrize("name", ["above", "below", "above_with", "below_with", "other_name", "static", "static_below"])
 @every_door
 async def test_a_marked_function_waits(door: Door, name: str) -> None:
     """@requires_approval holds above and below @kernel_function, bare and with arguments, on every kind of method."""
@@ -262,6 +259,29 @@ async def test_a_mark_takes_the_runs_expiry(door: Door) -> None:
     here = world([WIPE, DONE])
     outcome = await door.ask(here, approval=ApprovalSettings(expires_in=60))
     assert (outcome.pending[0]["prompt"], outcome.pending[0]["expires_at"] is not None) == ("Really everything?", True)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e300, -1, 0, True, "60"], ids=repr)
+@planner_doors
+async def test_an_expiry_that_means_nothing_is_refused_or_harmless(door: Door, seconds: Any) -> None:
+    """Of a mark or of the settings: refused where it is given, or the call waits and the paused run can be read."""
+
+    class Odd:
+        @kernel_function
+        async def f(self) -> str:
+            return "ran"
+
+    for place in ("mark", "settings"):
+        try:
+            mark = requires_approval(expires_in=seconds) if place == "mark" else requires_approval
+            options = {} if place == "mark" else {"approval": ApprovalSettings(expires_in=seconds)}
+            mark(Odd.f)
+        except PlannerExtError:
+            continue
+        outcome = await door.ask(world([call("odd-f"), DONE], odd=Odd()), **options)
+        assert "ran" not in results(outcome.history)
+        if outcome.status == "paused":
+            await door.resume(world([DONE], odd=Odd()), outcome.checkpoint, {}, **options)
 
 
 @every_door

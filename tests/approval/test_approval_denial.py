@@ -20,7 +20,7 @@ from approval_builders import (
 from semantic_kernel.contents import ChatHistory, FunctionCallContent
 
 from planner_ext import Approve, Budget, Deny
-from planner_ext.events import CallsWithheld, CallStarted
+from planner_ext.events import CallStarted, CallsWithheld
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
 from planner_ext.testing import call, calls, say
 
@@ -46,7 +46,7 @@ async def test_refuse_answers_the_call_and_costs_no_request(door: Door) -> None:
 
 @every_door
 async def test_reask_removes_the_call_and_asks_without_functions(door: Door) -> None:
-    """``reask``: the denied call is gone from the history, its siblings' results stay; one request, without functions."""
+    """``reask``: the denied call is gone, its siblings' results stay; one request more, without functions."""
     here = world([calls(LOOK, REFUND), say("Sorry.")])
     outcome = await door.ask(here, interceptors=[DENY_REFUND], approval=ApprovalSettings(on_denial="reask"))
     assert (outcome.status, outcome.text, here.requests) == ("answered", "Sorry.", 2)
@@ -75,7 +75,9 @@ async def test_return_calls_ends_the_run_with_its_batch(door: Door) -> None:
 
 
 @pytest.mark.parametrize("by", ["interceptor", "person"])
-@pytest.mark.parametrize("batch", [REFUND, calls(REFUND, REFUND), calls(REFUND, call("shop-none"))], ids=["1", "2", "3"])
+@pytest.mark.parametrize(
+    "batch", [REFUND, calls(REFUND, REFUND), calls(REFUND, call("shop-none"))], ids=["1", "2", "3"]
+)
 @every_door
 async def test_return_calls_returns_a_batch_of_denied_calls_only(door: Door, batch: Any, by: str) -> None:
     """Also where no call of the batch could run: it goes back to the caller unanswered, and no request is made."""

@@ -93,7 +93,7 @@ async def test_a_timeout_refuses(entry: Entry) -> None:
     """A person who does not decide in time has refused."""
     here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, hangs, timeout=0.02))
     await entry.ask(here)
-    assert (here.ran, read(here)) == ([], [f"{REFUSED}Nobody decided in time."])
+    assert (here.ran, read(here)) == ([], [f"{REFUSED}It was not decided in time."])
 
 
 async def test_a_blocking_approver_is_timed_out_too() -> None:
@@ -109,7 +109,7 @@ async def test_a_blocking_approver_is_timed_out_too() -> None:
         await chat(here, asked())
     finally:
         released.set()
-    assert (here.ran, read(here)) == ([], [f"{REFUSED}Nobody decided in time."])
+    assert (here.ran, read(here)) == ([], [f"{REFUSED}It was not decided in time."])
 
 
 async def raising(call: ToolCall) -> Any:
@@ -157,11 +157,14 @@ async def test_what_is_no_approval_refuses(entry: Entry, approver: str) -> None:
 @under_each
 @every_entry
 async def test_marks_are_honoured(entry: Entry, under: Any) -> None:
-    """A function marked with @requires_approval is asked about, whatever the policy's default; an allow rule frees it."""
+    """A marked function is asked about, whatever the policy's default; an allow rule frees it."""
     for policy, expected in (
         (ApprovalPolicy.from_dict({"default": "allow"}), []),
         (lambda call: None, []),
-        (ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "wipe", "action": "allow"}]}), [("wipe",)]),
+        (
+            ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "wipe", "action": "allow"}]}),
+            [("wipe",)],
+        ),
     ):
         here = guarded([WIPE, DONE], by=ApprovalFilter(policy, lambda call: Deny()), under=under)
         await entry.ask(here)
@@ -229,14 +232,16 @@ async def test_application_arguments_need_not_be_json(entry: Entry, under: Any) 
         seen.append(call)
 
     here = guarded([REFUND, DONE], by=ApprovalFilter(policy), under=under)
-    await entry.ask(here, KernelArguments(session=object(), token="hunter2"))  # noqa: S106
+    await entry.ask(here, KernelArguments(session=object(), token="hunter2"))
     assert here.ran == [REFUNDED]
     shown = [c for c in seen if c.function_name == "refund"]
     assert [dict(c.arguments) for c in shown] == [{"order": "7", "amount": 50}]
     assert "hunter2" not in repr(shown)
 
 
-@pytest.mark.parametrize("options", [{"approver": 5}, {"timeout": 0}, {"timeout": -1}, {"timeout": True}, {"timeout": "5"}])
+@pytest.mark.parametrize(
+    "options", [{"approver": 5}, {"timeout": 0}, {"timeout": -1}, {"timeout": True}, {"timeout": "5"}]
+)
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     """Policy, approver and timeout are checked, and named."""
     with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(options))):

@@ -1,6 +1,7 @@
 """Interceptors of every kind, and those that misbehave: what is no clear decision never runs a call."""
 
 import asyncio
+import contextlib
 import functools
 import threading
 from typing import Any
@@ -21,7 +22,7 @@ from approval_builders import (
     world,
 )
 
-from planner_ext import Approve, Deny
+from planner_ext import ApprovalPolicy, Approve, Deny
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
 from planner_ext.testing import call, calls
 
@@ -214,15 +215,28 @@ async def test_what_ran_is_what_was_recorded(door: Door) -> None:
     facts: list[Any] = []
 
     def meddling(call: ToolCall) -> Any:
-        try:
+        with contextlib.suppress(TypeError):
             call.arguments["amount"] = 9999  # type: ignore[index]
-        except TypeError:
-            pass
 
     here = world([REFUND, DONE])
     outcome = await door.ask(here, interceptors=[meddling], observers=[facts.append])
     assert here.ran == [REFUNDED]
     assert arguments_in(outcome.history) == requested(facts) == [{"order": "7", "amount": 50}]
+
+
+@every_door
+async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
+    """What one interceptor does to the arguments it was shown, the next one, a policy for instance, does not see."""
+
+    def meddling(call: ToolCall) -> Any:
+        with contextlib.suppress(TypeError):
+            call.arguments["amount"] = 1  # type: ignore[index]
+
+    large = {"function": "refund", "arguments": {"amount": {"gt": 10}}, "action": "deny"}
+    here = world([REFUND, DONE])
+    policy = ApprovalPolicy.from_dict({"default": "allow", "rules": [large]})
+    await door.ask(here, interceptors=[meddling, policy], pre_invoke=lambda *_: True)
+    assert here.ran == []
 
 
 @every_door

@@ -1,5 +1,6 @@
 """A paused run is a value: what waits, what may be sent, and how it goes on in another process."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from approval_builders import (
     results,
     world,
 )
+from approval_process import KEY
 from openai import AsyncOpenAI
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
@@ -99,22 +101,24 @@ async def test_tokens_and_time_go_on_and_waiting_is_free(streamed: bool) -> None
     assert result.usage.total_tokens > before.total_tokens > 0
 
 
-@pytest.mark.parametrize("streamed", ["plain", "streamed"])
-def test_a_run_goes_on_in_another_process(streamed: str, tmp_path: Path) -> None:
-    """Paused here, resumed there: JSON text, edited arguments and a fresh planner are all that the other one needs."""
-    one, two, saved = ["pause", streamed], ["resume", streamed], tmp_path / "run.json"
-    command = [sys.executable, "-W", "ignore", str(HERE / "approval_process.py")]
-    first = subprocess.run([*command, *one, saved], capture_output=True, text=True, check=True)
-    assert json.loads(first.stdout) == {"status": "paused", "ran": [], "pending": ["call_2"], "iterations": 1}
-    second = subprocess.run([*command, *two, saved], capture_output=True, text=True, check=True)
-    assert json.loads(second.stdout) == {
+@both_ways
+async def test_a_run_goes_on_in_another_process(streamed: bool, tmp_path: Path) -> None:
+    """Paused here, resumed there: signed JSON text, edited arguments and a fresh planner are all that it needs."""
+    here, saved = world([calls(LOOK, REFUND)]), tmp_path / "run.json"
+    paused = Checkpoint.from_json((await Door("planner", streamed).ask(here, **ASK)).checkpoint)
+    saved.write_text(paused.to_json(key=KEY))
+    command = [sys.executable, "-W", "ignore", str(HERE / "approval_process.py"), "streamed" if streamed else "plain"]
+    other = await asyncio.create_subprocess_exec(*command, saved, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    printed, complaints = await other.communicate()
+    assert (other.returncode, here.ran) == (0, []), complaints.decode()
+    assert json.loads(printed) == {
         "status": "answered",
         "ran": [["look", "7"], ["refund", "7", 20.0, ""]],
         "answer": "Done.",
         "iterations": 2,
         "tool_calls": 2,
         "arguments": [{"order": "7"}, {"order": "7", "amount": 20}],
-        "run_id": json.loads(saved.read_text())["facts"][0]["run_id"],
+        "run_id": paused.run_id,
     }
 
 

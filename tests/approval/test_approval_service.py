@@ -154,9 +154,7 @@ async def test_paused_again_the_history_stays_in_step(door: Door) -> None:
     outcome = await door.ask(world([REFUND]), history=history, **ASK)
     for _ in range(3):
         history.add_assistant_message(outcome.closing)
-        outcome = await door.resume(
-            world([REFUND]), outcome.checkpoint, {"call_1": Approve()}, history=history, **ASK
-        )
+        outcome = await door.resume(world([REFUND]), outcome.checkpoint, {"call_1": Approve()}, history=history, **ASK)
     history.add_assistant_message(outcome.closing)
     done = await door.resume(world([DONE]), outcome.checkpoint, {"call_1": Approve()}, history=history, **ASK)
     roles = [message.role.value for message in history.messages]
@@ -173,7 +171,7 @@ async def test_the_handler_stores_the_final_message(door: Door) -> None:
     assert [str(m) for m in done.history.messages if m.role == "assistant" and str(m)] == ["Done."]
 
 
-SECRET = "hunter2-secret"  # noqa: S105
+SECRET = "hunter2-secret"
 
 
 @every_door

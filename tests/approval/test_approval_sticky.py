@@ -138,7 +138,7 @@ def expiring(seconds: float) -> dict[str, Any]:
 
 @every_door
 async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
-    """An expired question is no denial: it is recorded as expired, the model reads it, and ``on_denial`` has no part."""
+    """An expired question is no denial: it is recorded as expired, the model reads it, ``on_denial`` has no part."""
     clock, facts = Clock(), list[Any]()
     approval = ApprovalSettings(expires_in=60, on_denial="return_calls")
     paused = await door.ask(world([calls(LOOK, REFUND)]), approval=approval, clock=clock, **ASK)
@@ -160,7 +160,7 @@ async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> 
     paused = await door.ask(world([calls(LOOK, REFUND)]), clock=clock, **expiring(60))
     clock.seconds += 60
     here = world([])
-    with pytest.raises(DecisionRefusedError, match="call_2.*too late"):
+    with pytest.raises(DecisionRefusedError, match=r"call_2.*too late"):
         await door.resume(here, paused.checkpoint, {"call_2": decision}, clock=clock, **expiring(60))
     assert (here.ran, here.requests) == ([], 0)
     clock.seconds -= 1

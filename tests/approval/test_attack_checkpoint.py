@@ -82,6 +82,9 @@ ALTERED: dict[str, Callable[[list[Any]], object]] = {
     "iteration": lambda facts: facts[3].update(iteration=5),
     "call-id": lambda facts: facts[3].update(call_id="call_1"),
     "call-id-called": lambda facts: facts[1]["calls"][1].update(id="call_7"),
+    "arguments-digest-and-external": lambda facts: (rob(facts), facts[3].update(kind="external")),
+    "arguments-digest-and-unknown": lambda facts: (rob(facts), facts[3].update(kind="unknown")),
+    "function-digest-and-final-answer": lambda facts: (redirect(facts), facts[3].update(kind="final_answer")),
     "index": lambda facts: facts[3].update(index=0),
     "index-negative": lambda facts: facts[3].update(index=-1),
     "index-beyond": lambda facts: facts[3].update(index=2),
@@ -177,7 +180,9 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
     """With any number of its last facts missing, a decision is refused by name, and nothing runs."""
     text, here = await paused(), world([])
     with pytest.raises(PlannerExtError):
-        await door.resume(here, altered(text, lambda facts: facts.__delitem__(slice(kept, None))), {"call_2": Approve()})
+        await door.resume(
+            here, altered(text, lambda facts: facts.__delitem__(slice(kept, None))), {"call_2": Approve()}
+        )
     assert (here.ran, here.requests) == ([], 0)
 
 
@@ -261,7 +266,7 @@ async def test_a_text_cut_anywhere_is_refused() -> None:
 async def test_a_newer_schema_is_refused() -> None:
     """A text of a newer version says so, and which one is needed, also where it is signed."""
     data = json.loads(await paused()) | {"schema": 2}
-    with pytest.raises(InvalidCheckpointError, match="schema 2.*up to 1"):
+    with pytest.raises(InvalidCheckpointError, match=r"schema 2.*up to 1"):
         Checkpoint.from_json(json.dumps(data))
 
 
@@ -287,7 +292,11 @@ async def test_any_other_signature_is_refused(signature: Any) -> None:
 @pytest.mark.parametrize("what", [*ALTERED, "flipped", "approved-by-hand", "robbed"])
 async def test_whatever_is_altered_breaks_the_signature(what: str) -> None:
     """No forgery survives a key, however consistent it is in itself."""
-    forge = ALTERED | {"flipped": lambda facts: facts[3].update(verdict="run"), "approved-by-hand": approve_by_hand, "robbed": rob_thoroughly}
+    forge = ALTERED | {
+        "flipped": lambda facts: facts[3].update(verdict="run"),
+        "approved-by-hand": approve_by_hand,
+        "robbed": rob_thoroughly,
+    }
     signed = Checkpoint.from_json(await paused()).to_json(key=KEY)
     with pytest.raises(InvalidCheckpointError):
         Checkpoint.from_json(altered(signed, forge[what]), key=KEY)

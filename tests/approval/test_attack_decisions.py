@@ -80,7 +80,7 @@ async def test_an_approval_for_other_arguments(door: Door) -> None:
 async def test_an_unknown_call(door: Door) -> None:
     """A decision on a call that does not wait is refused, and the error names those that do."""
     text = (await paused(door)).checkpoint
-    for name in ("call_9", "", "CALL_2", "call_2 ", "сall_2", "call_1"):
+    for name in ("call_9", "", "CALL_2", "call_2 ", "\N{CYRILLIC SMALL LETTER ES}all_2", "call_1"):
         await refused(door, text, {name: Approve()}, "does not wait.*call_2")
 
 
@@ -139,7 +139,7 @@ JUNK: dict[str, Any] = {
 @pytest.mark.parametrize("kind", JUNK)
 @every_door
 async def test_a_decision_that_means_nothing_is_refused(door: Door, kind: str) -> None:
-    """What is no decision, or has junk in it, is refused by the call's name; the call still waits, the run still loads."""
+    """What is no decision, or has junk in it, is refused by the call's name; the call still waits."""
     await refused(door, (await paused(door)).checkpoint, {"call_2": JUNK[kind]}, "call_2")
 
 
@@ -188,7 +188,7 @@ async def test_decisions_that_are_no_mapping_get_a_named_error(door: Door, decis
 
 @every_door
 async def test_two_resumes_of_one_pause_are_two_runs_on_paper(door: Door) -> None:
-    """A checkpoint is a value and cannot know that it was used: each use runs the call, so keep it once (documented)."""
+    """A checkpoint is a value and cannot know that it was used: each use runs the call, as documented."""
     text = (await paused(door, REFUND)).checkpoint
     first, second = world([DONE]), world([DONE])
     await asyncio.gather(
@@ -220,7 +220,7 @@ SURROGATES: dict[str, Any] = {
 @pytest.mark.parametrize("what", SURROGATES)
 @every_door
 async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
-    """A decision's text with a lone surrogate is refused, or made fit to be sent: the run neither breaks nor is lost."""
+    """A decision's text with a lone surrogate is refused, or made fit to be sent; the run is not lost."""
     pause = await paused(door, calls(REFUND, REFUND))
     with contextlib.suppress(DecisionRefusedError):
         half = await door.resume(world([]), pause.checkpoint, {"call_1": SURROGATES[what]}, **ASK)

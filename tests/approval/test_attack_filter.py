@@ -149,7 +149,7 @@ NOTHING = KernelArguments()
 
 
 async def test_a_call_inside_a_call_is_another_call() -> None:
-    """A function that was let go, and hands the arguments it was given on to a risky one, gets no approval with them."""
+    """A function that was let go, and hands its arguments on to a risky one, hands no approval on."""
 
     class Proxy:
         @kernel_function

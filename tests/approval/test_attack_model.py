@@ -41,10 +41,10 @@ NAMES = [
     "shop-",
     "shop-refund\n",
     "shop-refund\x00",
-    "shор-refund",
-    "shop-rеfund",
+    "sh\N{CYRILLIC SMALL LETTER O}p-refund",
+    "shop-r\N{CYRILLIC SMALL LETTER IE}fund",
     "shop\u2010refund",
-    "ｓｈｏｐ-ｒｅｆｕｎｄ",
+    "\N{FULLWIDTH LATIN SMALL LETTER S}hop-refund",
     "shop-refund\u200b",
     "*",
     "shop-*",
@@ -188,7 +188,7 @@ UNUSABLE: dict[str, str] = {
 @pytest.mark.parametrize("kind", UNUSABLE)
 @every_door
 async def test_unusable_arguments_run_nothing_and_ask_nobody(door: Door, kind: str) -> None:
-    """Arguments that are not strict JSON of the function's parameters are answered; the run goes on, and can be sent."""
+    """Arguments that are not strict JSON of the function's parameters are answered, and the run goes on."""
     seen: list[ToolCall] = []
     here = world([call("shop-refund", UNUSABLE[kind]), DONE])
     outcome = await door.ask(here, interceptors=[seen.append])

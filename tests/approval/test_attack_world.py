@@ -68,7 +68,7 @@ def add_filter(to: World, kind: Any, tamper: Any) -> None:
 @pytest.mark.parametrize("tamper", TAMPERING)
 @every_door
 async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper: str, kind: str) -> None:
-    """Arguments changed, added, taken away or replaced after a person's approval: the call is refused, the run goes on."""
+    """Arguments changed, added, taken away or replaced after a person's approval: the call is refused."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE])
     add_filter(here, kind, TAMPERING[tamper])

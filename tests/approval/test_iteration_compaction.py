@@ -118,7 +118,7 @@ BREAKING = {one.__name__: one for one in (drop_result, drop_calls, double_result
 async def test_a_broken_pair_is_refused(door: Door, how: str) -> None:
     """A history with an unanswered call, an orphan or a second result is refused with its ids; nothing is sent."""
     here = world([LOOK, DONE])
-    with pytest.raises(InvalidHistoryError, match="call_1|call_9"):
+    with pytest.raises(InvalidHistoryError, match=r"call_1|call_9"):
         await door.ask(here, iteration_completed=BREAKING[how])
     assert here.requests == 1
 

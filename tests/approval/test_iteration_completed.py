@@ -37,7 +37,7 @@ from planner_ext.iteration import (
     at_token_fraction,
     when_flagged,
 )
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
+from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls
 
 Context = FunctionInvocationIterationContext
 
@@ -97,7 +97,13 @@ async def test_it_is_not_called_without_function_calls(door: Door) -> None:
 async def test_it_is_not_called_where_no_function_ran(door: Door) -> None:
     """Denied, supplied, unknown and malformed calls are no function calls; beside one that ran they are."""
     watch, decide = Watch(), [only("refund", Deny()), only("charge", Supply("x"))]
-    batches = [REFUND, call("shop-charge", {"amount": 1}), call("shop-none"), call("shop-look", "{"), calls(REFUND, LOOK)]
+    batches = [
+        REFUND,
+        call("shop-charge", {"amount": 1}),
+        call("shop-none"),
+        call("shop-look", "{"),
+        calls(REFUND, LOOK),
+    ]
     await door.ask(world([*batches, DONE]), interceptors=decide, iteration_completed=watch)
     assert [one["iteration"] for one in watch.seen] == [4]
 
@@ -269,7 +275,7 @@ async def test_at_token_fraction_ends_or_compacts(door: Door) -> None:
 @pytest.mark.parametrize(("window", "fraction"), [(0, 0.5), (100, 0), (100, 1.1), (-1, 0.5)])
 def test_at_token_fraction_refuses_what_means_nothing(window: int, fraction: float) -> None:
     """A window below 1, or a share outside of 0 to 1, is refused by name."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="context_window.*fraction"):
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"context_window.*fraction"):
         at_token_fraction(window, fraction)
 
 

@@ -219,7 +219,9 @@ async def test_unused_rules_are_reported(door: Door, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, logger="planner_ext"):
         await door.ask(world([LOOK, DONE]), interceptors=[policy(*rules, default="allow")])
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [text for text in warned if "olicy" in text] == ["Rule 2 of the approval policy is for no function of this run."]
+    assert [text for text in warned if "olicy" in text] == [
+        "Rule 2 of the approval policy is for no function of this run."
+    ]
 
 
 @every_door

@@ -75,11 +75,14 @@ NOT_EVALUABLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("predicate", "arguments"), NOT_EVALUABLE, ids=repr)
-@pytest.mark.parametrize(("action", "default", "expected"), [
-    ("deny", "allow", "deny"),
-    ("ask", "allow", "ask"),
-    ("allow", "deny", "deny"),
-])
+@pytest.mark.parametrize(
+    ("action", "default", "expected"),
+    [
+        ("deny", "allow", "deny"),
+        ("ask", "allow", "ask"),
+        ("allow", "deny", "deny"),
+    ],
+)
 def test_what_cannot_be_evaluated_is_on_the_safe_side(
     predicate: dict[str, Any], arguments: dict[str, Any], action: str, default: str, expected: str
 ) -> None:
@@ -92,14 +95,17 @@ def test_all_predicates_of_a_rule_must_hold() -> None:
     """One that is false is enough for a rule not to match, even where another one cannot be evaluated."""
     rule = {"arguments": {"amount": {"gt": 5}, "order": {"equals": "7"}}, "action": "deny"}
     read = policy(rule, default="allow")
-    assert [verdict(read(a_call(**given))) for given in (
-        {"amount": 6, "order": "7"},
-        {"amount": 6, "order": "8"},
-        {"amount": "six", "order": "7"},
-        {"amount": "six", "order": "8"},
-        {"order": "8"},
-        {},
-    )] == ["deny", "allow", "deny", "allow", "allow", "deny"]
+    assert [
+        verdict(read(a_call(**given)))
+        for given in (
+            {"amount": 6, "order": "7"},
+            {"amount": 6, "order": "8"},
+            {"amount": "six", "order": "7"},
+            {"amount": "six", "order": "8"},
+            {"order": "8"},
+            {},
+        )
+    ] == ["deny", "allow", "deny", "allow", "allow", "deny"]
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

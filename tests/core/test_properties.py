@@ -58,7 +58,7 @@ def prefixes(facts: Sequence[Fact]) -> list[tuple[Sequence[Fact], State]]:
     return heads
 
 
-@tried(150)
+@tried(100)
 @given(plans.map(honest))
 def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
     """With one round trip a request, as many requests are made as are allowed at most, the plan request included."""
@@ -70,7 +70,7 @@ def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
     assert world.plan_requests <= 1
 
 
-@tried(150)
+@tried(100)
 @given(plans)
 def test_functions_started_never_exceed_their_limits(plan: object) -> None:
     """Not one function more than allowed is started, in all, by name, or again with the same arguments."""
@@ -84,7 +84,7 @@ def test_functions_started_never_exceed_their_limits(plan: object) -> None:
     assert starts(facts) == world.begun
 
 
-@tried(150)
+@tried(100)
 @given(plans)
 def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
     """Whatever happens, each message with calls is followed by one result per call, in order; nothing else has one."""
@@ -118,7 +118,7 @@ def test_a_journal_survives_json_at_every_fact(plan: object) -> None:
         assert fold(read) == state
 
 
-@tried(150)
+@tried(100)
 @given(plans)
 def test_every_run_ends(plan: object) -> None:
     """A run whose model comes to an end ends, in a known way, with nothing left to do, paused never for nothing."""
@@ -132,7 +132,7 @@ def test_every_run_ends(plan: object) -> None:
     assert state.ended.returned is (state.batch is not None)
 
 
-@tried(120)
+@tried(80)
 @given(plans.map(timeless))
 def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
     """Interrupted after any fact and gone on with from JSON in a new engine, a run makes the same journal."""
@@ -145,7 +145,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
             assert world.problems == []
 
 
-@tried(150)
+@tried(100)
 @given(plans)
 def test_the_limit_that_ends_a_run_was_reached(plan: object) -> None:
     """The named limit is one that the run has, and its own numbers say that nothing more was allowed by it."""

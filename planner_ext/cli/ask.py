@@ -1,0 +1,164 @@
+"""A call that waits, as a person decides on it at the terminal: what will really run, and the answers there are."""
+
+import json
+from datetime import UTC, datetime
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from planner_ext.cli.report import WIDEST, say
+from planner_ext.cli.text import one_line, printable
+from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall
+from planner_ext.kernel.arguments import InvalidArguments, parse_object
+
+__all__ = ["Desk", "edited_arguments", "print_pending"]
+
+_CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "q": "quit"}
+_QUESTION = ", ".join(f"{name} ({key})" for key, name in _CHOICES.items()) + "? "
+_STICKY = {"f": "function", "a": "arguments"}
+
+
+class Desk:
+    """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided."""
+
+    def __init__(self, console: Console, *, by: str | None) -> None:
+        """Ask on this console, in the name of whoever decides."""
+        self._console = console
+        self._by = by
+        self._refused: tuple[str, Decision] | None = None
+
+    def decide(self, call: PendingCall, *, more: int) -> Decision | None:
+        """Show a call and ask until there is a decision, or None where the person quits.
+
+        Args:
+            call: It.
+            more: How many others wait.
+        """
+        refused, self._refused = self._refused, None
+        try:
+            if refused is None or refused[0] != call.id:
+                print_pending(self._console, call, more=more)
+            elif isinstance(refused[1], Approve) and refused[1].arguments is not None:
+                return self._edit(call) or self._ask(call)
+            return self._ask(call)
+        except (EOFError, KeyboardInterrupt):
+            self._console.print()
+            return None
+
+    def refuse(self, call: PendingCall, decision: Decision, reason: str) -> None:
+        """Say why a decision was not taken; the same call is asked about next."""
+        self._complain(reason)
+        self._refused = call.id, decision
+
+    def remembered(self, call: PendingCall) -> Decision:
+        """Approve a call that an earlier "always" was for, too, and say so."""
+        self._say(f"{one_line(call.fully_qualified_name)}: approved, as you said always.")
+        return Approve(by=self._by, fingerprint=call.fingerprint)
+
+    def _ask(self, call: PendingCall) -> Decision | None:
+        while True:
+            decision: Decision | None = None
+            match self._choice(_QUESTION, _CHOICES):
+                case "approve":
+                    decision = Approve(by=self._by, fingerprint=call.fingerprint)
+                case "deny":
+                    decision = Deny(self._answer("Why, for the model (may be empty): "), by=self._by)
+                case "edit":
+                    decision = self._edit(call)
+                case "always":
+                    decision = self._always(call)
+                case _:
+                    return None
+            if decision is not None:
+                return decision
+
+    def _edit(self, call: PendingCall) -> Decision | None:
+        """Ask for other arguments; None goes back to the question."""
+        self._say("Now: " + _as_json(call.arguments))
+        while answer := self._answer("New arguments, as one line of JSON (empty: back): "):
+            edited = edited_arguments(answer)
+            if not isinstance(edited, InvalidArguments):
+                return Approve(arguments=edited, by=self._by, fingerprint=call.fingerprint)
+            self._complain(f"The arguments {edited.message}")
+        return None
+
+    def _always(self, call: PendingCall) -> Decision | None:
+        name = one_line(call.fully_qualified_name)
+        question = f"In this run: every call of this function (f), or only with these arguments (a)? [{name}] "
+        match self._choice(question, _STICKY, empty="back"):
+            case "function":
+                return Approve(always="function", by=self._by, fingerprint=call.fingerprint)
+            case "arguments":
+                return Approve(always="arguments", by=self._by, fingerprint=call.fingerprint)
+            case _:
+                return None
+
+    def _choice(self, question: str, choices: dict[str, str], *, empty: str = "") -> str:
+        """Ask until the answer is one of the choices, by its letter or in full; no answer is none of them."""
+        while True:
+            answer = self._answer(question).lower()
+            if not answer and empty:
+                return empty
+            chosen = choices.get(answer, answer)
+            if chosen in choices.values():
+                return chosen
+            self._complain(f"Answer with one of: {', '.join(choices.values())}, or a letter.")
+
+    def _answer(self, question: str) -> str:
+        self._console.print(Text(question, "bold"), end="", soft_wrap=True)
+        return input().strip()
+
+    def _say(self, text: str) -> None:
+        say(self._console, Text(_exact(text), "dim"))
+
+    def _complain(self, text: str) -> None:
+        say(self._console, Text.assemble(("Not taken: ", "bold red"), printable(text)))
+
+
+def edited_arguments(text: str) -> dict[str, object] | InvalidArguments:
+    """Read arguments that a person typed, as strictly as a model's."""
+    return parse_object(text)
+
+
+def print_pending(console: Console, call: PendingCall, *, more: int = 0) -> None:
+    """Print a call that waits, in full: nothing is cut, and what would not be seen is written as an escape."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    if call.prompt:
+        rows.add_row("question", Text(printable(call.prompt)))
+    rows.add_row("function", Text(_exact(call.fully_qualified_name), "bold"))
+    rows.add_row("arguments", Text(_as_json(call.arguments, indent=2) if call.arguments else "none"))
+    if call.expires_at is not None:
+        rows.add_row("open until", Text(_until(call.expires_at)))
+    rows.add_row("call", Text(f"{_exact(call.id)}, fingerprint {_exact(call.fingerprint[:12])}"))
+    title = "A call waits for your decision" + (f", and {more} more" if more else "")
+    panel = Panel(
+        rows,
+        title=Text(title, "bold"),
+        title_align="left",
+        border_style="yellow",
+        box=box.ROUNDED,
+        width=min(console.width, WIDEST),
+    )
+    console.print(panel)
+
+
+def _as_json(value: object, *, indent: int | None = None) -> str:
+    return _exact(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def _exact(text: str) -> str:
+    """Escape, as JSON does, whatever a terminal would obey or not show: a name or argument may hide nothing."""
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def _until(moment: datetime) -> str:
+    left = max(int((moment - datetime.now(UTC)).total_seconds()), 0)
+    days, hours, minutes = left // 86_400, left // 3_600, left // 60
+    spans = ((days, "day"), (hours, "hour"), (minutes, "minute"), (left, "second"))
+    number, unit = next(((number, unit) for number, unit in spans if number > 1), (left, "second"))
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}, {number} {unit}{'' if number == 1 else 's'} from now"

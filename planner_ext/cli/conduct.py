@@ -1,0 +1,193 @@
+"""What ``run`` and ``resume`` have in common: decide or keep what waits, put every end into words, return its code.
+
+Progress goes to stderr; stdout gets the answer, or with ``--json`` one JSON document, and nothing else: what the
+kernel's own code prints goes to stderr, too.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.text import Text
+from semantic_kernel.exceptions import KernelException
+
+from planner_ext import FunctionCallingStepwisePlannerResult
+from planner_ext.approval.fingerprint import digest_of
+from planner_ext.cli.ask import Desk, print_pending
+from planner_ext.cli.checkpoint_file import CheckpointFile
+from planner_ext.cli.journey import Journey, Setup
+from planner_ext.cli.report import FAULT, INTERRUPTED, PAUSED, UNUSABLE, complain, exit_code, say, stderr_console, tell
+from planner_ext.cli.show import spent_line
+from planner_ext.cli.text import printable
+from planner_ext.errors import (
+    DecisionRefusedError,
+    InvalidCheckpointError,
+    InvalidPolicyError,
+    PlannerInvalidConfigurationError,
+)
+from planner_ext.hitl_manager import Checkpoint, Decision, PendingCall
+
+__all__ = ["Work", "conduct", "is_terminal"]
+
+_CANNOT_BE_USED = (
+    DecisionRefusedError,
+    InvalidCheckpointError,
+    InvalidPolicyError,
+    PlannerInvalidConfigurationError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One command's share of a run.
+
+    Attributes:
+        first: The first stretch of it.
+        file: Where the run is kept after each stretch, whatever came of it; None keeps it nowhere.
+        desk: Who is asked about calls that wait; None asks nobody.
+    """
+
+    setup: Setup
+    journey: Journey
+    first: Callable[[], FunctionCallingStepwisePlannerResult]
+    file: CheckpointFile | None
+    desk: Desk | None
+
+    def finish(self) -> FunctionCallingStepwisePlannerResult:
+        """Go on until the run has ended, or nobody decides."""
+        result = self.kept(self.first())
+        while result.status == "paused":
+            if any(_is_late(call) for call in result.pending):
+                result = self.kept(self.journey.resume({}))
+            elif (following := self._decided(result)) is not None:
+                result = self.kept(following)
+            else:
+                break
+        return result
+
+    def kept(self, result: FunctionCallingStepwisePlannerResult) -> FunctionCallingStepwisePlannerResult:
+        """Keep the run in its file as it stands now."""
+        if self.file is not None and result.facts:
+            self.file.write(result.checkpoint)
+        return result
+
+    def keep_after(self, fault: Exception) -> None:
+        """Keep what a fault left of the run."""
+        left: object = getattr(fault, "checkpoint", None)
+        if self.file is not None and isinstance(left, Checkpoint) and left.facts:
+            self.file.write(left)
+
+    def _decided(self, result: FunctionCallingStepwisePlannerResult) -> FunctionCallingStepwisePlannerResult | None:
+        """Have the next call decided and go on with that; one at a time, so that each answer is on the record."""
+        if self.desk is None:
+            return None
+        call = next((one for one in result.pending if _is_remembered(one, result)), None)
+        decision: Decision | None
+        if call is not None:
+            decision = self.desk.remembered(call)
+        else:
+            call = result.pending[0]
+            decision = self.desk.decide(call, more=len(result.pending) - 1)
+        if decision is None:
+            return None
+        try:
+            return self.journey.resume({call.id: decision})
+        except DecisionRefusedError as error:
+            self.desk.refuse(call, decision, str(error))
+            return result
+
+
+def conduct(setup: Setup, begin: Callable[[Console], Work]) -> int:
+    """Do a command's work, print what there is to print, and return the exit code."""
+    out, console = sys.stdout, stderr_console()
+    with redirect_stdout(sys.stderr):
+        try:
+            work = begin(console)
+            with work.journey:
+                result, code = _outcome(work, console)
+        except _CANNOT_BE_USED as error:
+            complain(console, str(error))
+            return UNUSABLE
+        if result is None:
+            return code
+        if code == PAUSED:
+            _tell_how_to_go_on(console, result, work)
+    tell(result, out, console, as_json=setup.as_json)
+    return code
+
+
+def is_terminal() -> bool:
+    """Whether somebody sits there who sees a question and can answer it."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  (None without a console)
+
+
+def _outcome(work: Work, console: Console) -> tuple[FunctionCallingStepwisePlannerResult | None, int]:
+    """Finish the work, come what may: a result and its code, or None where there is nothing more to tell."""
+    try:
+        result = work.finish()
+        return result, exit_code(result)
+    except KeyboardInterrupt:
+        return work.kept(work.journey.stopped("Interrupted from the keyboard.")), INTERRUPTED
+    except Exception as error:  # whatever it is, a command line says it in words
+        work.keep_after(error)
+        if isinstance(error, _CANNOT_BE_USED):
+            raise
+        text = str(error) if isinstance(error, KernelException) else f"{type(error).__name__}: {error}"
+        complain(console, f"{text} {work.journey.endpoint}".strip())
+        say(console, Text(spent_line(work.journey.stopped(""), ended="failed"), "dim"))
+        return None, FAULT
+
+
+def _tell_how_to_go_on(console: Console, result: FunctionCallingStepwisePlannerResult, work: Work) -> None:
+    """Say what waits, unless it was just shown, and with which command it can be decided."""
+    if work.desk is None:
+        for call in result.pending:
+            print_pending(console, call)
+    if work.file is not None:
+        line = _command(work, work.file, result.pending[0])
+        console.print(
+            Text(f"The run is kept in {work.file.path}. Go on with:"), Text(f"  {line}"), sep="\n", soft_wrap=True
+        )
+        say(
+            console,
+            Text("Or --deny ID=REASON, --edit ID=JSON, --cancel REASON; without any of them, on a terminal, it asks."),
+        )
+    elif work.desk is None:
+        say(
+            console,
+            Text(
+                "Nobody can be asked: this is no terminal, and nothing was run. Start again in a terminal, or with "
+                "--checkpoint FILE, which keeps the run for: planner-ext resume FILE"
+            ),
+        )
+    else:
+        say(console, Text("Left undecided, and not kept. With --checkpoint FILE a run waits in a file instead."))
+
+
+def _command(work: Work, file: CheckpointFile, call: PendingCall) -> str:
+    """Write the command that goes on with a run as it was begun."""
+    setup = work.setup
+    given = {
+        "--kernel": setup.kernel,
+        "--base-url": setup.base_url,
+        "--model": setup.model,
+        "--policy": setup.policy and str(setup.policy),
+        "--approve": call.id,
+    }
+    options = [part for name, value in given.items() if value is not None for part in (name, value)]
+    flags = ["--ask-all"] if setup.ask_all else []
+    return printable(shlex.join(["planner-ext", "resume", str(file.path), *flags, *options]))
+
+
+def _is_late(call: PendingCall) -> bool:
+    return call.expires_at is not None and datetime.now(UTC) >= call.expires_at
+
+
+def _is_remembered(call: PendingCall, result: FunctionCallingStepwisePlannerResult) -> bool:
+    """Whether an approval for the rest of the run is for this call, too, which began to wait before it was given."""
+    name, digest = call.fully_qualified_name, digest_of(call.fully_qualified_name, call.arguments)
+    return bool(result.checkpoint.state().sticky & {f"function:{name}", f"arguments:{digest}"})

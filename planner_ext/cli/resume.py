@@ -1,0 +1,131 @@
+"""``planner-ext resume``: goes on with a run that waits in a file, in whatever process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
+from planner_ext.cli.ask import Desk, edited_arguments
+from planner_ext.cli.checkpoint_file import CheckpointFile
+from planner_ext.cli.conduct import Work, conduct, is_terminal
+from planner_ext.cli.journey import Journey, Setup
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import State
+from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
+from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny
+from planner_ext.kernel.approval import pending_calls
+from planner_ext.kernel.arguments import InvalidArguments
+from planner_ext.planner_result import result_of
+
+__all__ = ["Continuation", "resume_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What is said of a run in a file, as it stands on the command line.
+
+    Attributes:
+        approve: Ids of calls.
+        deny: ``ID=REASON``, or an id alone.
+        edit: ``ID=JSON``.
+        cancel: Why the run is to end; None goes on.
+        max_iterations: Round trips in place of the run's; None keeps those.
+    """
+
+    file: Path
+    approve: Sequence[str] = ()
+    deny: Sequence[str] = ()
+    edit: Sequence[str] = ()
+    cancel: str | None = None
+    max_iterations: int | None = None
+
+
+def resume_run(continuation: Continuation, setup: Setup) -> int:
+    """Go on with a run, print what there is to print, and return the exit code."""
+
+    def begin(console: Console) -> Work:
+        file = CheckpointFile(continuation.file)
+        checkpoint = file.read()
+        file.check_place()
+        decisions = _decisions(continuation, checkpoint.state(), setup.by)
+        journey = Journey(setup, console, facts=checkpoint.facts)
+        stretch = _Stretch(continuation, setup, journey, checkpoint, decisions)
+        asks = not decisions and continuation.cancel is None and is_terminal()
+        desk = Desk(console, by=setup.by) if asks else None
+        return Work(setup=setup, journey=journey, first=stretch.first, file=file, desk=desk)
+
+    return conduct(setup, begin)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The first stretch of a run that is gone on with."""
+
+    continuation: Continuation
+    setup: Setup
+    journey: Journey
+    checkpoint: Checkpoint
+    decisions: dict[str, Decision]
+
+    def first(self) -> FunctionCallingStepwisePlannerResult:
+        """End the run, or go on with it as far as it goes; what only waits is left as it is."""
+        if self.continuation.cancel is not None:
+            return self._cancel(self.continuation.cancel)
+        state, budget = self.checkpoint.state(), self._budget()
+        self.journey.open(plan=state.rules.plan, require_final_answer_function=state.rules.require_final_answer)
+        if pending_calls(state) and not self.decisions and budget is None:
+            return result_of(state, self.checkpoint.facts)
+        return self.journey.resume(self.decisions, budget=budget)
+
+    def _cancel(self, reason: str) -> FunctionCallingStepwisePlannerResult:
+        if self.decisions:
+            raise PlannerInvalidConfigurationError("--cancel ends the run; leave --approve, --deny and --edit out.")
+        return FunctionCallingStepwisePlanner().cancel(self.checkpoint, by=self.setup.by or "", reason=reason)
+
+    def _budget(self) -> Budget | None:
+        """Replace the round trips alone; every other limit of the run stays."""
+        wanted = self.continuation.max_iterations
+        if wanted is None:
+            return None
+        limits = self.checkpoint.state().rules.limits
+        kept: dict[str, Any] = {item.name: getattr(limits, item.name) for item in fields(Limits)}
+        kept["max_iterations"] = wanted
+        return Budget(**kept)
+
+
+def _decisions(given: Continuation, state: State, by: str | None) -> dict[str, Decision]:
+    """Read the decisions off the command line.
+
+    Raises:
+        DecisionRefusedError: If a call is decided twice, or edited arguments are no JSON object.
+    """
+    waiting = [call.id for call in pending_calls(state)]
+    decisions: dict[str, Decision] = {}
+
+    def decide(name: str, decision: Decision) -> None:
+        if name in decisions:
+            raise DecisionRefusedError(f"The call {name!r} is decided twice. Decide it once.")
+        decisions[name] = decision
+
+    for name in given.approve:
+        decide(name, Approve(by=by))
+    for text in given.deny:
+        name, reason = _split(text, waiting)
+        decide(name, Deny(reason, by=by))
+    for text in given.edit:
+        name, written = _split(text, waiting)
+        arguments = edited_arguments(written)
+        if isinstance(arguments, InvalidArguments) or not written:
+            problem = arguments.message if isinstance(arguments, InvalidArguments) else "are missing."
+            raise DecisionRefusedError(f"--edit {name}=JSON: the arguments {problem}")
+        decide(name, Approve(arguments=arguments, by=by))
+    return decisions
+
+
+def _split(text: str, waiting: Sequence[str]) -> tuple[str, str]:
+    """Take ``ID=REST`` apart; an id that waits may have the sign in itself."""
+    name = max((known for known in waiting if text.startswith(f"{known}=")), key=len, default=text.partition("=")[0])
+    return name, text[len(name) + 1 :]

@@ -1,0 +1,30 @@
+"""One comparison of everything, made once, and one that went wrong."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from planner_ext.compare import Comparison, Run, Violation, run_comparison
+
+
+@pytest.fixture(scope="session")
+def comparison() -> Comparison:
+    """Every option in every script, with five round trips allowed."""
+    return asyncio.run(run_comparison())
+
+
+@pytest.fixture
+def spoilt(comparison: Comparison) -> Comparison:
+    """The same, but a corrected option overshot, another broke a history, and a model said things that are no HTML."""
+
+    def spoil(run: Run) -> Run:
+        if (run.script, run.option) == ("chain", "use_attempts"):
+            return replace(run, trips=run.budget + 2)
+        if (run.script, run.option) == ("chain", "pre_invoke"):
+            return replace(run, violations=(Violation(place=1, text="message 1: <script>alert(1)</script>"),))
+        if (run.script, run.option) == ("chain", "option-1"):
+            return replace(run, error="<b>", messages=(replace(run.messages[0], text="</p><script src='x'>&"),))
+        return run
+
+    return replace(comparison, runs=tuple(spoil(run) for run in comparison.runs))

@@ -1,0 +1,176 @@
+"""``planner-ext compare``: what it takes, what it writes, and how it ends."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import planner_ext.compare
+from planner_ext.cli.compare import EXIT_CODES, compare
+from planner_ext.compare import Comparison
+from planner_ext.compare.markdown import TABLE_BEGINS, TABLE_ENDS
+from planner_ext.compare.scripts import SCRIPTS
+from planner_ext.testing import ScriptedOpenAIServer
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.command(epilog=EXIT_CODES)(compare)
+
+OWN = """
+from semantic_kernel import Kernel
+from semantic_kernel.functions import kernel_function
+from planner_ext.testing import ScriptedChatCompletion, call, say
+
+
+class Lights:
+    @kernel_function
+    def switch(self) -> str:
+        print("noise")
+        return "on"
+
+
+def make():
+    kernel = Kernel()
+    kernel.add_plugin(Lights(), "lights")
+    kernel.add_service(ScriptedChatCompletion(lambda asked: call("lights-switch") if asked.tools else say("On.")))
+    return kernel
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of its own, and an environment without a word about OpenAI or terminals."""
+    for name in list(os.environ):
+        if name.startswith("OPENAI_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_lights", raising=False)
+    (tmp_path / "own_lights.py").write_text(OWN)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    """Run the command."""
+    return CliRunner().invoke(app, arguments)
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
+    """Put a comparison in the place of a new one."""
+
+    async def measured(**_: Any) -> Comparison:
+        return comparison
+
+    monkeypatch.setattr(planner_ext.compare, "run_comparison", measured)
+
+
+def test_it_compares_and_exits_with_0() -> None:
+    """The table stands on stdout; options as written that overshoot change nothing."""
+    result = run("--only", "never-ending", "--only", "option-2", "--only", "iterations_metadata")
+    assert result.exit_code == 0, result.stderr
+    assert "option 2, as written   6  +1" in result.stdout
+    assert "option 2, corrected        5" in result.stdout
+    assert "option 3" not in result.stdout
+
+
+def test_the_number_of_round_trips_is_the_callers() -> None:
+    """Every run is allowed as many."""
+    result = run("--only", "never-ending", "--max-iterations", "2", "--json")
+    assert {run["trips"] for run in json.loads(result.stdout)["runs"] if run["option"] == "pre_invoke"} == {2}
+
+
+def test_a_corrected_option_that_goes_wrong_exits_with_1(monkeypatch: pytest.MonkeyPatch, spoilt: Comparison) -> None:
+    """It is named, on stdout and in the document."""
+    stub(monkeypatch, spoilt)
+    result = run()
+    assert result.exit_code == 1
+    assert "option 1, corrected, chain: 7 round trips where 5 were allowed." in result.stdout
+    document = json.loads(run("--json").stdout)
+    assert document["holds"] is False
+    assert len(document["failures"]) == 2
+
+
+def test_json_is_one_document_and_nothing_else() -> None:
+    """Also where the user's own code prints: noise goes to stderr."""
+    result = run("--json", "--kernel", "own_lights:make", "--goal", "Switch.", "--max-iterations", "3")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert {run["option"]: run["trips"] for run in document["runs"]}["option-2"] == 4
+    assert document["scripts"][0]["goal"] == "Switch."
+    assert "noise" in result.stderr
+
+
+def test_the_page_is_written(here: Path, monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
+    """The table is printed all the same."""
+    stub(monkeypatch, comparison)
+    result = run("--html", "page.html")
+    assert result.exit_code == 0
+    assert (here / "page.html").read_text("utf-8").startswith("<!doctype html>")
+    assert "Written: page.html" in result.stderr
+    assert "option 2, as written" in result.stdout
+
+
+def test_a_document_gets_its_table(here: Path, monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
+    """Between the markers, and nowhere else."""
+    stub(monkeypatch, comparison)
+    document = here / "notes.md"
+    document.write_text(f"# Title\n\n{TABLE_BEGINS}\n{TABLE_ENDS}\n\nEnd.\n")
+    assert run("--markdown", "notes.md").exit_code == 0
+    text = document.read_text("utf-8")
+    assert text.startswith(f"# Title\n\n{TABLE_BEGINS}\n\nMeasured with")
+    assert "| option 3, as written | 15 | +10 | 5 | 10 | +6 |" in text
+    assert text.endswith(f"{TABLE_ENDS}\n\nEnd.\n")
+
+
+def test_a_real_endpoint_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the scripts' goals and functions; its key comes from the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with ScriptedOpenAIServer(SCRIPTS["never-ending"].model) as server:
+        only = ("--only", "never-ending", "--only", "pre_invoke", "--only", "option-2")
+        result = run("--base-url", server.url, "--model", "m", "--json", *only)
+        assert result.exit_code == 0, result.stderr
+        assert [one["trips"] for one in json.loads(result.stdout)["runs"]] == [6, 5]
+        assert len(server.requests) == 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "option-9"], "--only option-9: there is neither such an option (option-1,"),
+        (["--kernel", "own_lights:make"], "--kernel needs --goal"),
+        (["--goal", "Switch."], "--goal needs --kernel"),
+        (["--kernel", "nowhere:make", "--goal", "Switch."], "no module 'nowhere'"),
+        (["--kernel", "own_lights:make", "--goal", "Switch.", "--only", "chain"], "takes the place of the scripts"),
+        (["--html", "nowhere/page.html"], "there is no directory nowhere"),
+        (["--markdown", "missing.md"], "missing.md"),
+        (["--markdown", "own_lights.py"], "table: planner-ext compare"),
+        (["--base-url", "nonsense", "--model", "m"], "--base-url must look like"),
+        (["--base-url", "http://127.0.0.1:1/v1"], "No model is named"),
+        (["--base-url", "https://models.invalid/v1", "--model", "m"], "OPENAI_API_KEY"),
+        (["--max-iterations", "0"], "--max-iterations"),
+        (["--max-iterations", "many"], "--max-iterations"),
+    ],
+)
+def test_what_cannot_be_used_exits_with_2(arguments: list[str], message: str) -> None:
+    """The message names the option and the way out, and nothing was measured."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
+
+
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a traceback."""
+
+    async def interrupted(**_: Any) -> Comparison:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planner_ext.compare, "run_comparison", interrupted)
+    result = run()
+    assert result.exit_code == 130
+    assert "Interrupted" in result.stderr

@@ -1,0 +1,185 @@
+"""What the options do, counted by the endpoint: the figures that the decision rests on."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from planner_ext.compare import Comparison, Run, run_comparison
+from planner_ext.compare.options import OPTIONS
+from planner_ext.compare.scripts import SCRIPTS
+from planner_ext.errors import PlannerInvalidConfigurationError
+
+CORRECTED = [key for key, option in OPTIONS.items() if option.info.corrected]
+NEVER_ENDING = ("never-ending", "batch-of-3")
+
+
+def found(comparison: Comparison, option: str, script: str) -> Run:
+    """Find the run of an option in a script."""
+    return next(run for run in comparison.of_option(option) if run.script == script)
+
+
+@pytest.mark.parametrize("script", [*NEVER_ENDING, "streaming"])
+def test_option_2_as_written_goes_exactly_one_over(comparison: Comparison, script: str) -> None:
+    """N attempts are N + 1 requests; they are charged honestly, but too late."""
+    run = found(comparison, "option-2", script)
+    assert (run.trips, run.charged, run.over_budget) == (6, 6, 1)
+    assert run.history_valid
+    assert run.answer
+
+
+def test_option_2_as_written_is_lost_without_metadata(comparison: Comparison) -> None:
+    """Where nobody reports iterations each chat request is charged as one: 6 + 5 + 4 + 3 + 2 round trips."""
+    run = found(comparison, "option-2", "absent-metadata")
+    assert (run.trips, run.charged) == (20, 5)
+
+
+@pytest.mark.parametrize("script", [*NEVER_ENDING, "streaming", "absent-metadata"])
+def test_option_3_alone_breaks_the_history_and_runs_far_over(comparison: Comparison, script: str) -> None:
+    """Uncounted, the callback lets 5 + 4 + 3 + 2 + 1 round trips pass, and each refusal leaves calls without results."""
+    run = found(comparison, "option-3", script)
+    assert (run.trips, run.charged, run.over_budget) == (15, 5, 10)
+    assert not run.history_valid
+    assert "has no result" in run.first_violation
+    assert len(run.refused) == 10
+    assert not run.answer
+
+
+def test_option_1_as_written_makes_two_round_trips_for_each_that_it_charges(comparison: Comparison) -> None:
+    """A step is a tool round and a closing reply; a chain of three calls takes seven round trips instead of four."""
+    run = found(comparison, "option-1", "never-ending")
+    assert (run.trips, run.charged) == (10, 5)
+    assert (found(comparison, "option-1", "chain").trips, found(comparison, "option-2", "chain").trips) == (7, 4)
+
+
+def test_the_stock_loop_cannot_be_counted_from_outside(comparison: Comparison) -> None:
+    """Five tool rounds and an answer for each iteration; streamed, the rounds alone, and never an answer."""
+    plain, streamed = (found(comparison, "stock-loop", script) for script in ("never-ending", "streaming"))
+    assert (plain.trips, plain.charged, bool(plain.answer)) == (30, 5, True)
+    assert (streamed.trips, streamed.charged, bool(streamed.answer)) == (25, 5, False)
+
+
+@pytest.mark.parametrize("script", ["direct-answer", "refusal", "clarifying-question", "never-ending"])
+def test_the_removed_planner_takes_no_plain_answer(comparison: Comparison, script: str) -> None:
+    """It keeps the budget, uses all of it up, and ends silent."""
+    run = found(comparison, "removed-planner", script)
+    assert (run.trips, run.answer, run.status) == (5, "", "limit_reached")
+
+
+@pytest.mark.parametrize("script", ["chain", "function-error"])
+def test_the_removed_planner_leaves_its_final_answer_call_open(comparison: Comparison, script: str) -> None:
+    """Its answer is right, and its history cannot be gone on with."""
+    run = found(comparison, "removed-planner", script)
+    assert run.status == "answered"
+    assert "SendFinalAnswer has no result" in run.first_violation
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("option", CORRECTED)
+def test_a_corrected_option_neither_overshoots_nor_breaks_a_history(
+    comparison: Comparison, option: str, script: str
+) -> None:
+    """It charges what the endpoint counted, runs nothing whose result cannot be read, and always has an answer."""
+    run = found(comparison, option, script)
+    assert run.over_budget == 0
+    assert run.history_valid, run.first_violation
+    assert run.charged == run.trips
+    assert run.tools_past_budget == 0
+    assert run.answer
+    assert run.tokens_told == (None if script == "absent-metadata" else run.tokens_summed)
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 3, 7])
+def test_the_figures_grow_as_the_rules_say(allowed: int) -> None:
+    """As written: 2N, N + 1 and N(N + 1) / 2 round trips; corrected: N, whatever N is."""
+    compared = asyncio.run(run_comparison(max_iterations=allowed, scripts=["never-ending"]))
+    trips = {run.option: run.trips for run in compared.runs}
+    assert trips["option-1"] == 2 * allowed
+    assert trips["option-2"] == allowed + 1
+    assert trips["option-3"] == allowed * (allowed + 1) // 2
+    assert trips["stock-loop"] == 6 * allowed
+    assert {trips[key] for key in (*CORRECTED, "removed-planner")} == {allowed}
+    assert compared.holds
+
+
+def test_every_round_trip_is_a_reply_in_the_history(comparison: Comparison) -> None:
+    """What the endpoint counted, the messages show: nothing was asked on the side."""
+    for run in comparison.runs:
+        assert sum(message.trip is not None for message in run.messages) == run.trips, (run.option, run.script)
+
+
+def test_the_comparison_takes_seconds(comparison: Comparison) -> None:
+    """All 72 runs are there, well within a minute."""
+    assert len(comparison.runs) == len(OPTIONS) * len(SCRIPTS) == 72
+    assert comparison.wall_seconds < 60
+
+
+def test_the_work_of_the_chain_is_done_within_four_round_trips(comparison: Comparison) -> None:
+    """Chaining costs a round trip for each call and one for the answer; closing each step runs out before the end."""
+    chained, stepwise = (found(comparison, option, "chain") for option in ("iterations_metadata", "use_attempts"))
+    assert (chained.trips, chained.answer) == (4, "Ann's parcel is in Lyon.")
+    assert comparison.unfinished(stepwise)
+    assert not comparison.unfinished(chained)
+
+
+def test_what_the_others_do_does_not_matter(comparison: Comparison) -> None:
+    """Only a corrected option can make a comparison fail."""
+    assert comparison.holds
+    assert any(run.over_budget and run.broken for run in comparison.runs)
+
+
+def test_a_corrected_option_that_goes_wrong_is_named(spoilt: Comparison) -> None:
+    """Option, script and what happened stand in the sentence."""
+    assert not spoilt.holds
+    first, second = spoilt.failures
+    assert first == "option 1, corrected, chain: 7 round trips where 5 were allowed."
+    assert second.startswith("option 3, corrected, chain: the history is broken: message 1")
+
+
+def test_a_corrected_option_that_fails_is_named(comparison: Comparison) -> None:
+    """A comparison in which a corrected option could not be measured does not hold."""
+    last = replace(comparison.runs[-1], status="failed", error="ConnectError: gone")
+    assert replace(comparison, runs=(*comparison.runs[:-1], last)).failures == (
+        "option 3, corrected, clarifying question: it failed: ConnectError: gone",
+    )
+
+
+def test_the_document_survives_json(comparison: Comparison) -> None:
+    """One document with every figure of every run, computed ones included."""
+    document = comparison.as_dict()
+    assert json.loads(json.dumps(document)) == json.loads(json.dumps(document, default=str))
+    run = next(run for run in document["runs"] if (run["option"], run["script"]) == ("option-3", "never-ending"))
+    assert {key: run[key] for key in ("trips", "charged", "over_budget", "tools_run", "tools_past_budget")} == {
+        "trips": 15,
+        "charged": 5,
+        "over_budget": 10,
+        "tools_run": 10,
+        "tools_past_budget": 6,
+    }
+    assert (run["history_valid"], run["answer_present"], run["status"]) == (False, False, "limit_reached")
+    assert run["first_violation"].startswith("message 10")
+    assert run["tokens_summed"] > run["tokens_told"]
+    assert document["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"options": ["option-9"]}, "option-1"),
+        ({"scripts": ["x"]}, "never-ending"),
+        ({"max_iterations": 0}, "1 or more"),
+    ],
+)
+def test_what_does_not_exist_is_refused(wanted: dict[str, object], message: str) -> None:
+    """An unknown option or script is answered with those that there are; a limit that means nothing is refused."""
+    with pytest.raises(PlannerInvalidConfigurationError, match=message):
+        asyncio.run(run_comparison(**wanted))  # type: ignore[arg-type]
+
+
+def test_progress_is_told_before_each_run() -> None:
+    """How many are done, how many there are, and which one it is."""
+    told: list[tuple[int, int, str]] = []
+    keys = {"options": ["option-2", "pre_invoke"], "scripts": ["chain"]}
+    asyncio.run(run_comparison(progress=lambda *news: told.append(news), **keys))  # type: ignore[arg-type]
+    assert told == [(0, 2, "chain: option 2, as written"), (1, 2, "chain: option 3, corrected")]
