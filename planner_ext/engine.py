@@ -212,16 +212,18 @@ class Engine:
         request = AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
         await self._pace()
         reply = await self._ports.chat.ask(await prompts.plan_request(), request, self._emit)
-        await self.record(
-            Planned(
-                plan=reply.text,
-                messages=await prompts.opening(reply.text),
-                iterations=reply.iterations,
-                usage=reply.usage,
-                at=self._ports.clock.now(),
-                seconds=self._lap(),
-            )
+        planned = Planned(
+            plan=reply.text,
+            messages=self.state.transcript,
+            iterations=reply.iterations,
+            usage=reply.usage,
+            at=self._ports.clock.now(),
+            seconds=self._lap(),
         )
+        try:
+            planned = replace(planned, messages=await prompts.opening(reply.text))
+        finally:  # a template that fails does not take back the request, nor what it cost
+            await self.record(planned)
 
     async def _ask(self, action: AskModel) -> None:
         await self._pace()

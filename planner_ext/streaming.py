@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
-from planner_ext.ports import Emit, Event
+from planner_ext.core.facts import CallFinished, CallStarted
+from planner_ext.ports import Emit, Event, TextDelta
 
 __all__ = ["watch"]
 
@@ -13,12 +14,16 @@ T = TypeVar("T")
 _AHEAD = 64
 """Events that a run may be ahead of whoever watches it."""
 
+_UNDER_WAY = (TextDelta, CallStarted, CallFinished)
+"""Events of a request or a call that is being made; handing them over must not hold up the others of its batch."""
+
 
 async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
     """Start a run and yield its events as they happen; raise what it raises.
 
     The run has its own task, so no span, timeout or task group of it is ever open across a ``yield``. When the consumer
-    leaves early the task is cancelled and awaited: nothing is left running.
+    leaves early the task is cancelled and awaited: nothing is left running. A consumer who waits is told what was
+    decided of a batch before any of its calls begins.
     """
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     room = asyncio.Event()
@@ -28,6 +33,8 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
         if queue.qsize() > _AHEAD:
             room.clear()
             await room.wait()
+        elif not isinstance(event, _UNDER_WAY):
+            await asyncio.sleep(0)  # whoever waits for it may leave before the run goes on
 
     async def work() -> T:
         return await run(emit)

@@ -160,12 +160,7 @@ def resume(  # noqa: PLR0917  (options by name on the command line)
         as_json=as_json,
     )
     given = Continuation(
-        file=file,
-        approve=approve or (),
-        deny=deny or (),
-        edit=edit or (),
-        cancel=cancel,
-        max_iterations=max_iterations,
+        file=file, approve=approve or (), deny=deny or (), edit=edit or (), cancel=cancel, max_iterations=max_iterations
     )
     raise typer.Exit(resume_run(given, setup))
 

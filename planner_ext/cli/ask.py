@@ -9,7 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.cli.report import WIDEST, say
+from planner_ext.cli.report import say
+from planner_ext.cli.show import WIDEST
 from planner_ext.cli.text import one_line, printable
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
@@ -86,8 +87,7 @@ class Desk:
         return None
 
     def _always(self, call: PendingCall) -> Decision | None:
-        name = one_line(call.fully_qualified_name)
-        question = f"In this run: every call of this function (f), or only with these arguments (a)? [{name}] "
+        question = "For the rest of this run: this function (f), or these arguments only (a)? "
         match self._choice(question, _STICKY, empty="back"):
             case "function":
                 return Approve(always="function", by=self._by, fingerprint=call.fingerprint)

@@ -148,35 +148,28 @@ def _tell_how_to_go_on(console: Console, result: FunctionCallingStepwisePlannerR
         for call in result.pending:
             print_pending(console, call)
     if work.file is not None:
-        line = _command(work, work.file, result.pending[0])
-        console.print(
-            Text(f"The run is kept in {work.file.path}. Go on with:"), Text(f"  {line}"), sep="\n", soft_wrap=True
-        )
-        say(
-            console,
-            Text("Or --deny ID=REASON, --edit ID=JSON, --cancel REASON; without any of them, on a terminal, it asks."),
+        say(console, Text(f"The run is kept in {printable(str(work.file.path))}. Go on with:"))
+        console.print(Text(f"  {_command(work.setup, work.file)}"), soft_wrap=True)
+        text = (
+            "Add --approve ID, --deny ID=REASON, --edit ID=JSON or --cancel REASON; with none of them a terminal asks."
         )
     elif work.desk is None:
-        say(
-            console,
-            Text(
-                "Nobody can be asked: this is no terminal, and nothing was run. Start again in a terminal, or with "
-                "--checkpoint FILE, which keeps the run for: planner-ext resume FILE"
-            ),
+        text = (
+            "Nobody can be asked, this is no terminal; none of these calls was run. Start again in a terminal, or with "
+            "--checkpoint FILE, which keeps the run for planner-ext resume FILE."
         )
     else:
-        say(console, Text("Left undecided, and not kept. With --checkpoint FILE a run waits in a file instead."))
+        text = "Left undecided, and not kept. With --checkpoint FILE a run waits in a file instead."
+    say(console, Text(text))
 
 
-def _command(work: Work, file: CheckpointFile, call: PendingCall) -> str:
+def _command(setup: Setup, file: CheckpointFile) -> str:
     """Write the command that goes on with a run as it was begun."""
-    setup = work.setup
     given = {
         "--kernel": setup.kernel,
         "--base-url": setup.base_url,
         "--model": setup.model,
-        "--policy": setup.policy and str(setup.policy),
-        "--approve": call.id,
+        "--policy": None if setup.policy is None else str(setup.policy),
     }
     options = [part for name, value in given.items() if value is not None for part in (name, value)]
     flags = ["--ask-all"] if setup.ask_all else []

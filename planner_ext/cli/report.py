@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from planner_ext import FunctionCallingStepwisePlannerResult
-from planner_ext.cli.show import WIDEST, print_answer, spent_line
+from planner_ext.cli.show import print_answer, spent_line
 from planner_ext.cli.text import printable
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "NO_ANSWER",
     "PAUSED",
     "UNUSABLE",
-    "WIDEST",
     "complain",
     "exit_code",
     "say",
@@ -27,7 +26,12 @@ __all__ = [
     "tell",
 ]
 
-ANSWERED, NO_ANSWER, UNUSABLE, FAULT, PAUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+ANSWERED = 0
+NO_ANSWER = 1
+UNUSABLE = 2
+FAULT = 3
+PAUSED = 4
+INTERRUPTED = 130
 
 
 def exit_code(result: FunctionCallingStepwisePlannerResult) -> int:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from itertools import product
 from typing import Any, TypeAlias
 
 from openai import AsyncOpenAI
@@ -48,22 +49,17 @@ async def run_comparison(
             no service, or a real model does not answer the first request.
     """
     Budget(max_iterations=max_iterations)
-    chosen = _chosen("option", options, OPTIONS)
-    situations = _chosen("script", scripts, SCRIPTS)
-    if live is not None and live.goal is not None:
-        if scripts:
-            raise PlannerInvalidConfigurationError(f"A goal takes the place of the scripts; got both, {scripts[0]!r}.")
-        situations = (_own_goal(live.goal),)
-    began, runs = time.perf_counter(), list[Run]()
+    chosen, situations = _chosen("option", options, OPTIONS), _situations(scripts, live)
+    runs: list[Run] = []
+    began = time.perf_counter()
     async with AsyncExitStack() as stack:
         venue = await _venue(live, stack)
-        for script in situations:
-            for option in chosen:
-                if progress is not None:
-                    progress(len(runs), len(situations) * len(chosen), f"{script.info.name}: {option.info.name}")
-                runs.append(await _run(venue, option, script, max_iterations))
-                if live is not None and len(runs) == 1:
-                    _check_that_somebody_answers(venue, runs[0])
+        for script, option in product(situations, chosen):
+            if progress is not None:
+                progress(len(runs), len(situations) * len(chosen), f"{script.info.name}: {option.info.name}")
+            runs.append(await _run(venue, option, script, max_iterations))
+            if live is not None:
+                _check_that_somebody_answers(venue, runs[0])
     return Comparison(
         max_iterations=max_iterations,
         endpoint=venue.name,
@@ -114,6 +110,14 @@ def _check_that_somebody_answers(venue: Venue, first: Run) -> None:
     """End a comparison that would only find the same fault in every run."""
     if first.status == "failed" and first.trips == 0:
         raise PlannerInvalidConfigurationError(f"{venue.name} did not answer the first request: {first.error}")
+
+
+def _situations(scripts: Sequence[str], live: Live | None) -> tuple[Script, ...]:
+    if live is None or live.goal is None:
+        return _chosen("script", scripts, SCRIPTS)
+    if scripts:
+        raise PlannerInvalidConfigurationError(f"A goal takes the place of the scripts; got both, {scripts[0]!r}.")
+    return (_own_goal(live.goal),)
 
 
 def _chosen(kind: str, keys: Sequence[str], known: Mapping[str, Any]) -> tuple[Any, ...]:

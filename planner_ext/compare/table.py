@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner_ext.compare.comparison import Comparison, OptionInfo, Run, ScriptInfo
-from planner_ext.compare.words import ending, seconds
+from planner_ext.compare.words import counted, ending, one_line, seconds
 
 __all__ = ["print_comparison"]
 
@@ -58,7 +58,9 @@ class _Page:
         for run in runs:
             if note := _note(run):
                 name = self._name(self._comparison.option(run.option))
-                self._console.print(Padding(Text.assemble((f"{name}: ", "bold"), (note, "red")), (0, 0, 0, 2)))
+                self._console.print(
+                    Padding(Text.assemble((f"{name}: ", "bold"), (one_line(note), "red")), (0, 0, 0, 2))
+                )
         self._console.print()
 
     def legend(self) -> None:
@@ -70,7 +72,7 @@ class _Page:
             "tokens summed: of all trips, told: to the option's caller. history valid: every call has its one result."
         )
         self._console.print(Text(lines, _QUIET))
-        self._console.print(Text(f"Answered by {self._comparison.endpoint}.", _QUIET))
+        self._console.print(Text(one_line(f"Answered by {self._comparison.endpoint}."), _QUIET))
         self._console.print()
 
     def summary(self) -> None:
@@ -97,12 +99,12 @@ class _Page:
         if not runs:
             self._console.print(Text("No corrected option was compared.", _POOR))
         elif self._comparison.holds:
-            text = f"The corrected options: none over budget, no history broken, in {runs} runs"
+            text = f"The corrected options: none over budget, no history broken, in {counted(runs, 'run')}"
             self._console.print(
                 Text(f"{text} ({seconds(self._comparison.wall_seconds)} s for everything).", "bold green")
             )
         for failure in self._comparison.failures:
-            self._console.print(Text(failure, _BAD))
+            self._console.print(Text(one_line(failure), _BAD))
 
     def _name(self, option: OptionInfo) -> str:
         return option.name if self._wide else option.short

@@ -149,6 +149,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Give the inner connector's URL."""
         return self._inner.service_url()
 
+    @property
+    def total_tokens(self) -> int:
+        """Give the inner connector's own count of tokens, over all its requests; 0 where it keeps none."""
+        return getattr(self._inner, "total_tokens", 0)
+
     async def get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
     ) -> list[ChatMessageContent]:

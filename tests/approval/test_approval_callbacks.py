@@ -17,6 +17,7 @@ from approval_builders import (
     planner_doors,
     results,
     service_and_handler,
+    three_doors,
     world,
 )
 from semantic_kernel.functions import kernel_function
@@ -82,7 +83,7 @@ def failing(*_: Any) -> Any:
 
 
 @both_places
-@every_door
+@three_doors
 async def test_only_true_lets_a_call_go_on(door: Door, where: str) -> None:
     """Async True passes; a callback that raises, or answers with anything but True, refuses."""
     here = world([REFUND, DONE])

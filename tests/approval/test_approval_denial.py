@@ -15,6 +15,7 @@ from approval_builders import (
     only,
     results,
     service_and_handler,
+    three_doors,
     world,
 )
 from semantic_kernel.contents import ChatHistory, FunctionCallContent
@@ -78,7 +79,7 @@ async def test_return_calls_ends_the_run_with_its_batch(door: Door) -> None:
 @pytest.mark.parametrize(
     "batch", [REFUND, calls(REFUND, REFUND), calls(REFUND, call("shop-none"))], ids=["1", "2", "3"]
 )
-@every_door
+@three_doors
 async def test_return_calls_returns_a_batch_of_denied_calls_only(door: Door, batch: Any, by: str) -> None:
     """Also where no call of the batch could run: it goes back to the caller unanswered, and no request is made."""
     approval = ApprovalSettings(on_denial="return_calls")

@@ -19,6 +19,7 @@ from approval_builders import (
     every_door,
     requested,
     results,
+    three_doors,
     world,
 )
 
@@ -59,7 +60,7 @@ KINDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@every_door
+@three_doors
 async def test_anything_that_can_be_called_may_decide(door: Door, kind: str) -> None:
     """Sync or async, function or object: an interceptor is whatever can be called with the call."""
     here = world()
@@ -121,7 +122,7 @@ MISBEHAVING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", MISBEHAVING)
-@every_door
+@three_doors
 async def test_what_is_no_decision_denies(door: Door, kind: str) -> None:
     """An interceptor that raises, or answers with what is no decision, denies; the run goes on, with a clean text."""
     here = world()
@@ -147,7 +148,7 @@ JUNK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", JUNK)
-@every_door
+@three_doors
 async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) -> None:
     """A decision whose fields mean nothing denies or waits; the run has a value for it, and can be saved and read."""
     here = world([REFUND, DONE])

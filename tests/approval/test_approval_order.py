@@ -18,6 +18,7 @@ from approval_builders import (
     requested,
     results,
     service_and_handler,
+    three_doors,
     world,
 )
 
@@ -114,7 +115,7 @@ INVALID_EDITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("edit", INVALID_EDITS)
-@every_door
+@three_doors
 async def test_an_invalid_edit_denies(door: Door, edit: str) -> None:
     """Edited arguments are validated like the model's; an interceptor whose edit does not pass denies the call."""
     facts: list[Any] = []

@@ -14,6 +14,7 @@ from approval_builders import (
     Door,
     every_door,
     planner_with,
+    three_doors,
     world,
 )
 from hypothesis import given, settings
@@ -58,6 +59,12 @@ def rob(facts: list[Any]) -> None:
     facts[3]["digest"] = digest_of("shop-refund", ROBBED)
 
 
+def belittle(facts: list[Any]) -> None:
+    """Have the message, which the model and the audit read, say less than the call that waits."""
+    (item,) = [one for one in facts[1]["message"]["items"] if one.get("id") == "call_2"]
+    item["arguments"] = json.dumps({"order": "7", "amount": 1})
+
+
 def rob_thoroughly(facts: list[Any]) -> None:
     """And with the fingerprint that goes with them."""
     rob(facts)
@@ -76,6 +83,7 @@ ALTERED: dict[str, Callable[[list[Any]], object]] = {
     "function-called-and-digest": redirect,
     "arguments": lambda facts: facts[1]["calls"][1].update(arguments=json.dumps(ROBBED)),
     "arguments-and-digest": rob,
+    "message": belittle,
     "digest": lambda facts: facts[3].update(digest="0" * 64),
     "fingerprint": lambda facts: facts[3].update(fingerprint="0" * 64),
     "run": lambda facts: facts[0].update(run_id="another"),
@@ -98,7 +106,7 @@ def decisions_on(call_id: str, fingerprint: str, *, pinned: bool) -> dict[str, A
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["approve", "approve-by-fingerprint"])
 @pytest.mark.parametrize("what", ALTERED)
-@every_door
+@three_doors
 async def test_an_altered_pending_call_is_refused(door: Door, what: str, pinned: bool) -> None:
     """Facts of a pending call that do not agree with each other are refused by name, and nothing runs."""
     text = await paused()
@@ -175,7 +183,7 @@ async def test_an_expiry_beyond_all_dates_gets_a_named_error(door: Door) -> None
 
 
 @pytest.mark.parametrize("kept", range(5))
-@every_door
+@three_doors
 async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) -> None:
     """With any number of its last facts missing, a decision is refused by name, and nothing runs."""
     text, here = await paused(), world([])
@@ -187,7 +195,7 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
 
 
 @pytest.mark.parametrize("kept", [2, 3, 4])
-@every_door
+@three_doors
 async def test_a_record_cut_inside_a_batch_says_so(door: Door, kept: int) -> None:
     """Cut where calls are open, it cannot go on, and the error is that of an unusable checkpoint."""
     here = world([])
@@ -217,7 +225,7 @@ JUNK: dict[str, Callable[[list[Any]], object]] = {
 
 
 @pytest.mark.parametrize("what", JUNK)
-@every_door
+@three_doors
 async def test_junk_in_a_checkpoint_gets_a_named_error(door: Door, what: str) -> None:
     """Whatever stands where, a text that is no record of a run is refused by an error of ours, and nothing runs."""
     here = world([])

@@ -16,6 +16,7 @@ from approval_builders import (
     Outcome,
     every_door,
     service_and_handler,
+    three_doors,
     world,
 )
 
@@ -137,7 +138,7 @@ JUNK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", JUNK)
-@every_door
+@three_doors
 async def test_a_decision_that_means_nothing_is_refused(door: Door, kind: str) -> None:
     """What is no decision, or has junk in it, is refused by the call's name; the call still waits."""
     await refused(door, (await paused(door)).checkpoint, {"call_2": JUNK[kind]}, "call_2")
@@ -175,7 +176,7 @@ async def test_a_coroutine_is_no_decision(door: Door) -> None:
     assert inspect.getcoroutinestate(forgotten) == inspect.CORO_CLOSED
 
 
-@every_door
+@three_doors
 @pytest.mark.parametrize("decisions", [[], "call_2", Approve(), 5, [("call_2", Approve())]], ids=repr)
 async def test_decisions_that_are_no_mapping_get_a_named_error(door: Door, decisions: Any) -> None:
     """Decisions go by call id; anything else is refused by an error of ours, or as nothing where it is empty."""
@@ -218,7 +219,7 @@ SURROGATES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", SURROGATES)
-@every_door
+@three_doors
 async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
     """A decision's text with a lone surrogate is refused, or made fit to be sent; the run is not lost."""
     pause = await paused(door, calls(REFUND, REFUND))

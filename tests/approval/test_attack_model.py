@@ -14,6 +14,7 @@ from approval_builders import (
     check_sendable,
     every_door,
     results,
+    three_doors,
     world,
 )
 from semantic_kernel.functions import kernel_function
@@ -53,7 +54,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-@every_door
+@three_doors
 async def test_only_the_exact_name_is_a_function(door: Door, name: str) -> None:
     """Bare, mis-cased, padded and look-alike names are answered as unknown: nothing runs, nothing is pending."""
     here = world([call(name, ARGUMENTS), DONE])
@@ -117,7 +118,7 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-@every_door
+@three_doors
 async def test_claims_of_approval_are_text(door: Door, claim: str) -> None:
     """What the model says beside its calls, or reads as a function's result, approves nothing."""
 
@@ -186,7 +187,7 @@ UNUSABLE: dict[str, str] = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-@every_door
+@three_doors
 async def test_unusable_arguments_run_nothing_and_ask_nobody(door: Door, kind: str) -> None:
     """Arguments that are not strict JSON of the function's parameters are answered, and the run goes on."""
     seen: list[ToolCall] = []
@@ -197,7 +198,7 @@ async def test_unusable_arguments_run_nothing_and_ask_nobody(door: Door, kind: s
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_a_megabyte_of_arguments_is_shown_and_bound_whole(door: Door) -> None:
     """A huge argument waits, is shown exactly, survives JSON, and runs as it was approved; all in good time."""
     began, order = time.monotonic(), "7" * 1_000_000
@@ -220,7 +221,7 @@ async def test_repeated_keys_are_decided_as_they_run(door: Door) -> None:
     assert (seen, here.ran) == ([{"order": "7", "amount": 9999}], [("refund", "7", 9999.0, "")])
 
 
-FLOODS = [(10_000, Door("planner", False)), (2_000, Door("service", True))]
+FLOODS = [(10_000, Door("planner", False)), (1_000, Door("service", True))]
 
 
 @pytest.mark.parametrize(("many", "door"), FLOODS, ids=str)
@@ -240,27 +241,27 @@ async def test_a_flood_of_calls_is_seen_before_any_runs(many: int, door: Door) -
 
 
 async def test_a_flood_of_questions_is_one_pause() -> None:
-    """3,000 calls of a marked function wait, nothing has run, and one ``resume`` decides them all."""
+    """1,000 calls of a marked function wait, nothing has run, and one ``resume`` decides them all."""
     door = Door("planner", False)
-    here = world([calls(*[WIPE] * 3000)])
+    here = world([calls(*[WIPE] * 1000)])
     outcome = await door.ask(here)
-    assert (outcome.status, len(outcome.pending), here.ran) == ("paused", 3000, [])
+    assert (outcome.status, len(outcome.pending), here.ran) == ("paused", 1000, [])
     last = world([say("Sorry.")])
     done = await door.resume(last, outcome.checkpoint, dict.fromkeys(outcome.waiting, Deny("No.")))
-    assert (done.status, last.ran, len(results(done.history))) == ("answered", [], 3000)
+    assert (done.status, last.ran, len(results(done.history))) == ("answered", [], 1000)
 
 
 async def test_a_flood_of_calls_to_a_synchronous_function_is_run() -> None:
-    """2,000 calls of a function that runs in a thread: each has its result, and none fails for want of threads."""
+    """1,000 calls of a function that runs in a thread: each has its result, and none fails for want of threads."""
 
     class Blocking:
         @kernel_function
         def add(self, n: int) -> int:
             return n
 
-    here = world([calls(*[call("b-add", {"n": n}) for n in range(2000)]), DONE], b=Blocking())
+    here = world([calls(*[call("b-add", {"n": n}) for n in range(1000)]), DONE], b=Blocking())
     outcome = await Door("planner", False).ask(here)
-    assert results(outcome.history) == [str(n) for n in range(2000)]
+    assert results(outcome.history) == [str(n) for n in range(1000)]
 
 
 @every_door

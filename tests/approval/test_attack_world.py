@@ -15,6 +15,7 @@ from approval_builders import (
     every_door,
     only,
     results,
+    three_doors,
     world,
 )
 from semantic_kernel import Kernel
@@ -66,7 +67,7 @@ def add_filter(to: World, kind: Any, tamper: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tamper", TAMPERING)
-@every_door
+@three_doors
 async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper: str, kind: str) -> None:
     """Arguments changed, added, taken away or replaced after a person's approval: the call is refused."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -162,7 +163,7 @@ REBUILT: dict[str, Any] = {"parameters": Rebuilt, "hidden": Hiding, "type": Stri
 
 
 @pytest.mark.parametrize("how", REBUILT)
-@every_door
+@three_doors
 async def test_a_kernel_that_changed_runs_nothing(door: Door, how: str) -> None:
     """Function gone, or its parameters no longer fit what was approved: refused by name, and the call still waits."""
     paused = await door.ask(world([calls(call("shop-look", {"order": "7"}), REFUND)]), **ASK)

@@ -16,6 +16,7 @@ from approval_builders import (
     planner_with,
     results,
     service_and_handler,
+    three_doors,
     world,
 )
 from semantic_kernel.contents import (
@@ -114,7 +115,7 @@ BREAKING = {one.__name__: one for one in (drop_result, drop_calls, double_result
 
 
 @pytest.mark.parametrize("how", BREAKING)
-@every_door
+@three_doors
 async def test_a_broken_pair_is_refused(door: Door, how: str) -> None:
     """A history with an unanswered call, an orphan or a second result is refused with its ids; nothing is sent."""
     here = world([LOOK, DONE])

@@ -143,7 +143,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(read=POLICIES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 def test_a_policy_never_raises(read: ApprovalPolicy, arguments: dict[str, Any]) -> None:
     """Whatever the rules and whatever JSON the arguments are, there is a decision, and the same one again."""
@@ -157,7 +157,7 @@ def _with(arguments: dict[str, Any]) -> Any:
     return replace(a_call(), arguments=arguments)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rule=RULES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 def test_denying_is_never_looser_than_allowing(rule: dict[str, Any], arguments: dict[str, Any]) -> None:
     """Whatever an allow rule matches, the same rule matches as a deny or ask rule."""

@@ -298,7 +298,7 @@ def test_the_help_has_the_exit_codes(command: Command) -> None:
     """Every exit code stands on a line of its own."""
     outcome = command("run", "--help")
     assert outcome.code == 0
-    assert re.findall(r"^ +(\d+) ", outcome.out, re.MULTILINE) == ["0", "1", "2", "3", "130"]
+    assert re.findall(r"^ +(\d+) ", outcome.out, re.MULTILINE) == ["0", "1", "2", "3", "4", "130"]
 
 
 def test_the_version_is_the_packages(command: Command) -> None:

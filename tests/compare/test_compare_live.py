@@ -79,7 +79,7 @@ def test_the_connector_counts_what_the_endpoint_counts() -> None:
 
 
 def test_an_endpoint_that_is_strict_ends_option_3() -> None:
-    """Where calls without results are refused, the option fails with the endpoint's words, and its history is judged."""
+    """Where calls without results are refused the option fails with the endpoint's words; its history is judged."""
     comparison, server = asyncio.run(at_endpoint(SCRIPTS["never-ending"].model, ["never-ending"]))
     run = comparison.of_option("option-3")[0]
     assert (run.status, run.trips, run.answer) == ("failed", 5, "")

@@ -56,6 +56,11 @@ def test_the_verdict_comes_last(comparison: Comparison, spoilt: Comparison) -> N
     assert printed(spoilt, 100).splitlines()[-1].startswith("option 3, corrected, chain: the history is broken")
 
 
+def test_a_model_cannot_steer_the_terminal(spoilt: Comparison) -> None:
+    """Whatever stands in ids, names and errors is shown, and not obeyed."""
+    assert "\x1b" not in printed(spoilt, 100)
+
+
 def test_what_goes_wrong_is_red(comparison: Comparison) -> None:
     """Overshoot and broken histories are coloured; a corrected option's row is not."""
     lines = printed(comparison, 100, colour=True).splitlines()

@@ -37,7 +37,7 @@ def test_option_2_as_written_is_lost_without_metadata(comparison: Comparison) ->
 
 @pytest.mark.parametrize("script", [*NEVER_ENDING, "streaming", "absent-metadata"])
 def test_option_3_alone_breaks_the_history_and_runs_far_over(comparison: Comparison, script: str) -> None:
-    """Uncounted, the callback lets 5 + 4 + 3 + 2 + 1 round trips pass, and each refusal leaves calls without results."""
+    """Uncounted, the callback lets 5 + 4 + 3 + 2 + 1 round trips pass, each refusal leaves a call without result."""
     run = found(comparison, "option-3", script)
     assert (run.trips, run.charged, run.over_budget) == (15, 5, 10)
     assert not run.history_valid

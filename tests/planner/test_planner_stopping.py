@@ -20,7 +20,7 @@ from planner_builders import (
 )
 from semantic_kernel.functions import kernel_function
 
-from planner_ext.events import CallDecided, CallStarted, Fact, ModelReplied, TextDelta
+from planner_ext.events import CallStarted, Fact, ModelReplied, TextDelta
 from planner_ext.iteration import StopHandle, ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
 
@@ -161,19 +161,6 @@ async def test_leaving_a_resumed_stream_cancels_what_runs() -> None:
 
     assert gate.ended == ["cancelled"]
     assert asyncio.all_tasks() == before
-
-
-async def test_no_function_runs_that_the_consumer_was_not_told_of() -> None:
-    """A consumer that leaves when a call was decided, before it is told that it started, leaves it undone."""
-    math = Math()
-    kernel = kernel_of(ScriptedChatCompletion([PLAN, ADD, final()]), math=math)
-    stream = planner_with().invoke_stream(kernel, "goal")
-    async for event in stream:
-        if isinstance(event, CallDecided):
-            break
-    await stream.aclose()
-
-    assert math.sums == []
 
 
 async def test_leaving_a_stream_while_text_comes_leaves_nothing_running() -> None:
