@@ -38,7 +38,9 @@ async def test_watching_prints_every_event(program: dict[str, Any], capsys: pyte
     assert "ResultReady" in printed.splitlines()[-1]
 
 
-async def test_a_refund_waits_and_is_resumed_from_text(program: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_refund_waits_and_is_resumed_from_text(
+    program: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The README's approval pauses before the refund, and goes on from signed JSON."""
     refund = call("payments-refund", {"order": "7", "amount": 50.0})
     await program["pause_and_resume"](kernel_of(program, say("1. refund"), refund, say("done")))

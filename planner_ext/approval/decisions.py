@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-__all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "ToolCall", "problem_of"]
+__all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "ToolCall", "is_duration", "problem_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def problem_of(decision: Decision) -> str | None:
         case Supply(by=by):
             return _text_problem("by", by)
         case Defer(prompt=prompt, expires_in=expires_in):
-            if expires_in is not None and not _is_duration(expires_in):
-                return f"expires_in must be a number of seconds above 0, or None; got {expires_in!r}"
+            if expires_in is not None and not is_duration(expires_in):
+                return f"expires_in must be a number of seconds above 0 and below {_LONGEST_WAIT:g}; got {expires_in!r}"
             return _text_problem("prompt", prompt)
 
 
@@ -89,7 +89,8 @@ def _is_object(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[object, object]", value))
 
 
-def _is_duration(value: object) -> bool:
+def is_duration(value: object) -> bool:
+    """Say whether a value is a number of seconds that a question can wait for."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_WAIT
 
 

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +59,9 @@ class InterceptorChain:
 
     async def _gates(self, call: ToolCall) -> Decision | None:
         for pre_invoke in self.pre_invoke:
-            verdict = await self._asked(pre_invoke, call.iteration + 1, call.fully_qualified_name, dict(call.arguments))
+            verdict = await self._asked(
+                pre_invoke, call.iteration + 1, call.fully_qualified_name, deepcopy(dict(call.arguments))
+            )
             if isinstance(verdict, Deny):
                 return verdict
             if verdict is not True:
@@ -81,7 +84,8 @@ class InterceptorChain:
                 return Deny("Nobody approved it.", by="default")
 
     async def _ask(self, interceptor: Callable[[ToolCall], Any], call: ToolCall) -> Decision | None:
-        answer = await self._asked(interceptor, call)
+        # A copy for each: what one does to the arguments it was shown, the next does not see.
+        answer = await self._asked(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
         if answer is None or answer is False:
             return None
         if answer is True:

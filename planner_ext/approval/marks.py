@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from planner_ext.approval.decisions import Defer
+from planner_ext.approval.decisions import Defer, is_duration
+from planner_ext.core.errors import InvalidLimitError
 
 __all__ = ["approval_required", "requires_approval"]
 
@@ -30,7 +31,12 @@ def requires_approval(function: Any = None, /, *, prompt: str | None = None, exp
         function: The function, where the decorator stands without arguments.
         prompt: What the person is asked.
         expires_in: Seconds after which the question is no longer open; None uses the run's setting.
+
+    Raises:
+        InvalidLimitError: If ``expires_in`` is no such number.
     """
+    if expires_in is not None and not is_duration(expires_in):
+        raise InvalidLimitError(f"expires_in must be a number of seconds above 0, or None; got {expires_in!r}.")
 
     def mark(function: F) -> F:
         method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps

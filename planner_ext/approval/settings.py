@@ -1,9 +1,9 @@
 """How a run treats decisions: the options of the approval, with what each means."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from planner_ext.approval.decisions import is_duration
 from planner_ext.core.errors import InvalidLimitError
 
 __all__ = ["ApprovalOptions"]
@@ -31,9 +31,5 @@ class ApprovalOptions:
                 raise InvalidLimitError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}.")
         for name in ("expires_in", "interceptor_timeout"):
             value = getattr(self, name)
-            if value is not None and not _is_duration(value):
+            if value is not None and not is_duration(value):
                 raise InvalidLimitError(f"{name} must be a number of seconds above 0, or None; got {value!r}.")
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0

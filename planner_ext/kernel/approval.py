@@ -15,6 +15,7 @@ from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.kernel.messages import load_message, requested_calls
 from planner_ext.ports import Functions
 from planner_ext.review import apply_decision
 
@@ -138,13 +139,17 @@ def check_record(state: State) -> None:
     """
     if (state.phase, "Resumed") not in TRANSITIONS:
         raise InvalidCheckpointError(
-            f"Expected the checkpoint of a run that waits or has ended; this one stops in the middle: it is {state.phase}. "
-            "It was cut short."
+            "Expected the checkpoint of a run that waits or has ended; "
+            f"this one stops in the middle: it is {state.phase}. It was cut short."
         )
     if state.batch is None:
         return
+    if requested_calls(load_message(state.batch.message)) != tuple(call.request for call in state.batch.calls):
+        names = ", ".join(call.request.id for call in state.batch.calls)
+        raise InvalidCheckpointError(f"The open calls ({names}) are not those of their message. One was altered.")
     for call in state.batch.calls:
-        if (fact := call.decided) is not None and fact.kind == "function" and not _agrees(state, call, fact):
+        fact = call.decided
+        if fact is not None and fact.verdict in ("run", "defer") and not _agrees(state, call, fact):
             raise InvalidCheckpointError(
                 f"The record of the call {call.request.id!r} contradicts itself: its function, arguments and "
                 "fingerprint do not belong together. It was altered."
@@ -161,7 +166,7 @@ def _waits(call: Call) -> bool:
 def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
     request = call.request
     arguments = parse_object(request.arguments)
-    if isinstance(arguments, InvalidArguments) or fact.function != request.name:
+    if fact.kind != "function" or isinstance(arguments, InvalidArguments) or fact.function != request.name:
         return False
     asked = digest_of(fact.function, arguments)
     return fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked) and (

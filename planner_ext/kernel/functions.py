@@ -144,7 +144,10 @@ class KernelFunctions:
         if isinstance(parsed, InvalidArguments):
             return replace(checked, kind="invalid", answer=parsed.message)
         if function is self._final_answer:
-            return replace(checked, kind="final_answer", answer=result_text(parsed.get("answer")))
+            answer = result_text(parsed.get("answer"))
+            if not answer.strip():
+                return replace(checked, kind="invalid", answer="The answer is empty. Call it again with one.")
+            return replace(checked, kind="final_answer", answer=answer)
         return replace(checked, arguments=parsed)
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:

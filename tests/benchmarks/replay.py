@@ -5,8 +5,8 @@
 
 The kit is a folder with ``harness.py`` (``load_case``, ``list_cases``, ``start_server``, ``build_kernel``, ``judge``).
 Each case runs through the service and through the planner, with the calls of a batch one after the other and all at
-once. Exits with 1 if any run is not as it should be: as recorded and faithful one after the other; the same calls in any
-order, with results in call order, all at once; and the usage told equal to the server's.
+once. Exits with 1 if any run is not as it should be: as recorded and faithful one after the other; the same calls in
+any order, with results in call order, all at once; and the usage told equal to the server's.
 """
 
 import argparse
@@ -51,7 +51,9 @@ class Way:
         return ToolExecution(max_concurrency=1 if self.sequential else None)
 
 
-WAYS = [Way(door, streamed, one) for door in ("service", "planner") for streamed in (False, True) for one in (True, False)]
+WAYS = [
+    Way(door, streamed, one) for door in ("service", "planner") for streamed in (False, True) for one in (True, False)
+]
 
 
 async def through_service(built: Any, case: dict[str, Any], way: Way) -> tuple[list[str], int]:
@@ -176,4 +178,3 @@ if __name__ == "__main__":
     sys.path.insert(0, arguments.kit)
     logging.disable(logging.CRITICAL)
     raise SystemExit(asyncio.run(main(importlib.import_module("harness"), arguments.only, arguments.every)))
-
