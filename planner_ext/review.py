@@ -98,7 +98,7 @@ def _edited(fact: CallDecided, decision: Approve, functions: Functions, state: S
     batch = state.batch
     assert batch is not None
     try:
-        text = json.dumps(decision.arguments, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(decision.arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         return apply_decision(fact, _unusable(decision, f"They are no JSON: {error}"), functions, state)
     checked = functions.check(batch.calls[fact.index].request, text)

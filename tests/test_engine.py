@@ -515,6 +515,21 @@ async def test_a_failed_function_can_be_raised_once_its_batch_is_answered() -> N
     assert results_of(engine.state) == ["It failed.", "g()"]
 
 
+async def test_the_first_of_several_failures_is_raised_and_without_one_nothing() -> None:
+    """The failure that came first is the one that is named; a run in which all went well is raised for nothing."""
+    functions = FakeFunctions(
+        does={
+            "g": lambda: Finished(outcome="failed", text="first", error="KeyError: first"),
+            "h": lambda: Finished(outcome="timed_out", text="second", error="TimeoutError: second"),
+        }
+    )
+    engine = engine_of(["f", "g", "h"], functions=functions, raise_errors=True, max_concurrency=1)
+    assert "KeyError: first" in str(await refused_with(engine, CallFailedError))
+    state = await engine_of(["f"], "done", raise_errors=True).run()
+    assert state.ended is not None
+    assert state.ended.status == "answered"
+
+
 def test_a_raised_failure_is_an_error_of_this_package() -> None:
     """One root catches everything that is raised on purpose."""
     assert issubclass(CallFailedError, PlannerExtError)
@@ -592,6 +607,19 @@ async def test_watchers_are_told_in_the_order_of_the_journal() -> None:
     engine = engine_of(["f", "g"], "done", observers=(slow,))
     await engine.run()
     assert seen == engine.facts[1:]
+
+
+async def test_observers_hear_how_a_run_ended_that_a_fault_ended() -> None:
+    """The facts that answer the open batch are told like any others, so that no span and no count stays open."""
+    seen: list[Fact] = []
+
+    def fault() -> None:
+        raise LookupError("defect")
+
+    engine = engine_of(["f", "g"], functions=FakeFunctions(does={"f": fault}), observers=(seen.append,))
+    await refused_with(engine, LookupError)
+    assert seen == engine.facts[1:]
+    assert isinstance(seen[-1], Ended)
 
 
 async def test_followers_are_told_first_and_with_the_state() -> None:
@@ -747,6 +775,17 @@ async def test_edited_arguments_that_cannot_be_used_deny_the_call() -> None:
     assert functions.trace == []
     assert (decision_of(engine).verdict, decision_of(engine).by) == ("deny", "ann")
     assert "Bad arguments." in decision_of(engine).reason
+
+
+@pytest.mark.parametrize("value", [object(), {1}, float("nan")], ids=["object", "set", "nan"])
+async def test_edited_arguments_that_are_no_json_deny_the_call(value: object) -> None:
+    """What could not be sent to the model as arguments is no edit: nothing runs, and the reason is recorded."""
+    functions = FakeFunctions()
+    engine = engine_of(["f"], "done", functions=functions, gate=FakeGate({"f": Approve(arguments={"a": value})}))
+    await engine.run()
+    assert functions.trace == []
+    assert decision_of(engine).verdict == "deny"
+    assert "JSON" in decision_of(engine).reason
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.values import ReplyEntry, RequestedCall, Usage
-from planner_ext.journal import SCHEMA, check_schema, dump_facts, dump_journal, load_facts, load_journal
+from planner_ext.journal import SCHEMA, check_schema, dump_facts, dump_journal, load_facts, load_journal, messages_of
 
 LIMITS = Limits(
     max_iterations=9,
@@ -56,6 +56,7 @@ RULES = Rules(
     rounds_per_step=1,
     require_final_answer=True,
     on_denial="reask",
+    close_on_denial=True,
     on_deferred="run_safe_first",
 )
 USAGE = Usage(prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
@@ -95,6 +96,7 @@ FACTS: tuple[Fact, ...] = (
         expires_at=9.5,
         prompt="?",
         final_answer="42",
+        person=True,
         at=4.0,
     ),
     CallsWithheld(iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0),
@@ -150,11 +152,13 @@ def refusal(text: str) -> str:
 def test_the_sample_has_every_fact_and_every_field() -> None:
     """The journal of these tests speaks of everything that can be written."""
     assert {type(fact) for fact in FACTS} == set(get_args(Fact))
+    assert all(getattr(LIMITS, item.name) != getattr(Limits(), item.name) for item in fields(Limits))
+    assert all(getattr(RULES, item.name) != getattr(Rules(), item.name) for item in fields(Rules))
     defaults = {
         f"{fact.type}.{item.name}"
         for fact in FACTS
         for item in fields(fact)
-        if item.name not in ("type", "person") and item.default == getattr(fact, item.name)
+        if item.name != "type" and item.default == getattr(fact, item.name)
     }
     assert defaults == {"IterationCompleted.terminate", "IterationCompleted.reason", "IterationCompleted.messages"} | {
         "Resumed.limits"
@@ -246,6 +250,15 @@ def test_messages_are_written_by_the_given_function() -> None:
     assert read[3].message == {"opaque": "b"}  # type: ignore[union-attr]
     assert read[4].messages == ({"opaque": "c"}, {"opaque": "a"})  # type: ignore[union-attr]
     assert read[5:] == (FACTS[9], FACTS[-1])
+
+
+def test_the_messages_of_a_fact_are_those_that_are_written() -> None:
+    """What `messages_of` lists of each fact is what the given function gets to write, in the same order."""
+    for fact in FACTS:
+        written: list[Any] = []
+        dump_journal([fact], lambda message, written=written: written.append(message))
+        assert list(messages_of(fact)) == written
+    assert sum(len(messages_of(fact)) for fact in FACTS) == 8
 
 
 def test_an_entry_of_the_transcript_is_no_message() -> None:

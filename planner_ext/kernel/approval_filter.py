@@ -1,7 +1,9 @@
 """``ApprovalFilter``: the policy and the person, brought to stock kernels as a filter."""
 
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,7 +16,7 @@ from semantic_kernel.contents import (
     FunctionCallContent,
     FunctionResultContent,
 )
-from semantic_kernel.exceptions import KernelException
+from semantic_kernel.exceptions import FunctionCallInvalidArgumentsException, KernelException
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
 )
@@ -29,7 +31,7 @@ from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.state import State
 from planner_ext.kernel.approval import DecisionRefusedError, PendingCall
-from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments, parse_object
+from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.results import result_text
 
@@ -40,11 +42,30 @@ _logger = logging.getLogger(__name__)
 Approver = Callable[[ToolCall], Decision | Awaitable[Decision]]
 """Asks a person, and gives their decision; async or not."""
 
-_WAITING = "This call waits for a person's approval and has not run: "
-"""How the result of a call that waits begins; its function, fingerprint and question follow."""
+_Next = Callable[[Any], Awaitable[None]]
 
-_decided: ContextVar[KernelArguments | None] = ContextVar("planner_ext_decided", default=None)
-"""The arguments of the call that was decided in this task: a filter registered under both types asks once."""
+_REFUSED = "The call was refused and did not run: "
+_WAITING = "This call waits for a person's approval and has not run: "
+"""How the model reads that a call waits; its function, fingerprint and question follow."""
+
+_MARK = "planner_ext.waiting"
+"""Where the metadata of a result says that its call waits; no function's text gets there."""
+
+
+@dataclass(slots=True)
+class _Approval:
+    """One approval of a filter, for one run; ``names`` are the arguments that it covers."""
+
+    by: "ApprovalFilter"
+    function: KernelFunction
+    arguments: KernelArguments
+    names: frozenset[str]
+    digest: str
+    used: bool = False
+
+
+_approvals: ContextVar[tuple[_Approval, ...]] = ContextVar("planner_ext_approvals", default=())
+"""What was approved around the present call: a filter registered under both types asks once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +81,8 @@ class _Marked:
 class ApprovalFilter:
     """Decides calls of a stock kernel before they run.
 
-    Register it where you need it, also under both types; it asks once per call:
+    Register it where you need it, also under both types; it asks once per call, and again if another filter changed
+    the call in between. Filters with different policies each have their say:
 
         kernel.add_filter("auto_function_invocation", ApprovalFilter(policy, approver=ask))
         kernel.add_filter("function_invocation", ApprovalFilter(policy, approver=ask))
@@ -99,9 +121,9 @@ class ApprovalFilter:
         self._approver = approver
         self._timeout = timeout
 
-    async def __call__(self, context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
+    async def __call__(self, context: Any, next: _Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
-        if _decided.get() is context.arguments:
+        if isinstance(context, FunctionInvocationContext) and self._take_approval(context):
             await next(context)
             return
         call = _described(context)
@@ -110,12 +132,36 @@ class ApprovalFilter:
             case Approve():
                 await self._run(context, next, call, decision)
             case Deny(reason=reason):
-                text = f"The call was refused and did not run: {reason}" if reason else "The call was refused."
-                _answer(context, text)
+                _answer(context, f"{_REFUSED}{reason}" if reason else "The call was refused.")
             case Supply(result=result):
                 _answer(context, result_text(result))
             case Defer(prompt=prompt):
                 self._wait(context, replace(call, prompt=prompt or ""))
+
+    def _take_approval(self, context: FunctionInvocationContext) -> bool:
+        """Use up what this filter's policy and person approved of this very run."""
+        covering = [
+            one
+            for one in _approvals.get()
+            if (not one.used and one.function is context.function and one.arguments is context.arguments)
+            and (_is_same(one.by._policy, self._policy) and _is_same(one.by._approver, self._approver))
+            and one.digest == _digest(one.function, one.arguments, one.names)
+        ]
+        for one in covering:
+            one.used = True
+        return bool(covering)
+
+    @contextmanager
+    def _approved(self, function: KernelFunction, arguments: KernelArguments, shown: Iterable[str]) -> Generator[None]:
+        """Let a function run once, with its arguments as they are now, without asking about it again."""
+        names = frozenset(shown) | frozenset(parameters_of(function).by_name)
+        approval = _Approval(self, function, arguments, names, _digest(function, arguments, names))
+        token = _approvals.set((*_approvals.get(), approval))
+        try:
+            yield
+        finally:
+            approval.used = True  # for tasks that outlive the call
+            _approvals.reset(token)
 
     async def _decide(self, function: KernelFunction, call: ToolCall) -> Decision:
         chain = InterceptorChain(
@@ -136,31 +182,29 @@ class ApprovalFilter:
         decision = (await chain.review([call], State()))[0]
         return Deny("Nobody decided.") if isinstance(decision, Defer) else decision
 
-    async def _run(
-        self, context: Any, next: Callable[[Any], Awaitable[None]], call: ToolCall, decision: Approve
-    ) -> None:
+    async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve) -> None:
         if decision.arguments is not None:
             edited = parse_arguments(_json(decision.arguments), parameters_of(context.function))
             if isinstance(edited, InvalidArguments):
-                _answer(context, f"The call was refused and did not run: {edited.message}")
+                _answer(context, f"{_REFUSED}{edited.message}")
                 return
             values = cast("dict[str, Any]", context.arguments)
             for name in call.arguments:
                 values.pop(name, None)
             values.update(edited)
-        token = _decided.set(context.arguments)
-        try:
+        if not isinstance(context, AutoFunctionInvocationContext):
             await next(context)
-        finally:
-            _decided.reset(token)
+            return
+        with self._approved(context.function, context.arguments, call.arguments):
+            await next(context)
 
     def _wait(self, context: Any, call: ToolCall) -> None:
         if not isinstance(context, AutoFunctionInvocationContext):
-            _answer(
-                context, "The call was refused and did not run: it needs a person's approval, and nobody can be asked."
-            )
+            _answer(context, f"{_REFUSED}it needs a person's approval, and nobody can be asked.")
             return
-        _answer(context, f"{_WAITING}{call.fully_qualified_name} {call.fingerprint}\n{call.prompt}".rstrip())
+        text = f"{_WAITING}{call.fully_qualified_name} {call.fingerprint}\n{call.prompt}".rstrip()
+        mark = {"function": call.fully_qualified_name, "fingerprint": call.fingerprint, "prompt": call.prompt}
+        _answer(context, text, {_MARK: mark})
         context.terminate = True
 
     def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:
@@ -193,10 +237,28 @@ class ApprovalFilter:
         for name, decision in decisions.items():
             _check(kernel, name, decision, waiting.get(name))
         for name, decision in decisions.items():
-            marked = waiting[name]
-            text = await _carry_out(kernel, marked, decision, arguments)
-            _put_result(history, marked, text)
+            text = await self._carry_out(kernel, waiting[name], decision, arguments)
+            _put_result(history, waiting[name], text)
         return self.pending(history)
+
+    async def _carry_out(
+        self, kernel: Kernel, marked: _Marked, decision: Decision, arguments: KernelArguments | None
+    ) -> str:
+        if isinstance(decision, Deny):
+            return f"{_REFUSED}{decision.reason}".rstrip(": ")
+        if isinstance(decision, Supply):
+            return result_text(decision.result)
+        assert isinstance(decision, Approve)
+        own = marked.pending.arguments if decision.arguments is None else decision.arguments
+        given = KernelArguments()
+        cast("dict[str, Any]", given).update({**cast("dict[str, Any]", arguments or {}), **own})
+        function = _function(kernel, name := marked.pending.fully_qualified_name)
+        try:
+            with self._approved(function, given, own):
+                return result_text(await function.invoke(kernel, given, metadata={"id": marked.pending.id}))
+        except Exception:
+            _logger.exception("The approved function %s failed.", name)
+            return f"The function {name} failed."
 
 
 def _described(context: AutoFunctionInvocationContext | FunctionInvocationContext) -> ToolCall:
@@ -204,8 +266,8 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
     function = context.function
     values = cast("dict[str, Any]", context.arguments)
-    given = parse_object(_json_text(content.arguments)) if content is not None else parameters_of(function).by_name
-    names = {} if isinstance(given, InvalidArguments) else given
+    given = _given(content) if content is not None else None
+    names = parameters_of(function).by_name if given is None else given
     shown = {name: values.get(name) for name in names if name in values}
     call_id = (content.id if content is not None else None) or function.fully_qualified_name
     return ToolCall(
@@ -222,8 +284,17 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
     )
 
 
+def _given(content: FunctionCallContent) -> dict[str, Any] | None:
+    """Read a call's arguments as Semantic Kernel itself will, which takes more than JSON; None if it cannot."""
+    try:
+        given: Any = content.parse_arguments() or {}
+    except (FunctionCallInvalidArgumentsException, RecursionError):
+        return None
+    return dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else None
+
+
 def _waiting(history: ChatHistory) -> list[_Marked]:
-    """Find results that say that their call waits; one whose fingerprint is not its call's is no such result."""
+    """Find results that are marked as waiting; one that does not fit its call is no such result."""
     calls: dict[str, FunctionCallContent] = {}
     found: list[_Marked] = []
     for place, message in enumerate(history.messages):
@@ -231,29 +302,29 @@ def _waiting(history: ChatHistory) -> list[_Marked]:
             if isinstance(item, FunctionCallContent):
                 calls[item.id or ""] = item
             elif isinstance(item, FunctionResultContent) and str(item.result).startswith(_WAITING):
-                marked = _marked(place, index, calls.get(item.id or ""), str(item.result))
+                marked = _marked(place, index, calls.get(item.id or ""), item.metadata.get(_MARK))
                 found += [marked] if marked is not None else []
     return found
 
 
-def _marked(place: int, index: int, content: FunctionCallContent | None, text: str) -> _Marked | None:
-    if content is None:
+def _marked(place: int, index: int, content: FunctionCallContent | None, mark: Any) -> _Marked | None:
+    if content is None or (arguments := _given(content)) is None:
         return None
-    arguments = parse_object(_json_text(content.arguments))
-    if isinstance(arguments, InvalidArguments):
-        return None
-    line, _, prompt = text.removeprefix(_WAITING).partition("\n")
-    function, _, fingerprint = line.partition(" ")
-    if fingerprint != _fingerprint(content.id or "", function, arguments):
-        return None
-    pending = PendingCall(
-        id=content.id or "",
-        fully_qualified_name=function,
-        arguments=arguments,
-        fingerprint=fingerprint,
-        prompt=prompt,
-    )
-    return _Marked(place, index, content, pending)
+    match mark:
+        case {"function": str(function), "fingerprint": str(given), "prompt": str(prompt)}:
+            if not _names(content, function) or given != _fingerprint(content.id or "", function, arguments):
+                return None
+            shown: dict[str, Any] = {"arguments": arguments, "fingerprint": given, "prompt": prompt}
+            pending = PendingCall(id=content.id or "", fully_qualified_name=function, **shown)
+            return _Marked(place, index, content, pending)
+        case _:
+            return None
+
+
+def _names(content: FunctionCallContent, function: str) -> bool:
+    """Whether a call is one of this function; a bare name is one of any plugin's function of that name."""
+    plugin, _, name = function.rpartition("-")
+    return name == content.function_name and content.plugin_name in (plugin, None)
 
 
 def _check(kernel: Kernel, name: str, decision: Decision, marked: _Marked | None) -> None:
@@ -281,30 +352,8 @@ def _function(kernel: Kernel, name: str) -> KernelFunction:
     try:
         return kernel.get_function_from_fully_qualified_function_name(name)
     except KernelException as error:
-        raise DecisionRefusedError(
-            f"{name} was to run, and this kernel has no such function. Resume with the kernel that it was asked for."
-        ) from error
-
-
-async def _carry_out(kernel: Kernel, marked: _Marked, decision: Decision, arguments: KernelArguments | None) -> str:
-    if isinstance(decision, Deny):
-        return f"The call was refused and did not run: {decision.reason}".rstrip(": ")
-    if isinstance(decision, Supply):
-        return result_text(decision.result)
-    assert isinstance(decision, Approve)
-    own = marked.pending.arguments if decision.arguments is None else decision.arguments
-    given = KernelArguments()
-    for name, value in {**cast("dict[str, Any]", arguments or {}), **own}.items():
-        given[name] = value
-    function = _function(kernel, marked.pending.fully_qualified_name)
-    token = _decided.set(given)
-    try:
-        return result_text(await function.invoke(kernel, given, metadata={"id": marked.pending.id}))
-    except Exception:
-        _logger.exception("The approved function %s failed.", marked.pending.fully_qualified_name)
-        return f"The function {marked.pending.fully_qualified_name} failed."
-    finally:
-        _decided.reset(token)
+        message = f"{name} was to run, and this kernel has no such function. Resume with the kernel it was asked for."
+        raise DecisionRefusedError(message) from error
 
 
 def _put_result(history: ChatHistory, marked: _Marked, text: str) -> None:
@@ -314,9 +363,9 @@ def _put_result(history: ChatHistory, marked: _Marked, text: str) -> None:
     history.messages[marked.message] = ChatMessageContent(role=AuthorRole.TOOL, items=items, name=message.name)
 
 
-def _answer(context: Any, text: str) -> None:
+def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) -> None:
     """Put a text in place of the function's result; the two kinds of context call it differently."""
-    result = FunctionResult(function=context.function.metadata, value=text)
+    result = FunctionResult(function=context.function.metadata, value=text, metadata=dict(metadata or {}))
     if isinstance(context, AutoFunctionInvocationContext):
         context.function_result = result
     else:
@@ -324,7 +373,20 @@ def _answer(context: Any, text: str) -> None:
 
 
 def _fingerprint(call_id: str, function: str, arguments: Mapping[str, Any]) -> str:
-    return fingerprint_of("approval-filter", 0, call_id, digest_of(function, arguments))
+    try:
+        digest = digest_of(function, arguments)
+    except (TypeError, ValueError):  # an application may pass what is no JSON
+        digest = digest_of(function, {"": repr(arguments)})
+    return fingerprint_of("approval-filter", 0, call_id, digest)
+
+
+def _digest(function: KernelFunction, values: Mapping[str, Any], names: Iterable[str]) -> str:
+    covered = {name: values[name] for name in sorted(names) if name in values}
+    return _fingerprint("", function.fully_qualified_name, covered)
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other or (inspect.ismethod(one) and one == other)  # a method is made anew where it is looked up
 
 
 def _json_text(arguments: str | Mapping[str, Any] | None) -> str:

@@ -146,7 +146,7 @@ class KernelFunctions:
         if function is self._final_answer:
             answer = result_text(parsed.get("answer"))
             if not answer.strip():
-                return replace(checked, kind="invalid", answer="The answer is empty. Call it again with one.")
+                return replace(checked, kind="invalid", answer=f"{call.name} was given no answer. Call it with one.")
             return replace(checked, kind="final_answer", answer=answer)
         return replace(checked, arguments=parsed)
 

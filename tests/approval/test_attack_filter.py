@@ -130,6 +130,86 @@ async def test_a_waiting_call_whose_arguments_were_altered_is_not_pending() -> N
     assert here.ran == []
 
 
+@pytest.mark.parametrize("name", ["shop-refund", "refund"])
+@both_ways
+async def test_a_mark_holds_for_the_function_that_was_named(streamed: bool, name: str) -> None:
+    """It survives JSON, is found for full and bare names, and goes with neither another name nor another text."""
+    history, by = asked(), ApprovalFilter(POLICY)
+    here = guarded([call(name, {"order": "7", "amount": 50}), DONE], by=by)
+    await chat(here, history, streamed=streamed)
+    stored = history.model_dump_json()
+    for kind, field, value in (
+        ("function_call", "function_name", "wipe"),
+        ("function_call", "plugin_name", "bank"),
+        ("function_result", "metadata", {}),
+        ("function_result", "metadata", {"planner_ext.waiting": "yes"}),
+        ("function_result", "result", "refunded 50"),
+    ):
+        data = json.loads(stored)
+        for item in (item for message in data["messages"] for item in message["items"]):
+            if item["content_type"] == kind:
+                item[field] = value
+        assert by.pending(type(history).model_validate(data)) == (), (kind, field)
+    loaded = type(history).model_validate_json(stored)
+    assert [one.fully_qualified_name for one in by.pending(loaded)] == ["shop-refund"]
+    await by.resume(here.kernel, loaded, {"call_1": Approve()})
+    assert (here.ran, by.pending(loaded)) == ([REFUNDED], ())
+
+
+async def test_a_resumed_approval_is_its_own_policy_s_only() -> None:
+    """Another policy that stands around the function still has its say when the call is resumed."""
+    history, by = asked(), ApprovalFilter(POLICY)
+    here = guarded([REFUND, DONE], by=by)
+    here.kernel.add_filter("function_invocation", ApprovalFilter(ApprovalPolicy.from_dict({"default": "deny"})))
+    await chat(here, history)
+    await by.resume(here.kernel, history, {"call_1": Approve()})
+    assert here.ran == []
+
+
+class Person:
+    """Somebody whose method is the approver; looked up twice it is two objects."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def ask(self, call: ToolCall) -> Any:
+        self.seen.append(call.function_name)
+        return Approve()
+
+
+async def test_two_filters_of_one_policy_and_person_ask_once() -> None:
+    """One instance under each type, as the documentation shows; another person is asked as well."""
+    ann, bob = Person(), Person()
+    here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, ann.ask))
+    for person in (ann, bob):
+        here.kernel.add_filter("function_invocation", ApprovalFilter(POLICY, person.ask))
+    await chat(here, asked())
+    assert (ann.seen, bob.seen, here.ran) == (["refund"], ["refund"], [REFUNDED])
+
+
+async def test_an_approval_is_good_for_one_run() -> None:
+    """Another filter that runs the call twice has the second run asked about."""
+    decisions = iter([Approve(), Deny("Once.")])
+    by = ApprovalFilter(POLICY, lambda call: next(decisions))
+    here = guarded([REFUND, DONE], by=by)
+
+    async def again(context: Any, next: Any) -> None:
+        await next(context)
+        await next(context)
+
+    here.kernel.add_filter("auto_function_invocation", again)
+    here.kernel.add_filter("function_invocation", by)
+    await chat(here, asked())
+    assert (here.ran, next(decisions, None)) == ([REFUNDED], None)
+
+
+async def test_an_application_s_own_objects_are_no_error() -> None:
+    """What an application passes itself may be any object, also where the model could give it."""
+    here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, lambda call: Approve()))
+    await chat(here, asked(), arguments=KernelArguments(note={object()}))
+    assert len(here.ran) == 1
+
+
 @pytest.mark.parametrize("order", ["lenient-first", "strict-first"])
 @pytest.mark.parametrize("under", [(AUTO, AUTO), (FUNCTION, FUNCTION), (AUTO, FUNCTION), (FUNCTION, AUTO)], ids=str)
 async def test_every_filter_has_its_say(under: Any, order: str) -> None:

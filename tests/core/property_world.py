@@ -139,6 +139,7 @@ rules = st.builds(
     rounds_per_step=st.sampled_from([None, None, 1, 2]),
     require_final_answer=st.sampled_from([False, False, True]),
     on_denial=st.sampled_from(["refuse", "refuse", "reask", "return_calls"]),
+    close_on_denial=st.sampled_from([False, False, True]),
     on_deferred=st.sampled_from(["hold_all", "run_safe_first"]),
 )
 

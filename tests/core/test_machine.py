@@ -421,6 +421,16 @@ def test_reask_removes_the_call_and_asks_without_functions() -> None:
     assert (play.end.status, play.end.limit, play.end.answer) == ("answered", None, "plain")
 
 
+def test_a_denial_can_close_the_chain_of_tool_rounds() -> None:
+    """Where the rules say so, the request after a denied call goes without functions, the refusal in its transcript."""
+    play = Play(calls("f", "g"), says("plain"), verdicts={"f": "deny"}, close_on_denial=True).go()
+    assert play.results == ["answer to f", "result of g"]
+    assert [(request.offer, request.withheld) for request in play.requests] == [(True, None), (False, None)]
+    assert (play.end.status, play.end.limit, play.end.answer) == ("answered", None, "plain")
+    allowed = Play(calls("f"), says("plain"), close_on_denial=True).go()
+    assert [request.offer for request in allowed.requests] == [True, True]
+
+
 @pytest.mark.parametrize("names", [("f",), ("f", "f"), ("f", "g"), ("f", "unknown"), ("f", "mine")])
 def test_a_denied_call_can_send_its_batch_back(names: tuple[str, ...]) -> None:
     """Under ``return_calls`` a batch with a denied call goes back to the caller, whatever else is in it; none ran."""
