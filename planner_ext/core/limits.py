@@ -35,7 +35,7 @@ class Limits:
     last_trip: Literal["withdraw", "none"] = "withdraw"
 
     def __post_init__(self) -> None:
-        for name, value in ((item.name, getattr(self, item.name)) for item in fields(self)):
+        for name, value in ((item.name, getattr(self, item.name)) for item in fields(Limits)):
             _check(name, value)
         # A copy of its own: what was checked stays as it was, whatever becomes of the caller's mapping.
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))

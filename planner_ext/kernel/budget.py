@@ -1,13 +1,18 @@
 """The budget as an application writes it down."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.limits import Limits
+from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
-__all__ = ["Budget", "tightest"]
+__all__ = ["Budget", "Price", "tightest"]
+
+Price = Callable[[str, Usage], float]
+"""Gives the price of one request in US dollars, from the model's name and the tokens used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,7 @@ class Budget(Limits):
         max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
             before a batch starts, on the calls that are about to start; a batch of 3 is 3.
         max_total_tokens: Prompt and completion tokens, as the service reports them.
-        max_cost: US dollars.
+        max_cost: US dollars, as ``price`` counts them.
         max_active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
         deadline: A moment, with its time zone.
         max_calls_per_function: Functions started, by fully qualified name; only the calls beyond it are not executed.
@@ -40,16 +45,25 @@ class Budget(Limits):
             fit (``fill_remaining``).
         last_trip: Whether a request without functions leaves their schema out (``withdraw``) or sends it with tool
             choice "none", for providers that refuse tool messages without schema.
+        price: Gives the price of one request in US dollars, from the model's name and the tokens used; needed for
+            ``max_cost``. None leaves costs unknown.
 
     Raises:
         PlannerInvalidConfigurationError: If a value means nothing, naming the field.
     """
+
+    price: Price | None = None
 
     def __post_init__(self) -> None:
         try:
             Limits.__post_init__(self)
         except InvalidLimitError as error:
             raise PlannerInvalidConfigurationError(str(error)) from None
+        if self.max_cost is not None and not callable(self.price):
+            raise PlannerInvalidConfigurationError(
+                f"max_cost={self.max_cost:g} needs price=, a function of the model's name and the tokens used; got "
+                f"{self.price!r}. Without it no cost is known, and nothing would be limited."
+            )
 
     @property
     def limits(self) -> Limits:

@@ -5,6 +5,7 @@ This is the seam between a transcript and a request: the history is rendered her
 
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semantic_kernel import Kernel
@@ -14,8 +15,9 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingC
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 
 from planner_ext.core.actions import AskModel
-from planner_ext.core.values import Entry, Reply
+from planner_ext.core.values import Entry, Reply, Usage
 from planner_ext.kernel.assembly import ReplyAssembly
+from planner_ext.kernel.budget import Price
 from planner_ext.kernel.errors import InvalidReplyError, ServiceCallError
 from planner_ext.kernel.messages import merge_reply, render, requested_calls, text_of
 from planner_ext.kernel.offer import Offer, RequestBehavior
@@ -48,6 +50,7 @@ class KernelChat:
         offer: Offer,
         streaming: bool,
         strict_finish_reason: bool = False,
+        price: Price | None = None,
         plan_settings: dict[str, Any] | None = None,
     ) -> None:
         self._service = service
@@ -57,6 +60,7 @@ class KernelChat:
         self._offer = offer
         self._streaming = streaming
         self._strict = strict_finish_reason
+        self._price = price
         self._plan_settings = plan_settings or {}
         self._rendered: list[ChatMessageContent] = []
         self._entries: Sequence[Entry] = ()
@@ -130,6 +134,12 @@ class KernelChat:
             raise no_reply("a response without choices")
         return messages
 
+    def _priced(self, message: ChatMessageContent) -> Usage:
+        usage = read_usage(message.metadata.get("usage"))
+        if self._price is None:
+            return usage
+        return replace(usage, cost=self._price(message.ai_model_id or self._service.ai_model_id, usage))
+
     def _reply(self, message: ChatMessageContent) -> Reply:
         calls = requested_calls(message)
         reason = message.finish_reason.value if message.finish_reason is not None else None
@@ -143,7 +153,7 @@ class KernelChat:
             text=text_of(message),
             calls=calls,
             finish_reason=reason,
-            usage=read_usage(message.metadata.get("usage")),
+            usage=self._priced(message),
             iterations=read_iterations(message.metadata),
             functions_available=self._offer.available,
         )

@@ -74,6 +74,7 @@ class Loop:
             offer=self.offer,
             streaming=streaming,
             strict_finish_reason=options.strict_finish_reason,
+            price=options.price,
             plan_settings=plan_settings,
         )
         self.functions = KernelFunctions(

@@ -12,7 +12,7 @@ from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.kernel.budget import Budget, tightest
+from planner_ext.kernel.budget import Budget, Price, tightest
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
@@ -31,6 +31,7 @@ class LoopOptions:
     execution: ToolExecution
     approval: ApprovalSettings
     clock: Clock
+    price: Price | None = None
     min_iteration_time_ms: int = 0
     strict_finish_reason: bool = False
     observers: Sequence[Observer] = ()
@@ -60,8 +61,10 @@ class LoopOptions:
         Raises:
             PlannerInvalidConfigurationError: Naming the option.
         """
+        spendable = _instance("budget", budget, Budget)
         return cls(
-            budget=_instance("budget", budget, Budget).limits,
+            budget=spendable.limits,
+            price=spendable.price,
             execution=_instance("execution", execution, ToolExecution),
             clock=_clock(clock),
             min_iteration_time_ms=non_negative("min_iteration_time_ms", min_iteration_time_ms),
@@ -85,6 +88,7 @@ class LoopOptions:
         return replace(
             self,
             budget=tightest(self.budget, inner.budget),
+            price=self.price or inner.price,
             interceptors=(*self.interceptors, *inner.interceptors),
             pre_invoke=(*self.pre_invoke, *inner.pre_invoke),
             observers=(*self.observers, *inner.observers),

@@ -1,6 +1,6 @@
 """What holds of every run, whatever the model, the limits, the deciders and the people do.
 
-``PLANNER_EXT_EXAMPLES=5000`` looks longer, and at other runs each time.
+``PLANNER_EXT_EXAMPLES=5000`` looks longer, at other runs each time, and makes what it finds small.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from core_builders import violations
 from hypothesis import HealthCheck, event, given, settings
+from hypothesis import Phase as Attempt
 from hypothesis import strategies as st
 from property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
 
@@ -36,6 +37,7 @@ def tried(count: int) -> settings:
         max_examples=_EXAMPLES or count,
         derandomize=not _EXAMPLES,
         deadline=None,
+        phases=list(Attempt) if _EXAMPLES else [Attempt.explicit, Attempt.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 
