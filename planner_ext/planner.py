@@ -261,6 +261,7 @@ class FunctionCallingStepwisePlanner:
             given = instance_of("budget", budget, Budget).limits
             limits = given if given.max_iterations else replace(given, max_iterations=limits.max_iterations)
         loop_options = LoopOptions.of(
+            budget=options.budget,
             execution=options.execution,
             approval=options.approval,
             interceptors=tuple(options.interceptors),

@@ -237,7 +237,7 @@ def _resumed(state: State, fact: Resumed) -> State:
 def _reopened(state: State) -> State:
     """Open an ended run again: what was spent stays spent, what counts in a row starts anew."""
     ledger = replace(state.ledger, errors_in_row=0, denials_in_row=0)
-    state = replace(state, ended=None, final_answer=None, rounds=0, ledger=ledger)
+    state = replace(state, ended=None, final_answer=None, ending=None, rounds=0, ledger=ledger)
     if state.batch is not None:
         return replace(state, phase=Phase.REVIEWING, batch=_undecided(state.batch))
     if state.rules.plan and not state.planned and state.iteration == 0:

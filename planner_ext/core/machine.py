@@ -253,6 +253,8 @@ def _limit_text(state: State, limit: str) -> str:
     if limit == state.rules.attempts_limit:
         return f"The limit {limit}={state.rules.use_attempts} was reached."
     value = getattr(state.rules.limits, limit)
+    if isinstance(value, Mapping):  # it names functions that this run may never have spoken of
+        return f"The limit {limit} was reached."
     if isinstance(value, datetime):
         value = value.astimezone(UTC).isoformat()
     return f"The limit {limit}={value} was reached."
