@@ -1,6 +1,5 @@
 """A model, or what it reads, that tries to get past the gate: by name, by argument, by claim, by number."""
 
-import time
 from typing import Any
 
 import pytest
@@ -200,8 +199,8 @@ async def test_unusable_arguments_run_nothing_and_ask_nobody(door: Door, kind: s
 
 @three_doors
 async def test_a_megabyte_of_arguments_is_shown_and_bound_whole(door: Door) -> None:
-    """A huge argument waits, is shown exactly, survives JSON, and runs as it was approved; all in good time."""
-    began, order = time.monotonic(), "7" * 1_000_000
+    """A huge argument waits, is shown exactly, survives JSON, and runs as it was approved."""
+    order = "7" * 1_000_000
     reply = call("shop-refund", {"order": order, "amount": 1})
     outcome = await door.ask(world([reply], chunk_size=10_000), **ASK)
     assert outcome.pending[0]["arguments"]["order"] == order
@@ -209,7 +208,6 @@ async def test_a_megabyte_of_arguments_is_shown_and_bound_whole(door: Door) -> N
     approve = Approve(fingerprint=outcome.pending[0]["fingerprint"])
     await door.resume(here, outcome.checkpoint, {"call_1": approve}, **ASK)
     assert here.ran == [("refund", order, 1.0, "")]
-    assert time.monotonic() - began < 5
 
 
 @every_door
@@ -226,8 +224,8 @@ FLOODS = [(10_000, Door("planner", False)), (1_000, Door("service", True))]
 
 @pytest.mark.parametrize(("many", "door"), FLOODS, ids=str)
 async def test_a_flood_of_calls_is_seen_before_any_runs(many: int, door: Door) -> None:
-    """A batch of 10,000 calls: each is seen before the first one starts, the budget is exact, and it takes seconds."""
-    began, seen = time.monotonic(), list[int]()
+    """A batch of 10,000 calls: each is seen before the first one starts, and the budget is exact."""
+    seen = list[int]()
     here = world([calls(*[LOOK] * many), say("Enough.")])
 
     async def watch(call: ToolCall) -> None:
@@ -237,7 +235,6 @@ async def test_a_flood_of_calls_is_seen_before_any_runs(many: int, door: Door) -
     outcome = await door.ask(here, interceptors=[watch], budget=budget)
     assert (len(seen), max(seen), len(here.ran)) == (many, 0, many - 1)
     assert (outcome.tool_calls, outcome.status, len(results(outcome.history))) == (many - 1, "limit_reached", many)
-    assert time.monotonic() - began < 40
 
 
 async def test_a_flood_of_questions_is_one_pause() -> None:

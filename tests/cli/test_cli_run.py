@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -96,10 +95,8 @@ def test_ctrl_c_cancels_and_keeps_what_happened(here: Path) -> None:
         for shown in running.stderr:  # until the function has started
             if "shop-wait()" in shown:
                 break
-        began = time.monotonic()
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=30)
-        assert time.monotonic() - began < 10
         assert len(server.requests) == 1
     assert running.returncode == 130
     outcome = Outcome(code=130, out=out, err=err)
