@@ -33,6 +33,7 @@ from planner_ext.cli.demo_kernel import CallCounter, Export, shop_kernel
 from planner_ext.cli.demo_script import GOAL, insatiable_model, order_script
 from planner_ext.cli.show import Progress, Signs, print_answer
 from planner_ext.cli.text import TextFlow
+from planner_ext.compare import run_comparison
 from planner_ext.events import ResultReady
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
@@ -82,9 +83,10 @@ class _Loop:
 async def _limits(console: Console) -> bool:
     """Ask a model that never stops calling, four times; return whether our loops kept to what was allowed."""
     _title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
-    loops = [await _loop(ours=ours, streamed=streamed) for ours in (False, True) for streamed in (False, True)]
-    _table(console, _limits_table(loops, Signs(console)))
-    ours = loops[2]
+    stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
+    own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
+    _table(console, _limits_table([*stock, *await _options_as_written(), *own], Signs(console)))
+    ours = own[0]
     _paragraph(
         console,
         f"planner_ext: charged {ours.reported}, the server counted {ours.requests}; limit reached: {ours.limit}; "
@@ -96,10 +98,29 @@ async def _limits(console: Console) -> bool:
         f"Semantic Kernel {semantic_kernel.__version__} was given maximum_auto_invoke_attempts={_ALLOWED}, which "
         "counts rounds of function calls: the request for an answer comes on top, or, streamed, is never made. "
         "planner_ext is the same service inside FunctionInvokingChatCompletion with "
-        f"Budget(max_iterations={_ALLOWED}): every request counts, and the last one is kept for an answer.",
+        f"Budget(max_iterations={_ALLOWED}): every request counts, and the last one is kept for an answer. "
+        'ADR: the options of the decision record "Automatic Tool Calling Controls", as it writes them; '
+        "planner-ext compare shows them all.",
         style="dim",
     )
-    return all(loop.exact and loop.requests <= _ALLOWED and loop.answer for loop in loops[2:])
+    return all(loop.exact and loop.requests <= _ALLOWED and loop.answer for loop in own)
+
+
+async def _options_as_written() -> list[_Loop]:
+    """Put the three options of the decision record, as it writes them, before such a model."""
+    found = await run_comparison(max_iterations=_ALLOWED, scripts=("never-ending",))
+    names = {option.key: option.name for option in found.options if option.name.endswith("as written")}
+    return [
+        _Loop(
+            name=f"ADR, {names[run.option].removesuffix(', as written')}",
+            requests=run.trips,
+            reported=run.charged,
+            answer=run.answer,
+            limit=None,
+        )
+        for run in found.runs
+        if run.option in names
+    ]
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:

@@ -53,11 +53,14 @@ def test_a_model_that_never_stops_is_charged_what_the_server_counted(shown: subp
     [
         ("Semantic Kernel", "6", "nothing", "yes"),
         ("Semantic Kernel, streamed", "5", "nothing", "no"),
+        ("ADR, option 1", "10", "5", "yes"),
+        ("ADR, option 2", "6", "6", "yes"),
+        ("ADR, option 3", "15", "5", "no"),
         ("planner_ext", "5", "5", "yes"),
         ("planner_ext, streamed", "5", "5", "yes"),
     ],
 )
-def test_the_stock_loop_stands_beside_ours(
+def test_the_stock_loop_and_the_options_as_written_stand_beside_ours(
     shown: subprocess.CompletedProcess[str], loop: str, counted: str, reported: str, answered: str
 ) -> None:
     """The table has the requests that each loop made, what it reports of them, and whether it answered."""
