@@ -1,6 +1,7 @@
 """The table of legal transitions: nothing dead in it, and the diagram shows it whole."""
 
 import re
+from pathlib import Path
 from typing import get_args
 
 from core_builders import RESUMED, Play, calls, decided, says, stop
@@ -79,3 +80,9 @@ def test_the_diagram_shows_every_phase_and_every_arrow() -> None:
         assert (fact in drawn.get((source, target), set())) is not loop
     assert "    [*] --> new" in lines
     assert "    ended --> [*]" in lines
+
+
+def test_the_decision_shows_this_diagram() -> None:
+    """The diagram in the ADR is printed from the table, and is current."""
+    adr = Path(__file__).parents[2] / "adr" / "0001-a-run-is-its-journal.md"
+    assert f"```mermaid\n{as_mermaid()}\n```" in adr.read_text("utf-8")
