@@ -6,10 +6,9 @@ from contextlib import aclosing
 from planner_ext.core.facts import Fact
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
-from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.loop import Loop
 from planner_ext.kernel.options import instance_of
-from planner_ext.kernel.outcome import chat_history, raise_at_limit
+from planner_ext.kernel.outcome import raise_at_limit
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, result_of
 from planner_ext.ports import Emit
 from planner_ext.streaming import watch
@@ -38,11 +37,7 @@ class PlannerRun:
         engine = self._loop.engine(self._facts, emit=emit, stop=self._stop)
         for fact in await self._first():
             await engine.record(fact)
-        try:
-            await self._loop.drive(engine)
-        except Exception as error:
-            vars(error).update(chat_history=chat_history(engine.state), checkpoint=Checkpoint(tuple(engine.facts)))
-            raise
+        await self._loop.drive(engine)
         raise_at_limit(engine.state, engine.facts)
         return result_of(engine.state, tuple(engine.facts))
 

@@ -70,7 +70,7 @@ def demo() -> None:
     First a model that never stops calling functions: Semantic Kernel's own loop and this package's side by side. Then a
     goal with a plan, functions that run at the same time, a failure and the way around it.
     """
-    import asyncio  # noqa: PLC0415
+    import asyncio  # noqa: PLC0415  (with what needs it)
 
     from planner_ext.cli.demo import run_demo  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
@@ -101,7 +101,7 @@ def run(  # noqa: PLR0917  (options by name on the command line)
     decision, the terminal asks: approve, deny, edit, always or quit.
     """
     from planner_ext.cli.journey import Setup  # noqa: PLC0415  (Semantic Kernel takes its time to import)
-    from planner_ext.cli.run import Goal, run_goal  # noqa: PLC0415
+    from planner_ext.cli.run import Goal, run_goal  # noqa: PLC0415  (likewise)
 
     setup = Setup(
         kernel=kernel,
@@ -147,7 +147,7 @@ def resume(  # noqa: PLR0917  (options by name on the command line)
     a decision, a terminal asks. FILE is written again at each pause and at the end.
     """
     from planner_ext.cli.journey import Setup  # noqa: PLC0415  (Semantic Kernel takes its time to import)
-    from planner_ext.cli.resume import Continuation, resume_run  # noqa: PLC0415
+    from planner_ext.cli.resume import Continuation, resume_run  # noqa: PLC0415  (likewise)
 
     setup = Setup(
         kernel=kernel,

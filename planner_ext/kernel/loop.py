@@ -22,7 +22,7 @@ from planner_ext.core.facts import Fact
 from planner_ext.core.state import State
 from planner_ext.engine import CallFailedError, Engine, StopHandle
 from planner_ext.kernel.chat import KernelChat
-from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError, ToolExecutionError
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExecutionError
 from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, one_result_each, repair_history
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
@@ -118,19 +118,19 @@ class Loop:
 
         Raises:
             ToolExecutionError: If a function failed and the execution is told to raise.
-            PlannerException: On a fault; it carries the history and a checkpoint.
+            Exception: On a fault; whatever kind it is of, it carries the history and a checkpoint as attributes.
         """
         names = ",".join(self.offer.functions)
         with tracer.start_as_current_span(AUTO_FUNCTION_INVOCATION_SPAN_NAME, attributes={AVAILABLE_FUNCTIONS: names}):
             try:
                 await engine.run()
-            except PlannerException as error:
-                carry_run(error, engine.state, engine.facts)
-                raise
             except CallFailedError as error:
                 failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
                 carry_run(failed, engine.state, engine.facts)
                 raise failed from error.__cause__
+            except Exception as error:
+                carry_run(error, engine.state, engine.facts)
+                raise
 
     def history(self, state: State) -> ChatHistory:
         """Show a state as filters see it: the transcript, and the message whose calls are being run."""

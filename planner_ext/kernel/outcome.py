@@ -12,7 +12,7 @@ from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, Status
 from planner_ext.kernel.approval import pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
-from planner_ext.kernel.errors import PlannerException, not_answered
+from planner_ext.kernel.errors import not_answered
 from planner_ext.kernel.messages import as_history, assistant_text, render, text_of
 from planner_ext.kernel.usage import add_reported
 
@@ -56,9 +56,9 @@ def final_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
     return message.model_copy(update={"metadata": metadata})
 
 
-def carry_run(error: PlannerException, state: State, facts: Sequence[Fact]) -> None:
-    """Put the run so far on the error that a fault ended it with."""
-    error.chat_history, error.checkpoint = chat_history(state), Checkpoint(tuple(facts))
+def carry_run(error: Exception, state: State, facts: Sequence[Fact]) -> None:
+    """Put the run so far on the error that a fault ended it with, as attributes, whatever kind of error it is."""
+    vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint(tuple(facts)))
 
 
 def _is_last_word(state: State) -> bool:
