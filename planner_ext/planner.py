@@ -3,43 +3,31 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
-from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata, KernelPlugin
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments
 
 from planner_ext.approval.decisions import Decision
-from planner_ext.core.facts import Fact, Rules, RunStarted
+from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.settle import stopping_facts
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent
 from planner_ext.kernel.approval import check_record
-from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.loop import Loop, checked_messages, connector_settings, new_run_id
-from planner_ext.kernel.offer import Offer
-from planner_ext.kernel.options import LoopOptions, instance_of
-from planner_ext.kernel.prompts import (
-    PlannerPrompts,
-    default_plan_prompt,
-    default_step_prompt,
-    plan_template,
-    step_template,
-)
+from planner_ext.kernel.loop import checked_messages, new_run_id
+from planner_ext.kernel.options import instance_of
 from planner_ext.kernel.resumption import Resumption
-from planner_ext.kernel.selection import select_service
-from planner_ext.kernel.service import unwrapped
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
-from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, UserInteraction, result_of
+from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, result_of
 from planner_ext.planner_run import PlannerRun
+from planner_ext.planner_setting import PlannerSetting, PlannerTemplates, loop_options, setting_of
 
 __all__ = ["FunctionCallingStepwisePlanner"]
 
@@ -66,10 +54,8 @@ class FunctionCallingStepwisePlanner:
         self.service_id = service_id
         self.options = FunctionCallingStepwisePlannerOptions() if options is None else options
         instance_of("options", self.options, FunctionCallingStepwisePlannerOptions)
-        plan, step = self.options.get_initial_plan, self.options.get_step_prompt
-        self._plan_template, self._plan_settings = plan_template(default_plan_prompt if plan is None else plan())
-        self._step_template = step_template(default_step_prompt if step is None else step())
-        self._loop_options(None)  # which checks them
+        self._templates = PlannerTemplates.of(self.options)
+        loop_options(self.options)  # which checks them
 
     async def invoke(
         self,
@@ -197,7 +183,7 @@ class FunctionCallingStepwisePlanner:
             )
         who = f"Cancelled by {by}" if by else "Cancelled"
         facts = stopping_facts(
-            state, reason=f"{who}: {reason}" if reason else f"{who}.", at=self._loop_options(None).clock.now()
+            state, reason=f"{who}: {reason}" if reason else f"{who}.", at=loop_options(self.options).clock.now()
         )
         journal = (*checkpoint.facts, *facts)
         return result_of(fold(journal), journal)
@@ -216,13 +202,13 @@ class FunctionCallingStepwisePlanner:
             raise PlannerInvalidConfigurationError(f"The goal must be a text that is not empty; got {question!r}.")
         given = ChatHistory() if chat_history is None else instance_of("chat_history", chat_history, ChatHistory)
         before = checked_messages(given.messages, self.options.on_invalid_history)
-        setting = self._setting(kernel, question, arguments, self._loop_options(None), streaming=streaming)
+        setting = self._setting(kernel, question, arguments, streaming=streaming)
 
         async def started() -> Sequence[Fact]:
             fact = RunStarted(
                 run_id=new_run_id(),
-                rules=self._rules(setting, plan=chat_history is None),
-                messages=await self._opening(setting, before),
+                rules=setting.rules(plan=chat_history is None),
+                messages=await setting.opening(before),
                 goal=question,
                 at=setting.options.clock.now(),
             )
@@ -244,7 +230,7 @@ class FunctionCallingStepwisePlanner:
             raise PlannerInvalidConfigurationError(
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
-        setting = self._setting(kernel, state.goal, arguments, self._loop_options(given.budget), streaming=streaming)
+        setting = self._setting(kernel, state.goal, arguments, budget=given.budget, streaming=streaming)
         if given.budget is not None:
             given = replace(given, budget=setting.options.budget)
         facts = given.facts(setting.loop.functions, setting.options.clock.now())
@@ -254,135 +240,25 @@ class FunctionCallingStepwisePlanner:
 
         return PlannerRun(setting.loop, given.checkpoint.facts, resumed, stop)
 
-    def _loop_options(self, budget: Limits | None) -> LoopOptions:
-        """Read the options as they are now; a budget that a run is resumed with takes the place of theirs."""
-        options, limits = self.options, self.options.limits
-        if budget is not None:
-            given = instance_of("budget", budget, Budget).limits
-            limits = given if given.max_iterations else replace(given, max_iterations=limits.max_iterations)
-        loop_options = LoopOptions.of(
-            budget=options.budget,
-            execution=options.execution,
-            approval=options.approval,
-            interceptors=tuple(options.interceptors),
-            pre_invoke=options.pre_invoke,
-            iteration_completed=options.iteration_completed,
-            clock=options.clock,
-            min_iteration_time_ms=options.min_iteration_time_ms,
-            strict_finish_reason=options.strict_finish_reason,
-            observers=tuple(options.observers),
-        )
-        return replace(loop_options, budget=limits)
-
     def _setting(
-        self, kernel: Kernel, goal: str, arguments: KernelArguments, options: LoopOptions, *, streaming: bool
-    ) -> "_Setting":
-        """Find the service, its settings and the functions for one run."""
-        service, settings = select_service(kernel, self.service_id, arguments, self.options.execution_settings)
-        service, options = unwrapped(service, options)
-        settings = connector_settings(service, settings)
-        if self.options.max_completion_tokens and hasattr(settings, "max_tokens"):
-            settings = settings.model_copy(update={"max_tokens": self.options.max_completion_tokens})
-        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
-        final_answer = self._final_answer()
-        offer = Offer(
-            kernel,
-            None if behavior.type_ is FunctionChoiceType.NONE else behavior,
-            settings,
-            own=() if final_answer is None else (final_answer,),
-            select=lambda found: self._selected(kernel, found, goal),
-        )
-        prompts = PlannerPrompts(
+        self,
+        kernel: Kernel,
+        goal: str,
+        arguments: KernelArguments,
+        *,
+        budget: Limits | None = None,
+        streaming: bool,
+    ) -> PlannerSetting:
+        return setting_of(
+            self.options,
+            self._templates,
+            service_id=self.service_id,
             kernel=kernel,
-            arguments=arguments,
             goal=goal,
-            plan_template=self._plan_template,
-            step_template=self._step_template,
-            functions=offer.metadata,
-            hands_over=final_answer is not None,
-        )
-        loop = Loop(
-            kernel=kernel,
-            service=service,
-            settings=settings,
-            offer=offer,
             arguments=arguments,
-            options=options.under(behavior),
+            budget=budget,
             streaming=streaming,
-            prompts=prompts,
-            final_answer=final_answer,
-            plan_settings=self._plan_settings,
         )
-        return _Setting(loop=loop, prompts=prompts, options=options, behavior=behavior, goal=goal)
-
-    def _rules(self, setting: "_Setting", *, plan: bool) -> Rules:
-        behavior = setting.behavior
-        required = behavior.type_ is FunctionChoiceType.REQUIRED
-        return Rules(
-            limits=setting.options.budget,
-            plan=self.options.plan is True and plan,
-            charge_plan=self.options.charge_plan,
-            use_attempts=_attempts(behavior),
-            attempts_limit="" if required else "maximum_use_attempts",
-            tool_choice="required" if required else "auto",
-            rounds_per_step=1 if self.options.control == "use_attempts" else None,
-            close_on_denial=self.options.control == "pre_invoke",
-            require_final_answer=self.options.require_final_answer_function,
-            on_denial=setting.options.approval.on_denial,
-            on_deferred=setting.options.approval.on_deferred,
-        )
-
-    async def _opening(
-        self, setting: "_Setting", before: Sequence[ChatMessageContent]
-    ) -> tuple[ChatMessageContent, ...]:
-        """Write the messages that a run opens with; a plan that is asked for takes their place later."""
-        if isinstance(self.options.plan, str):
-            return (*before, *await setting.prompts.opening(self.options.plan))
-        return (*before, ChatMessageContent(role=AuthorRole.USER, content=setting.goal))
-
-    def _final_answer(self) -> KernelFunction | None:
-        if self.options.plan is False and not self.options.require_final_answer_function:
-            return None
-        return KernelPlugin.from_object("UserInteraction", UserInteraction()).functions["SendFinalAnswer"]
-
-    def _selected(
-        self, kernel: Kernel, functions: Sequence[KernelFunctionMetadata], goal: str
-    ) -> Sequence[KernelFunctionMetadata]:
-        """Leave out what the options exclude, or do not choose."""
-        options = self.options
-        if options.get_available_functions is not None:
-            chosen = {function.fully_qualified_name for function in options.get_available_functions(options, goal)}
-            there = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}
-            if unknown := sorted(chosen - there):
-                raise PlannerInvalidConfigurationError(
-                    f"get_available_functions gave {', '.join(unknown)}; the kernel has "
-                    f"{', '.join(sorted(there)) or 'no function'}. Give functions of the kernel."
-                )
-            functions = [function for function in functions if function.fully_qualified_name in chosen]
-        return [
-            function
-            for function in functions
-            if function.plugin_name not in options.excluded_plugins
-            and not {function.name, function.fully_qualified_name} & options.excluded_functions
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
-    """What one run works with."""
-
-    loop: Loop
-    prompts: PlannerPrompts
-    options: LoopOptions
-    behavior: FunctionChoiceBehavior
-    goal: str
-
-
-def _attempts(behavior: FunctionChoiceBehavior) -> int | None:
-    """Read the tool rounds that a behaviour allows; what it says of auto-invoking is no matter to a planner."""
-    if isinstance(behavior, BoundedFunctionChoiceBehavior):
-        return behavior.maximum_use_attempts
-    return behavior.maximum_auto_invoke_attempts or 1 if behavior.type_ is FunctionChoiceType.REQUIRED else None
 
 
 def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> KernelArguments:

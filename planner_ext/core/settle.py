@@ -1,19 +1,20 @@
-"""How a run is ended from outside, at any moment, with every call answered: pure, so that no event loop is needed."""
+"""Actions that need nothing of the world, as facts; and how a run is ended from outside with every call answered."""
 
-from planner_ext.core.actions import CompleteIteration, Finish, WithholdCalls
+from planner_ext.core.actions import CompleteIteration, Finish, Pause, WithholdCalls
 from planner_ext.core.facts import (
     CallFinished,
     CallsWithheld,
     Ended,
     Fact,
     IterationCompleted,
+    Paused,
     StopRequested,
 )
 from planner_ext.core.fold import apply
 from planner_ext.core.machine import IN_DOUBT, next_action
 from planner_ext.core.state import State
 
-__all__ = ["stopping_facts"]
+__all__ = ["plain_fact", "stopping_facts"]
 
 
 def stopping_facts(state: State, *, reason: str, at: float, seconds: float = 0.0) -> tuple[Fact, ...]:
@@ -55,19 +56,24 @@ def _cancelled(state: State, at: float) -> list[Fact]:
 
 def _next_fact(state: State, at: float, seconds: float) -> Fact | None:
     match next_action(state):
-        case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
-            return CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=at)
         case CompleteIteration(iteration=iteration, called=called):
             return IterationCompleted(iteration=iteration, called=called, at=at, seconds=0.0)
-        case Finish() as end:
-            return Ended(
-                status=end.status,
-                answer=end.answer,
-                limit=end.limit,
-                reason=end.reason,
-                returned=end.returned,
-                at=at,
-                seconds=seconds,
-            )
+        case WithholdCalls() | Finish() as action:
+            return plain_fact(action, at=at, seconds=seconds)
         case _:
             return None
+
+
+def plain_fact(
+    action: WithholdCalls | Pause | Finish, *, at: float, seconds: float = 0.0
+) -> CallsWithheld | Paused | Ended:
+    """Turn an action that needs nothing of the world into its fact."""
+    match action:
+        case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
+            return CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=at)
+        case Pause():
+            return Paused(at=at, seconds=seconds)
+        case Finish(status=status, answer=answer, limit=limit, reason=reason, returned=returned):
+            return Ended(
+                status=status, answer=answer, limit=limit, reason=reason, returned=returned, at=at, seconds=seconds
+            )

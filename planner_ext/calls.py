@@ -1,0 +1,173 @@
+"""The calls of the open batch: all are reviewed before any runs, and all settle, whatever becomes of one."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from planner_ext.approval.fingerprint import digest_of
+from planner_ext.core.actions import ReviewCalls, RunCalls
+from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
+from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.ports import Finished, Ports
+from planner_ext.recorder import Recorder
+from planner_ext.review import apply_decision, describe_call, first_verdict
+
+__all__ = ["CallFailedError", "Calls", "StopHandle"]
+
+
+class CallFailedError(PlannerExtError):
+    """A function failed and the run was told to raise; the cause is the function's own exception."""
+
+    def __init__(self, function: str, error: str) -> None:
+        super().__init__(f"The function {function} failed: {error}")
+        self.function = function
+
+
+class StopHandle:
+    """Asks a run to stop, from wherever; made by the caller, and given to one run as ``stop=``.
+
+    The run looks at it before each request and before each call: functions that run already finish, no further one
+    starts, no further request is made, and the results so far are kept.
+    """
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+
+    def stop(self, reason: str = "The caller asked the run to stop.") -> None:
+        """Ask the run to stop; the first reason stays."""
+        if self._reason is None:
+            self._reason = reason
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run is to stop; None while nobody has asked."""
+        return self._reason
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What the engine remembers of the open batch beside the state; all of it can be computed again."""
+
+    iteration: int = -1
+    checked: dict[int, Checked] = field(default_factory=dict[int, Checked])
+    failed: tuple[str, Finished] | None = None
+
+
+class Calls:
+    """Reviews and runs the calls of one run's replies."""
+
+    def __init__(self, journal: Recorder, ports: Ports, stop: StopHandle) -> None:
+        self._journal = journal
+        self._ports = ports
+        self._stop = stop
+        self._batch = _Batch()
+
+    async def review(self, action: ReviewCalls) -> None:
+        """Decide these calls of the open batch, and record what was decided of each."""
+        batch = self._journal.state.batch
+        assert batch is not None
+        self._batch = _Batch(iteration=action.iteration)
+        for index in action.indexes:
+            self._batch.checked[index] = self._ports.functions.check(batch.calls[index].request)
+        facts = await self._decide(action.indexes)
+        for fact in facts:
+            await self._journal.record(fact)
+        unknown = next((fact.function for fact in facts if fact.kind == "unknown"), None)
+        if unknown is not None and self._ports.stop_on_unknown and self._journal.state.stopping is None:
+            reason = f"The model called {unknown}, which is no function of this run."
+            await self._journal.record(StopRequested(reason=reason, at=self._journal.now()))
+
+    async def _decide(self, indexes: Sequence[int]) -> list[CallDecided]:
+        """Decide every call before any is recorded, so that no call runs before all were seen."""
+        state, checked, at = self._journal.state, self._batch.checked, self._journal.now()
+        facts = [first_verdict(state, index, checked[index], at) for index in indexes]
+        gated = [fact for fact in facts if fact.kind == "function"]
+        if self._ports.gate is None or not gated:
+            return facts
+        calls = [describe_call(state, fact, checked[fact.index]) for fact in gated]
+        decisions = await self._ports.gate.review(calls, state)
+        decided = {fact.index: decision for fact, decision in zip(gated, decisions, strict=True)}
+        at = self._journal.now()  # afterwards: a review may take its time, and questions expire from now on
+        facts = [replace(fact, at=at) for fact in facts]
+        return [
+            apply_decision(fact, decided[fact.index], self._ports.functions, state) if fact.index in decided else fact
+            for fact in facts
+        ]
+
+    async def run(self, action: RunCalls) -> None:
+        """Run these calls of the open batch, as many at once as may.
+
+        Raises:
+            CallFailedError: If one failed and ``raise_errors`` is set; all have their results.
+        """
+        limit = self._ports.max_concurrency
+        if limit == 1 or len(action.indexes) == 1:
+            for index in action.indexes:
+                await self._run_call(index)
+        else:
+            slots = asyncio.Semaphore(limit or len(action.indexes))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for index in action.indexes:
+                        group.create_task(self._run_call(index, slots))
+            except BaseExceptionGroup as faults:  # of an adapter, a store or a watcher: as it would leave a single call
+                raise faults.exceptions[0] from None
+        if self._batch.failed is not None and self._ports.raise_errors:
+            function, finished = self._batch.failed
+            raise CallFailedError(function, finished.error) from finished.exception
+
+    async def _run_call(self, index: int, slots: asyncio.Semaphore | None = None) -> None:
+        """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
+        if slots is not None:
+            async with slots:
+                return await self._run_call(index)
+        state = self._journal.state
+        batch = state.batch
+        assert batch is not None
+        call = batch.calls[index]
+        assert call.decided is not None
+        if self._stop.reason is not None:
+            return None
+        checked = self._checked(index, call.request, call.decided)
+        if checked is None:
+            answer = "Not executed: the function or its parameters changed after the call was decided."
+            fact = CallsWithheld(
+                iteration=batch.iteration, indexes=(index,), answer=answer, limit=None, at=self._journal.now()
+            )
+            return await self._journal.record(fact)
+        started = CallStarted(
+            iteration=batch.iteration,
+            index=index,
+            call_id=call.request.id,
+            function=checked.function,
+            at=self._journal.now(),
+        )
+        await self._journal.record(started)
+        finished = await self._ports.functions.run(call.request, checked, index=index, state=state)
+        if finished.outcome != "ok" and self._batch.failed is None:
+            self._batch.failed = (checked.function, finished)
+        await self._journal.record(
+            CallFinished(
+                iteration=started.iteration,
+                index=index,
+                call_id=started.call_id,
+                function=started.function,
+                outcome=finished.outcome,
+                result=finished.text,
+                error=finished.error,
+                terminate=finished.terminate,
+                at=self._journal.now(),
+            )
+        )
+        return None
+
+    def _checked(self, index: int, request: RequestedCall, decision: CallDecided) -> Checked | None:
+        """Resolve an approved call again where that was done in another life, or where it was edited since."""
+        batch = self._journal.state.batch
+        known = self._batch.checked.get(index)
+        if known is not None and decision.edited is None and batch and batch.iteration == self._batch.iteration:
+            return known
+        checked = self._ports.functions.check(request, decision.edited)
+        same = checked.kind == "function" and digest_of(checked.function, checked.arguments) == decision.digest
+        return checked if same else None
