@@ -1,0 +1,162 @@
+"""What facts about the calls of the open batch do to a state."""
+
+from dataclasses import replace
+from typing import Any
+
+from planner_ext.core.errors import IllegalTransitionError
+from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld
+from planner_ext.core.state import Batch, Call, Phase, State
+from planner_ext.core.values import CallResult, Entry, ReplyEntry
+
+__all__ = ["call_decided", "call_finished", "call_started", "calls_withheld"]
+
+
+def call_decided(state: State, fact: CallDecided) -> State:
+    """Put a decision in its place; a deferred call, and one in doubt, is decided a second time."""
+    batch, call = _named_call(state, fact)
+    deferred = call.decided is not None and call.decided.verdict == "defer"
+    _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
+    changed = replace(call, decided=fact, started=False, answer=_answer(state, fact), erred=fact.kind in _ERRED)
+    undecided = batch.undecided - (0 if call.decided else 1)
+    state = replace(
+        state,
+        batch=replace(_with_call(batch, fact.index, changed), undecided=undecided),
+        final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
+        sticky=state.sticky | _sticky_key(fact),
+        at=fact.at,
+    )
+    return _settle_if_answered(state)
+
+
+_ERRED = frozenset({"unknown", "invalid"})
+
+
+def _answer(state: State, fact: CallDecided) -> str | None:
+    """What the model reads of a call that is decided and does not run; None where that is open."""
+    if fact.verdict == "deny" and state.rules.on_denial == "return_calls":
+        return None
+    return fact.answer if fact.verdict in ("answer", "deny", "final_answer") else None
+
+
+def _sticky_key(fact: CallDecided) -> frozenset[str]:
+    match fact.sticky:
+        case None:
+            return frozenset()
+        case "function":
+            return frozenset({f"function:{fact.function}"})
+        case "arguments":
+            return frozenset({f"arguments:{fact.digest}"})
+
+
+def calls_withheld(state: State, fact: CallsWithheld) -> State:
+    """Answer calls that do not run."""
+    batch = _open_batch(state)
+    undecided = batch.undecided
+    for index in fact.indexes:
+        _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
+        call = batch.calls[index]
+        _require(call.answer is None, fact, "it has its result")
+        undecided -= 0 if call.decided else 1
+        batch = _with_call(batch, index, replace(call, answer=fact.answer))
+    state = replace(state, batch=replace(batch, undecided=undecided), limit=state.limit or fact.limit, at=fact.at)
+    return _settle_if_answered(state)
+
+
+def call_started(state: State, fact: CallStarted) -> State:
+    """Charge a call before it runs."""
+    batch, call = _named_call(state, fact)
+    decided = call.decided
+    _require(call.answer is None and not call.started, fact, "it has started already")
+    if decided is None or decided.verdict != "run":
+        raise IllegalTransitionError(f"CallStarted cannot happen to {fact.call_id!r}: it was not decided to run.")
+    ledger = replace(
+        state.ledger,
+        tool_calls=state.ledger.tool_calls + 1,
+        calls_by_function=_counted(state.ledger.calls_by_function, fact.function),
+        calls_by_digest=_counted(state.ledger.calls_by_digest, decided.digest),
+    )
+    return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, replace(call, started=True)), at=fact.at)
+
+
+def call_finished(state: State, fact: CallFinished) -> State:
+    """Answer a call that ran."""
+    batch, call = _named_call(state, fact)
+    _require(call.started and call.answer is None, fact, "it is not running")
+    call = replace(call, answer=fact.result, erred=fact.outcome != "ok")
+    state = replace(state, batch=_with_call(batch, fact.index, call), at=fact.at)
+    if fact.terminate and state.ending is None:
+        state = replace(state, ending=f"A filter asked to end the run after {fact.function}.")
+    return _settle_if_answered(state)
+
+
+def _open_batch(state: State) -> Batch:
+    if state.batch is None:
+        raise IllegalTransitionError(f"A call was named while no batch is open (the run is {state.phase}).")
+    return state.batch
+
+
+def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) -> tuple[Batch, Call]:
+    """Find the call that a fact names; a damaged journal is refused by name."""
+    batch = _open_batch(state)
+    _require(fact.iteration == batch.iteration and 0 <= fact.index < len(batch.calls), fact, "no such call")
+    call = batch.calls[fact.index]
+    _require(call.request.id == fact.call_id, fact, "no such call")
+    return batch, call
+
+
+def _require(condition: bool, fact: CallDecided | CallStarted | CallFinished | CallsWithheld, problem: str) -> None:
+    if not condition:
+        raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
+
+
+def _with_call(batch: Batch, index: int, call: Call) -> Batch:
+    """Put a changed call in its place; a call that got its answer with the change is no longer unanswered."""
+    answered = batch.calls[index].answer is None and call.answer is not None
+    calls = (*batch.calls[:index], call, *batch.calls[index + 1 :])
+    return replace(batch, calls=calls, unanswered=batch.unanswered - answered)
+
+
+def _settle_if_answered(state: State) -> State:
+    """Move a batch whose every call has its result into the transcript, results in call order."""
+    batch = _open_batch(state)
+    if batch.unanswered:
+        decided = state.phase is Phase.REVIEWING and batch.undecided == 0
+        return replace(state, phase=Phase.CALLING) if decided else state
+    denied = [call for call in batch.calls if call.decided is not None and call.decided.verdict == "deny"]
+    removed = {call.request.id for call in denied} if state.rules.on_denial == "reask" else set[str]()
+    ledger = state.ledger
+    return replace(
+        state,
+        phase=Phase.COMPLETING,
+        batch=None,
+        called=any(call.started for call in batch.calls),
+        transcript=(*state.transcript, *_entries(batch, removed)),
+        stopping=state.stopping or state.ending,
+        ending=None,
+        reask=bool(removed or (denied and state.rules.close_on_denial)),
+        ledger=replace(
+            ledger,
+            errors_in_row=ledger.errors_in_row + 1 if any(call.erred for call in batch.calls) else 0,
+            denials_in_row=ledger.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
+        ),
+    )
+
+
+def _entries(batch: Batch, removed: set[str]) -> list[Entry]:
+    kept = [call for call in batch.calls if call.request.id not in removed]
+    edited = tuple(
+        (call.request.id, call.decided.edited)
+        for call in kept
+        if call.decided is not None and call.decided.edited is not None
+    )
+    message: Entry = batch.message
+    if removed or edited:
+        message = ReplyEntry(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
+    if not kept and not batch.text:
+        return []
+    results = [CallResult(call_id=c.request.id, name=c.request.name, text=c.answer or "") for c in kept]
+    return [message, *results]
+
+
+def _counted(counts: Any, key: str) -> dict[str, int]:
+    return {**counts, key: counts.get(key, 0) + 1}
