@@ -7,6 +7,7 @@ PlannerExtError                              all of them
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    a response that is no reply (ServiceInvalidResponseError)
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
+│   ├── SessionBusyError                     a session that is answering another prompt
 │   ├── DecisionRefusedError                 a decision that cannot be taken
 │   ├── InvalidCheckpointError               a checkpoint that cannot be read (InvalidJournalError)
 │   └── RunNotAnsweredError                  raise_for_status() of a run without an answer
@@ -36,6 +37,7 @@ from planner_ext.kernel.errors import (
     PlannerInvalidConfigurationError,
     RunNotAnsweredError,
     ServiceCallError,
+    SessionBusyError,
     ToolExecutionError,
 )
 
@@ -55,5 +57,6 @@ __all__ = [
     "PlannerInvalidConfigurationError",
     "RunNotAnsweredError",
     "ServiceCallError",
+    "SessionBusyError",
     "ToolExecutionError",
 ]

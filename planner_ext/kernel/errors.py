@@ -23,6 +23,7 @@ __all__ = [
     "PlannerInvalidConfigurationError",
     "RunNotAnsweredError",
     "ServiceCallError",
+    "SessionBusyError",
     "ToolExecutionError",
     "not_answered",
 ]
@@ -63,8 +64,12 @@ class ToolExecutionError(PlannerException):
     """A function failed and ``ToolExecution.on_error`` is ``"raise"``. The function's own exception is the cause."""
 
 
+class SessionBusyError(PlannerException):
+    """A session was given a prompt or messages while it answers another prompt; nothing was sent or added."""
+
+
 class RunNotAnsweredError(PlannerException):
-    """``raise_for_status()`` was called on a run that ended without an answer, or that waits.
+    """A run ended without an answer, or waits; raised by ``raise_for_status()``, and by a session for one that waits.
 
     Attributes:
         status: How the run ended.
@@ -97,7 +102,7 @@ def not_answered(
     checkpoint: "Checkpoint | None",
 ) -> RunNotAnsweredError:
     """Make the error for a run without an answer; it carries the history and the ledger."""
-    if status == "paused":
+    if status == "paused" and not reason:
         reason = "Calls wait for a decision; resume the run with decisions."
     if limit == "max_tool_calls":
         reason = f"Max number of tool call reached. {reason}"
