@@ -38,7 +38,7 @@ class Sum(BaseModel):
 async def test_half_a_pair_is_refused(config: AutomaticToolUseConfig, half: list[Any]) -> None:
     """A call without its result, or a result without its call, cannot be appended or begin a session."""
     session = ToolUseSession(kernel_of([]), initial_prompts=[USER], tool_use_config=config)
-    with pytest.raises(InvalidHistoryError, match="'c1'.*nothing was added"):
+    with pytest.raises(InvalidHistoryError, match=r"'c1'.*nothing was added"):
         session.append(half)
     assert len(session.history()) == 1
     with pytest.raises(InvalidHistoryError, match="'c1'"):
@@ -138,13 +138,13 @@ async def test_a_response_format_that_the_service_does_not_take_is_named(streame
     """The parameter and the value are in the error; nothing is sent."""
     async with served([], Tools()) as (kernel, server):
         session = ToolUseSession(kernel, tool_use_config=OPEN)
-        with pytest.raises(PlannerInvalidConfigurationError, match="response_format must be .* got 5"):
+        with pytest.raises(PlannerInvalidConfigurationError, match=r"response_format must be .* got 5"):
             await ask(session, "?", streamed=streamed, response_format=5)
         assert server.requests == []
 
 
 async def test_a_closed_loop_refuses_a_prefilled_reply(talk: Talks) -> None:
-    """Neither an argument nor an appended message may leave the assistant's turn open; open loop is named as the way."""
+    """Neither an argument nor an appended message may end in the assistant's turn; open loop is named as the way."""
     talking = talk([say("Yes.")])
     prefill = message(AuthorRole.ASSISTANT, text="The answer is")
     with pytest.raises(PlannerInvalidConfigurationError, match=r"assistant's in closed loop.*enabled=False"):
@@ -168,9 +168,9 @@ async def test_an_open_loop_goes_on_from_a_prefilled_reply(talk: Talks) -> None:
 async def test_what_is_no_message_is_refused(talk: Talks, given: Any) -> None:
     """An empty text and anything but messages is named, and leaves no trace."""
     talking = talk([])
-    with pytest.raises(PlannerInvalidConfigurationError, match="^prompt must"):
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"^prompt must"):
         await talking.ask(given)
-    with pytest.raises(PlannerInvalidConfigurationError, match="^messages must"):
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"^messages must"):
         talking.session.append(given)
     assert talking.shape == []
 
