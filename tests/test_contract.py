@@ -61,9 +61,9 @@ public = pytest.mark.parametrize("name", ["planner_ext", *there])
 
 def test_the_modules_that_every_application_needs_are_there() -> None:
     """Errors, events, the loop's and the approver's types, the session, and the test doubles exist."""
-    assert {f"planner_ext.{name}" for name in ("errors", "events", "hitl_manager", "iteration", "session", "testing")} <= set(
-        there
-    )
+    assert {
+        f"planner_ext.{name}" for name in ("errors", "events", "hitl_manager", "iteration", "session", "testing")
+    } <= set(there)
 
 
 def test_the_root_holds_the_contract_and_nothing_else() -> None:
