@@ -11,7 +11,14 @@ from session_builders import CLOSED, OPEN, Talks, Tools, ask, kernel_of, message
 from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError
 from planner_ext.session import OpenCall, ToolUseSession
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedPromptExecutionSettings,
+    ScriptedReply,
+    call,
+    calls,
+    say,
+)
 
 ADD = call("t-add", {"a": 1, "b": 2})
 BOTH = calls(ADD, call("t-add", {"a": 3, "b": 4}), text="Let me see. ")
@@ -95,6 +102,26 @@ async def test_an_open_loop_returns_the_calls_and_runs_none(talk: Talks) -> None
 async def test_a_reply_without_text_is_an_empty_string(talk: Talks) -> None:
     """Calls alone are "" in open loop, never None."""
     assert await talk([ADD], OPEN).ask("?") == ""
+
+
+@pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
+async def test_a_reply_with_nothing_in_it_is_an_empty_string(talk: Talks, config) -> None:
+    """Neither text nor calls: "", and nothing of it in the history."""
+    talking = talk([ScriptedReply()], config)
+    assert await talking.ask("?") == ""
+    assert talking.shape == [("user", "?")]
+
+
+async def test_a_function_known_by_its_schema_only_is_the_callers_in_closed_loop_too(talk: Talks) -> None:
+    """Its batch comes back as in open loop, and the session goes on once it is answered."""
+    schema = {"type": "function", "function": {"name": "browser-open", "parameters": {"type": "object"}}}
+    settings = ScriptedPromptExecutionSettings(tools=[schema])
+    talking = talk([calls(call("browser-open"), ADD), say("Opened.")], settings=settings)
+    assert await talking.ask("?") == ""
+    assert [each.fully_qualified_name for each in talking.session.pending] == ["browser-open", "t-add"]
+    assert talking.tools.seen == []
+    talking.session.append([each.result("done") for each in talking.session.pending])
+    assert await talking.ask() == "Opened."
 
 
 @pytest.mark.parametrize("config", [OPEN, CLOSED], ids=["open", "closed"])
