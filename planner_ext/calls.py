@@ -8,6 +8,7 @@ from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
+from planner_ext.core.shares import Share
 from planner_ext.core.values import Checked, RequestedCall
 from planner_ext.ports import Finished, Ports
 from planner_ext.recorder import Recorder
@@ -104,24 +105,24 @@ class Calls:
         limit = self._ports.max_concurrency
         if limit == 1 or len(action.indexes) == 1:
             for index in action.indexes:
-                await self._run_call(index)
+                await self._run_call(index, action.share)
         else:
             slots = asyncio.Semaphore(limit or len(action.indexes))
             try:
                 async with asyncio.TaskGroup() as group:
                     for index in action.indexes:
-                        group.create_task(self._run_call(index, slots))
+                        group.create_task(self._run_call(index, action.share, slots))
             except BaseExceptionGroup as faults:  # of an adapter, a store or a watcher: as it would leave a single call
                 raise faults.exceptions[0] from None
         if self._batch.failed is not None and self._ports.raise_errors:
             function, finished = self._batch.failed
             raise CallFailedError(function, finished.error) from finished.exception
 
-    async def _run_call(self, index: int, slots: asyncio.Semaphore | None = None) -> None:
+    async def _run_call(self, index: int, share: Share | None, slots: asyncio.Semaphore | None = None) -> None:
         """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
         if slots is not None:
             async with slots:
-                return await self._run_call(index)
+                return await self._run_call(index, share)
         state = self._journal.state
         batch = state.batch
         assert batch is not None
@@ -141,9 +142,11 @@ class Calls:
             index=index,
             call_id=call.request.id,
             function=checked.function,
+            reserved=share if checked.nested else None,
             at=self._journal.now(),
         )
         await self._journal.record(started)
+        state = self._journal.state  # which knows by now what was set aside for the call
         finished = await self._ports.functions.run(call.request, checked, index=index, state=state)
         if finished.outcome != "ok" and self._batch.failed is None:
             self._batch.failed = (checked.function, finished)
@@ -157,6 +160,7 @@ class Calls:
                 result=finished.text,
                 error=finished.error,
                 terminate=finished.terminate,
+                spent=finished.spent,
                 at=self._journal.now(),
             )
         )

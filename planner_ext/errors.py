@@ -6,6 +6,7 @@ PlannerExtError                              all of them
 │   ├── InvalidHistoryError                  a history that may not be sent
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    a response that is no reply (ServiceInvalidResponseError)
+│   ├── NestedRunRefusedError                a planner called in a run that set nothing aside for it
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
 │   ├── SessionBusyError                     a session that is answering another prompt
 │   ├── DecisionRefusedError                 a decision that cannot be taken
@@ -33,6 +34,7 @@ from planner_ext.kernel.errors import (
     InvalidHistoryError,
     InvalidReplyError,
     LimitReachedError,
+    NestedRunRefusedError,
     PlannerException,
     PlannerInvalidConfigurationError,
     RunNotAnsweredError,
@@ -51,6 +53,7 @@ __all__ = [
     "InvalidPolicyError",
     "InvalidReplyError",
     "LimitReachedError",
+    "NestedRunRefusedError",
     "NewerSchemaError",
     "PlannerException",
     "PlannerExtError",

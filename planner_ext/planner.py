@@ -252,6 +252,7 @@ class FunctionCallingStepwisePlanner:
         return setting_of(
             self.options,
             self._templates,
+            owner=self,
             service_id=self.service_id,
             kernel=kernel,
             goal=goal,

@@ -17,6 +17,7 @@ from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.loop import Loop, connector_settings
+from planner_ext.kernel.nested import planner_of, run_around
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions, instance_of
 from planner_ext.kernel.prompts import (
@@ -64,6 +65,7 @@ class PlannerSetting:
     prompts: PlannerPrompts
     behavior: FunctionChoiceBehavior
     goal: str
+    nested: bool = False
 
     def rules(self, *, plan: bool) -> Rules:
         """Write down how the machine is to play the run; without a plan where it goes on from an earlier history."""
@@ -71,7 +73,7 @@ class PlannerSetting:
         return Rules(
             limits=self.options.budget,
             plan=self.planner.plan is True and plan,
-            charge_plan=self.planner.charge_plan,
+            charge_plan=self.planner.charge_plan or self.nested,
             use_attempts=_attempts(self.behavior),
             attempts_limit="" if required else "maximum_use_attempts",
             tool_choice="required" if required else "auto",
@@ -118,6 +120,7 @@ def setting_of(
     planner: FunctionCallingStepwisePlannerOptions,
     templates: PlannerTemplates,
     *,
+    owner: object,
     service_id: str | None,
     kernel: Kernel,
     goal: str,
@@ -130,7 +133,11 @@ def setting_of(
     Raises:
         PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used with it.
     """
+    around = run_around()
     options = loop_options(planner, budget)
+    options = options if around is None else around.within(options)
+    running = (owner,) if around is None else (*around.planners, owner)
+    nested = around is not None and around.purse is not None
     service, settings = select_service(kernel, service_id, arguments, planner.execution_settings)
     service, options = unwrapped(service, options)
     settings = connector_settings(service, settings)
@@ -143,7 +150,7 @@ def setting_of(
         None if behavior.type_ is FunctionChoiceType.NONE else behavior,
         settings,
         own=() if final_answer is None else (final_answer,),
-        select=lambda found: _selected(planner, kernel, found, goal),
+        select=lambda found: _without(running, kernel, _selected(planner, kernel, found, goal)),
     )
     prompts = PlannerPrompts(
         kernel=kernel,
@@ -165,8 +172,18 @@ def setting_of(
         prompts=prompts,
         final_answer=final_answer,
         plan_settings=templates.plan_settings,
+        planner=owner,
+        nested=nested,
     )
-    return PlannerSetting(planner=planner, options=options, loop=loop, prompts=prompts, behavior=behavior, goal=goal)
+    return PlannerSetting(
+        planner=planner,
+        options=options,
+        loop=loop,
+        prompts=prompts,
+        behavior=behavior,
+        goal=goal,
+        nested=nested,
+    )
 
 
 def _final_answer(planner: FunctionCallingStepwisePlannerOptions) -> KernelFunction | None:
@@ -196,6 +213,18 @@ def _selected(
         for function in functions
         if function.plugin_name not in planner.excluded_plugins
         and not {function.name, function.fully_qualified_name} & planner.excluded_functions
+    ]
+
+
+def _without(
+    running: Sequence[object], kernel: Kernel, functions: Sequence[KernelFunctionMetadata]
+) -> Sequence[KernelFunctionMetadata]:
+    """Leave out the planners that run already: none can be called inside its own run."""
+    names = {id(planner) for planner in running}
+    return [
+        function
+        for function in functions
+        if id(planner_of(kernel.get_function(function.plugin_name, function.name))) not in names
     ]
 
 

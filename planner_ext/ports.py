@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.actions import AskModel
 from planner_ext.core.facts import CallOutcome, Fact
+from planner_ext.core.shares import Spent
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked, Entry, Message, Reply, RequestedCall
 
@@ -58,6 +59,7 @@ class Finished:
         error: For the record: type and text of the exception, "" where there was none.
         exception: The exception itself, to be raised where the caller wants that.
         terminate: Whether a filter asked to end the run after this batch.
+        spent: What a nested run has spent of its share; None where that is not known, or it was none.
     """
 
     outcome: CallOutcome
@@ -65,6 +67,7 @@ class Finished:
     error: str = ""
     exception: BaseException | None = field(default=None, compare=False)
     terminate: bool = False
+    spent: Spent | None = None
 
 
 class Chat(Protocol):

@@ -33,6 +33,7 @@ def first_verdict(state: State, index: int, checked: Checked, at: float) -> Call
         function=checked.function,
         kind=checked.kind,
         verdict="run",
+        nested=checked.nested,
         at=at,
     )
     match checked.kind:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from planner_ext.core.shares import Share
 from planner_ext.core.values import Status
 
 __all__ = [
@@ -52,10 +53,15 @@ class ReviewCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCalls:
-    """Run these calls of the open batch; all settle, whatever becomes of one."""
+    """Run these calls of the open batch; all settle, whatever becomes of one.
+
+    Attributes:
+        share: What each nested run among them may spend; None where there is none.
+    """
 
     iteration: int
     indexes: tuple[int, ...]
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld
+from planner_ext.core.shares import reserved, settled
 from planner_ext.core.state import Batch, Call, Phase, State
 from planner_ext.core.values import CallResult, Entry, ReplyEntry
 
@@ -69,21 +70,24 @@ def call_started(state: State, fact: CallStarted) -> State:
     _require(call.answer is None and not call.started, fact, "it has started already")
     if decided is None or decided.verdict != "run":
         raise IllegalTransitionError(f"CallStarted cannot happen to {fact.call_id!r}: it was not decided to run.")
+    ledger = reserved(state.ledger, fact.reserved)
     ledger = replace(
-        state.ledger,
-        tool_calls=state.ledger.tool_calls + 1,
+        ledger,
+        tool_calls=ledger.tool_calls + 1,
         calls_by_function=_counted(state.ledger.calls_by_function, fact.function),
         calls_by_digest=_counted(state.ledger.calls_by_digest, decided.digest),
     )
-    return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, replace(call, started=True)), at=fact.at)
+    call = replace(call, started=True, reserved=fact.reserved)
+    return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, call), at=fact.at)
 
 
 def call_finished(state: State, fact: CallFinished) -> State:
     """Answer a call that ran."""
     batch, call = _named_call(state, fact)
     _require(call.started and call.answer is None, fact, "it is not running")
+    ledger = settled(state.ledger, call.reserved, fact.spent)
     call = replace(call, answer=fact.result, erred=fact.outcome != "ok")
-    state = replace(state, batch=_with_call(batch, fact.index, call), at=fact.at)
+    state = replace(state, ledger=ledger, batch=_with_call(batch, fact.index, call), at=fact.at)
     if fact.terminate and state.ending is None:
         state = replace(state, ending=f"A filter asked to end the run after {fact.function}.")
     return _settle_if_answered(state)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from planner_ext.core.limits import Limits
+from planner_ext.core.shares import Share, Spent
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
 __all__ = [
@@ -148,6 +149,7 @@ class CallDecided:
         prompt: What a person is asked about a deferred call, "" for nothing in particular.
         final_answer: The answer that the final-answer function was given, or None.
         person: Whether a person decided, on what they were shown.
+        nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
     """
 
     iteration: int
@@ -167,6 +169,7 @@ class CallDecided:
     prompt: str = ""
     final_answer: str | None = None
     person: bool = False
+    nested: bool = False
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 
@@ -185,12 +188,17 @@ class CallsWithheld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStarted:
-    """A function is about to run; recorded before it does."""
+    """A function is about to run; recorded before it does.
+
+    Attributes:
+        reserved: The share of the budget that is set aside for a nested run, or None.
+    """
 
     iteration: int
     index: int
     call_id: str
     function: str
+    reserved: Share | None = None
     at: float
     type: Literal["CallStarted"] = "CallStarted"
 
@@ -203,6 +211,7 @@ class CallFinished:
         result: What the model reads.
         error: For the record, never sent to the model: type and text of the exception, "" where there was none.
         terminate: Whether a filter asked to end the run after this batch.
+        spent: What a nested run has spent of its share; None where that is not known: all of it.
     """
 
     iteration: int
@@ -213,6 +222,7 @@ class CallFinished:
     result: str
     error: str = ""
     terminate: bool = False
+    spent: Spent | None = None
     at: float
     type: Literal["CallFinished"] = "CallFinished"
 

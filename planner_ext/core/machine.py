@@ -19,12 +19,19 @@ from planner_ext.core.actions import (
 from planner_ext.core.facts import ModelReplied
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import spent_limit
+from planner_ext.core.shares import divided
 from planner_ext.core.state import Batch, Call, Phase, State
 
 __all__ = ["IN_DOUBT", "iterations_left", "next_action"]
 
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 """What the model reads of a function that had started and was not seen to finish."""
+
+TOO_LITTLE_LEFT = (
+    "Not executed: what is left of the budget, less the request that is kept for the answer, is too little for it. "
+    "Ask for fewer planners at once, or go on without."
+)
+"""What the model reads of nested runs among which the rest of the budget cannot be divided."""
 
 _TRIPS_OF_A_PLANNED_RUN = 2
 """The plan, and at least one request for the goal."""
@@ -170,7 +177,13 @@ def _start(state: State, batch: Batch, ready: tuple[int, ...]) -> Action:
     over, limit = (ready, limit) if limit is not None else _over_limit(state, batch, ready)
     if over:
         return _refuse(state, batch, over, limit)
-    return RunCalls(iteration=batch.iteration, indexes=ready)
+    nested = tuple(i for i in ready if _nested(batch.calls[i]))
+    if not nested:
+        return RunCalls(iteration=batch.iteration, indexes=ready)
+    share = divided(state.rules.limits, state.ledger, starting=len(ready), by=len(nested))
+    if share is None:
+        return WithholdCalls(iteration=batch.iteration, indexes=nested, answer=TOO_LITTLE_LEFT, limit=None)
+    return RunCalls(iteration=batch.iteration, indexes=ready, share=share)
 
 
 def _over_limit(state: State, batch: Batch, ready: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
@@ -228,6 +241,10 @@ def _open(batch: Batch) -> tuple[int, ...]:
 
 def _may_start(call: Call) -> bool:
     return call.decided is not None and call.decided.verdict == "run" and not call.started
+
+
+def _nested(call: Call) -> bool:
+    return call.decided is not None and call.decided.nested
 
 
 def _function(call: Call) -> str:

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from planner_ext.core.facts import CallDecided, Ended, ModelReplied, Rules
 from planner_ext.core.limits import Ledger
+from planner_ext.core.shares import Share
 from planner_ext.core.values import Entry, Message, RequestedCall
 
 __all__ = ["Batch", "Call", "Phase", "State"]
@@ -31,6 +32,7 @@ class Call:
     Attributes:
         answer: What the model will read as its result; None while that is open.
         erred: Whether it counts as an error: failed, unknown or with unusable arguments.
+        reserved: The share of the budget that was set aside for it when it started, or None.
     """
 
     request: RequestedCall
@@ -38,6 +40,7 @@ class Call:
     started: bool = False
     answer: str | None = None
     erred: bool = False
+    reserved: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

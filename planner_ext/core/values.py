@@ -111,6 +111,7 @@ class Checked:
         function: Fully qualified name of the resolved function; the requested name where it is unknown.
         arguments: The validated arguments; empty where the call is not a ``function``.
         answer: What the model reads for ``unknown`` and ``invalid``; the answer's text for ``final_answer``.
+        nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
     """
 
     kind: CallKind
@@ -119,6 +120,7 @@ class Checked:
     function_name: str = ""
     arguments: Mapping[str, Any]
     answer: str = ""
+    nested: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ __all__ = [
     "InvalidHistoryError",
     "InvalidReplyError",
     "LimitReachedError",
+    "NestedRunRefusedError",
     "PlannerException",
     "PlannerInvalidConfigurationError",
     "RunNotAnsweredError",
@@ -58,6 +59,10 @@ class ServiceCallError(PlannerException, ServiceResponseException):
 
 class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
     """The connector answered with something that is no reply: no choices, null choices, no JSON, an unknown role."""
+
+
+class NestedRunRefusedError(PlannerException):
+    """A planner was called inside a run where nothing is set aside for it, or inside a run of its own. Nothing ran."""
 
 
 class ToolExecutionError(PlannerException):

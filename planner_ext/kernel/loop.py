@@ -27,6 +27,7 @@ from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, one_result_each, repair_history
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
 from planner_ext.kernel.messages import render
+from planner_ext.kernel.nested import NestingFunctions, NobodyWaits, run_around
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.outcome import carry_run
@@ -44,6 +45,7 @@ class Loop:
     Attributes:
         chat: The connector, as the engine asks it.
         offer: The functions that may be called.
+        functions: How they are called.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Loop:
         final_answer: KernelFunction | None = None,
         plan_settings: dict[str, Any] | None = None,
         follow: Callable[[State, Fact], None] | None = None,
+        planner: object | None = None,
+        nested: bool = False,
     ) -> None:
         self.offer = offer
         self._options = options
@@ -77,7 +81,7 @@ class Loop:
             price=options.price,
             plan_settings=plan_settings,
         )
-        self.functions = KernelFunctions(
+        functions = KernelFunctions(
             kernel,
             offered=lambda: self.offer.functions,
             schema_only=lambda: self.offer.schema_only,
@@ -88,18 +92,20 @@ class Loop:
             history=self.history,
             streaming=streaming,
         )
+        around = run_around()
+        outer = () if around is None else around.planners
+        self.functions = NestingFunctions(
+            functions,
+            offered=lambda: self.offer.functions,
+            planners=outer if planner is None else (*outer, planner),
+            price=options.price,
+        )
         self._ports = Ports(
             chat=self.chat,
             functions=self.functions,
             prompts=prompts,
             clock=options.clock,
-            gate=InterceptorChain(
-                options=options.approval,
-                interceptors=options.interceptors,
-                pre_invoke=options.pre_invoke,
-                checks=options.checks,
-                marked=self._mark,
-            ),
+            gate=NobodyWaits(self._gate()) if nested else self._gate(),
             hook=self._hook(streaming=streaming),
             observers=options.observers,
             follow=follow,
@@ -138,6 +144,16 @@ class Loop:
         if state.batch is not None:
             messages += render((state.batch.message,))
         return ChatHistory.model_construct(messages=messages)
+
+    def _gate(self) -> InterceptorChain:
+        options = self._options
+        return InterceptorChain(
+            options=options.approval,
+            interceptors=options.interceptors,
+            pre_invoke=options.pre_invoke,
+            checks=options.checks,
+            marked=self._mark,
+        )
 
     def _hook(self, *, streaming: bool) -> IterationCompletedHook | None:
         callback = self._options.iteration_completed

@@ -1,0 +1,122 @@
+"""One budget for a run and the runs inside it: what a nested run may spend, and what of it was spent in the end.
+
+A share is set aside when a nested run's call starts, as if it were spent already; when the call ends, what was not
+spent comes back. So nested runs beside each other cannot pass the budget together, and one that is never heard of again
+has cost its whole share.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from planner_ext.core.limits import Ledger, Limits
+from planner_ext.core.values import Usage
+
+__all__ = ["Share", "Spent", "divided", "reserved", "settled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one nested run may spend of the budget around it; None where that has no such limit.
+
+    Attributes:
+        iterations: Round trips.
+        tool_calls: Functions started.
+        tokens: Prompt and completion tokens.
+        cost: US dollars.
+        seconds: Active time.
+    """
+
+    iterations: int | None = None
+    tool_calls: int | None = None
+    tokens: int | None = None
+    cost: float | None = None
+    seconds: float | None = None
+
+    def limits(self, deadline: datetime | None) -> Limits:
+        """Write the share as the limits of a run, which has to end when the run around it has."""
+        return Limits(
+            max_iterations=self.iterations,
+            max_tool_calls=self.tool_calls,
+            max_total_tokens=self.tokens,
+            max_cost=self.cost,
+            max_active_seconds=self.seconds,
+            deadline=deadline,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a nested run has spent; its active time is not in it, for the run around it was active all the while."""
+
+    iterations: int = 0
+    tool_calls: int = 0
+    usage: Usage = Usage()
+
+
+def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Share | None:
+    """Divide what is left of a budget, less the round trip that is kept for the answer.
+
+    Args:
+        limits: Of the run around.
+        ledger: What that has spent.
+        starting: How many functions are about to start, nested runs included.
+        by: How many of them are nested runs.
+
+    Returns:
+        The share of each; None where it comes to no round trip, or to no token.
+    """
+    trips, tokens = limits.max_iterations, limits.max_total_tokens
+    kept = 1 if limits.on_limit == "answer" else 0
+    calls, cost, seconds = limits.max_tool_calls, limits.max_cost, limits.max_active_seconds
+    used = ledger.usage
+    share = Share(
+        iterations=None if trips is None else (trips - ledger.iterations - kept) // by,
+        tool_calls=None if calls is None else max(calls - ledger.tool_calls - starting, 0) // by,
+        tokens=None if tokens is None else (tokens - used.total_tokens) // by,
+        cost=None if cost is None else (cost - (used.cost or 0.0)) / by,
+        seconds=None if seconds is None else (seconds - used.active_seconds) / by,
+    )
+    needed = (share.iterations, share.tokens, share.cost, share.seconds)
+    return None if any(part is not None and part <= 0 for part in needed) else share
+
+
+def reserved(ledger: Ledger, share: Share | None) -> Ledger:
+    """Set a share aside: it counts as spent."""
+    return ledger if share is None else _charged(ledger, _whole(share))
+
+
+def settled(ledger: Ledger, share: Share | None, spent: Spent | None) -> Ledger:
+    """Take back what of a share was not spent; all of it was where nobody knows, but for the time: that is measured."""
+    if share is None:
+        return ledger
+    whole = _whole(share)
+    rest = Usage(active_seconds=-(share.seconds or 0.0))
+    if spent is None:
+        return _exact(replace(ledger, usage=ledger.usage + rest), share)
+    rest += Usage(completion_tokens=-(share.tokens or 0), cost=None if share.cost is None else -share.cost)
+    back = Spent(iterations=-whole.iterations, tool_calls=-whole.tool_calls, usage=rest)
+    return _exact(_charged(_charged(ledger, back), spent), share)
+
+
+def _whole(share: Share) -> Spent:
+    usage = Usage(completion_tokens=share.tokens or 0, cost=share.cost, active_seconds=share.seconds or 0.0)
+    return Spent(iterations=share.iterations or 0, tool_calls=share.tool_calls or 0, usage=usage)
+
+
+def _charged(ledger: Ledger, spent: Spent) -> Ledger:
+    return replace(
+        ledger,
+        iterations=ledger.iterations + spent.iterations,
+        tool_calls=ledger.tool_calls + spent.tool_calls,
+        usage=ledger.usage + spent.usage,
+    )
+
+
+def _exact(ledger: Ledger, share: Share) -> Ledger:
+    """Round away what adding and taking a fraction leaves behind: a picodollar or a picosecond is nobody's."""
+    usage = ledger.usage
+    if share.cost is not None and usage.cost is not None:
+        usage = replace(usage, cost=round(usage.cost, 12))
+    if share.seconds is not None:
+        usage = replace(usage, active_seconds=round(usage.active_seconds, 12))
+    return replace(ledger, usage=usage)

@@ -1,0 +1,115 @@
+"""A planner as a plugin: another planner, an agent or any kernel function caller hands it a goal, and reads its answer."""
+
+import re
+from typing import Annotated, Any
+
+from semantic_kernel import Kernel
+from semantic_kernel.functions import KernelArguments, kernel_function
+
+from planner_ext.core.values import Usage
+from planner_ext.kernel.errors import LimitReachedError, NestedRunRefusedError, PlannerInvalidConfigurationError
+from planner_ext.kernel.nested import Purse, mark_planner, run_around
+from planner_ext.kernel.options import instance_of
+from planner_ext.planner import FunctionCallingStepwisePlanner
+from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
+
+__all__ = ["PlannerPlugin"]
+
+_NAME = re.compile(r"[0-9A-Za-z_]+")
+_DESCRIPTION = "Reach a goal: plan it, carry it out with functions, and tell the answer."
+
+
+class PlannerPlugin:
+    """Offers a planner as one function with a required ``goal``: ``kernel.add_plugin(PlannerPlugin(planner), "name")``.
+
+    Called by the model of another run of this package (planner, service, handler or session) it spends that run's
+    budget: each nested call of a batch gets an equal share of what is left, less the round trip that is kept for the
+    answer. The planner's own budget holds besides. When the call ends, what was spent is charged; where it fails, is
+    cancelled or never ends, its whole share is. Shared are ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``,
+    ``max_cost``, ``max_active_seconds`` and ``deadline``; limits by function, of repeats and in a row are each run's own,
+    and so are interceptors, which belong to the planner's options. The plan request is charged in any case.
+
+    Nobody can be asked in there: a call that would wait for a person is denied, and a question to the user is the
+    function's result. A planner is not offered inside its own runs, at whatever depth, and refused if called all the same.
+
+    In a stock kernel's loop, or called by the application outside of any run, it runs on the planner's own budget.
+    """
+
+    def __init__(
+        self,
+        planner: FunctionCallingStepwisePlanner,
+        *,
+        kernel: Kernel | None = None,
+        function_name: str = "reach_goal",
+        description: str = _DESCRIPTION,
+    ) -> None:
+        """Wrap a planner.
+
+        Args:
+            planner: Reaches the goals.
+            kernel: Whose services and functions it uses; None is the kernel that the function is called on.
+            function_name: What the function is called: letters, digits and underscores.
+            description: What the planner is good for, as the calling model reads it.
+
+        Raises:
+            PlannerInvalidConfigurationError: Naming what cannot be used.
+        """
+        self._planner = instance_of("planner", planner, FunctionCallingStepwisePlanner)
+        self._kernel = None if kernel is None else instance_of("kernel", kernel, Kernel)
+        if not _NAME.fullmatch(instance_of("function_name", function_name, str)):
+            raise PlannerInvalidConfigurationError(
+                f"function_name may have letters, digits and underscores; got {function_name!r}."
+            )
+
+        @kernel_function(name=function_name, description=description)
+        async def reach_goal(
+            goal: Annotated[str, "The goal, with everything that has to be known for it"],
+            kernel: Annotated[Kernel, {"include_in_function_choices": False}],
+            arguments: Annotated[KernelArguments, {"include_in_function_choices": False}],
+        ) -> Annotated[str, "The answer"]:
+            return await self._reach(goal, kernel, arguments)
+
+        mark_planner(reach_goal, self._planner)
+        self.reach_goal = reach_goal  # Semantic Kernel finds functions among the attributes
+
+    async def _reach(self, goal: str, kernel: Kernel, arguments: KernelArguments) -> str:
+        given = KernelArguments(settings=arguments.execution_settings)
+        given.update({name: value for name, value in arguments.items() if name != "goal"})
+        around = run_around()
+        if around is None:
+            return _told(await self._planner.invoke(self._kernel or kernel, goal, given))
+        if any(planner is self._planner for planner in around.planners):
+            raise NestedRunRefusedError("This planner is running already; it cannot be called inside a run of its own.")
+        if around.purse is None:
+            raise NestedRunRefusedError(
+                "A function of a run called this planner, and of that run's budget nothing is set aside for it. Let the "
+                "model call the planner's function itself, or call it after the run."
+            )
+        return await self._paid(around.purse, kernel, goal, given)
+
+    async def _paid(self, purse: Purse, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
+        """Run on the share of the call, and pay from it."""
+        if purse.limits is None:
+            raise NestedRunRefusedError("Nothing is left of the budget that was set aside for this call.")
+        with purse.paying() as pay:
+            try:
+                result = await self._planner.invoke(self._kernel or kernel, goal, arguments)
+            except LimitReachedError as error:
+                pay(error.iterations, error.tool_calls, error.usage or Usage())
+                return f"There is no answer: {error}"
+            pay(result.iterations, result.tool_calls, result.usage)
+            return _told(result)
+
+
+def _told(result: FunctionCallingStepwisePlannerResult) -> str:
+    """Write a result as the calling model reads it."""
+    match result.status:
+        case "answered":
+            return result.final_answer
+        case "asked":
+            questions: list[Any] = [call.arguments.get("question", "") for call in result.pending]
+            return f"There is no answer yet; it has to be known first: {' '.join(map(str, questions))}".rstrip()
+        case _ if result.final_answer:
+            return f"{result.final_answer}\n\n(This was cut short. {result.reason})"
+        case _:
+            return f"There is no answer: {result.reason or result.status}"
