@@ -3,6 +3,7 @@
 PlannerExtError                              all of them
 ├── PlannerException (KernelException)       those that leave through a door of Semantic Kernel
 │   ├── PlannerInvalidConfigurationError     a goal, option, limit or service that cannot be used
+│   ├── PromptTooLargeError                  a request over max_prompt_tokens, which was not sent
 │   ├── InvalidHistoryError                  a history that may not be sent
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
 │   ├── InvalidReplyError                    a response that is no reply (ServiceInvalidResponseError)
@@ -37,6 +38,7 @@ from planner_ext.kernel.errors import (
     NestedRunRefusedError,
     PlannerException,
     PlannerInvalidConfigurationError,
+    PromptTooLargeError,
     RunNotAnsweredError,
     ServiceCallError,
     SessionBusyError,
@@ -58,6 +60,7 @@ __all__ = [
     "PlannerException",
     "PlannerExtError",
     "PlannerInvalidConfigurationError",
+    "PromptTooLargeError",
     "RunNotAnsweredError",
     "ServiceCallError",
     "SessionBusyError",

@@ -5,7 +5,7 @@ request and before each batch, so only what is then in flight, and the one force
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Literal, cast
@@ -13,7 +13,7 @@ from typing import Literal, cast
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.values import Usage
 
-__all__ = ["Ledger", "Limits", "spent_limit"]
+__all__ = ["Ledger", "Left", "Limits", "left_to_tell", "spent_limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Limits:
     on_limit: Literal["answer", "raise", "stop", "return_calls"] = "answer"
     batch_over_limit: Literal["reject_batch", "fill_remaining"] = "reject_batch"
     last_trip: Literal["withdraw", "none"] = "withdraw"
+    tell_budget: bool | float = False
 
     def __post_init__(self) -> None:
         for name, value in ((item.name, getattr(self, item.name)) for item in fields(Limits)):
@@ -53,10 +54,8 @@ def _check(name: str, value: object) -> None:
     if name in _ALLOWED:
         if value not in _ALLOWED[name]:
             raise InvalidLimitError(f"{name} must be one of {', '.join(_ALLOWED[name])}; got {value!r}.")
-    elif name == "deadline":
-        _check_deadline(value)
-    elif name == "max_calls_per_function":
-        _check_per_function(value)
+    elif name in _CHECKS:
+        _CHECKS[name](value)
     elif name in ("max_cost", "max_active_seconds"):
         if value is not None and not _is_positive_number(value):
             raise InvalidLimitError(f"{name} must be a number above 0, or None for no limit; got {value!r}.")
@@ -102,6 +101,20 @@ def _check_per_function(value: object) -> None:
             )
 
 
+def _check_tell(value: object) -> None:
+    if not isinstance(value, bool) and not (_is_positive_number(value) and isinstance(value, float) and value <= 1):
+        raise InvalidLimitError(
+            f"tell_budget must be True, False, or a share above 0.0 and up to 1.0 (a float); got {value!r}."
+        )
+
+
+_CHECKS: dict[str, Callable[[object], None]] = {
+    "deadline": _check_deadline,
+    "max_calls_per_function": _check_per_function,
+    "tell_budget": _check_tell,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """What a run has spent so far; survives pause, process and resume.
@@ -142,3 +155,43 @@ def spent_limit(limits: Limits, ledger: Ledger, at: float) -> str | None:
         ("max_repeated_denials", limits.max_repeated_denials, ledger.denials_in_row),
     )
     return next((name for name, limit, used in spent if limit is not None and used >= limit), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """How much of one limit is left.
+
+    Attributes:
+        name: The limit, as `Limits` has it.
+        left: Trips, calls, tokens, US dollars or seconds; never below 0.
+        limit: The whole of it; of a deadline, the time worked so far and the time that is left.
+    """
+
+    name: str
+    left: float
+    limit: float
+
+
+def left_to_tell(limits: Limits, ledger: Ledger, at: float) -> tuple[Left, ...]:
+    """List what is left of trips, calls, tokens, cost and time, as far as ``tell_budget`` has the model told.
+
+    Args:
+        limits: What may be spent.
+        ledger: What was spent.
+        at: The time of the newest fact, in seconds since the epoch.
+    """
+    if limits.tell_budget is False:
+        return ()
+    usage = ledger.usage
+    until = None if limits.deadline is None else max(limits.deadline.timestamp() - at, 0.0)
+    spent: tuple[tuple[str, float | None, float], ...] = (
+        ("max_iterations", limits.max_iterations, ledger.iterations),
+        ("max_tool_calls", limits.max_tool_calls, ledger.tool_calls),
+        ("max_total_tokens", limits.max_total_tokens, usage.total_tokens),
+        ("max_cost", limits.max_cost, usage.cost or 0.0),
+        ("max_active_seconds", limits.max_active_seconds, usage.active_seconds),
+        ("deadline", None if until is None else until + usage.active_seconds, usage.active_seconds),
+    )
+    limited = ((name, limit, used) for name, limit, used in spent if limit is not None)
+    known = (Left(name=name, left=max(limit - used, 0), limit=limit) for name, limit, used in limited)
+    return tuple(item for item in known if item.left <= item.limit * limits.tell_budget)

@@ -30,7 +30,8 @@ class Budget(Limits):
         max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
             before a batch starts, on the calls that are about to start; a batch of 3 is 3.
         max_total_tokens: Prompt and completion tokens, as the service reports them.
-        max_cost: US dollars, as ``price`` counts them.
+        max_cost: US dollars, as ``price`` counts them. A model without a known price is refused before the first
+            request.
         max_active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
         deadline: A moment, with its time zone.
         max_calls_per_function: Functions started, by fully qualified name; only the calls beyond it are not executed.
@@ -45,8 +46,13 @@ class Budget(Limits):
             fit (``fill_remaining``).
         last_trip: Whether a request without functions leaves their schema out (``withdraw``) or sends it with tool
             choice "none", for providers that refuse tool messages without schema.
-        price: Gives the price of one request in US dollars, from the model's name and the tokens used; needed for
-            ``max_cost``. None leaves costs unknown.
+        tell_budget: Whether the model is told what is left of round trips, tool calls, tokens, cost and time, as far as
+            they are limited. A share, as 0.25, tells it of a limit once that much of it or less is left. It is said at
+            the end of the newest message of each request but the plan's, and kept nowhere: history, journal and the
+            beginning of each request, which providers cache, are the same as without it.
+        price: Gives the price of one request in US dollars, from the model's name and the tokens used. None is the
+            price list of ``genai-prices`` (extra ``prices``) where there is a ``max_cost``; without one, costs are not
+            counted, and the list is not loaded.
 
     Raises:
         PlannerInvalidConfigurationError: If a value means nothing, naming the field.
@@ -59,10 +65,9 @@ class Budget(Limits):
             Limits.__post_init__(self)
         except InvalidLimitError as error:
             raise PlannerInvalidConfigurationError(str(error)) from None
-        if self.max_cost is not None and not callable(self.price):
+        if self.price is not None and not callable(self.price):
             raise PlannerInvalidConfigurationError(
-                f"max_cost={self.max_cost:g} needs price=, a function of the model's name and the tokens used; got "
-                f"{self.price!r}. Without it no cost is known, and nothing would be limited."
+                f"price must be a function of the model's name and the tokens used, or None; got {self.price!r}."
             )
 
     @property
@@ -83,6 +88,8 @@ def tightest(first: Limits, second: Limits | None) -> Limits:
             values[item.name] = {**one, **other, **{name: min(one[name], other[name]) for name in both}}
         elif item.name.startswith("max_") or item.name == "deadline":
             values[item.name] = min((limit for limit in (one, other) if limit is not None), default=None)
+        elif item.name == "tell_budget":
+            values[item.name] = one or other
         else:
             values[item.name] = one
     return Limits(**values)

@@ -22,6 +22,7 @@ __all__ = [
     "NestedRunRefusedError",
     "PlannerException",
     "PlannerInvalidConfigurationError",
+    "PromptTooLargeError",
     "RunNotAnsweredError",
     "ServiceCallError",
     "SessionBusyError",
@@ -71,6 +72,20 @@ class ToolExecutionError(PlannerException):
 
 class SessionBusyError(PlannerException):
     """A session was given a prompt or messages while it answers another prompt; nothing was sent or added."""
+
+
+class PromptTooLargeError(PlannerException):
+    """A request would have sent more tokens than ``max_prompt_tokens``; nothing was sent, and the run can be resumed.
+
+    Attributes:
+        prompt_tokens: What it would have sent, counted or estimated: the message says which.
+        max_prompt_tokens: The limit.
+    """
+
+    def __init__(self, message: str, *, prompt_tokens: int, max_prompt_tokens: int) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
 
 
 class RunNotAnsweredError(PlannerException):

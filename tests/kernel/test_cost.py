@@ -56,7 +56,9 @@ async def test_a_service_counts_cost_too() -> None:
     assert (message.metadata["limit"], len(inner.requests)) == ("max_cost", 3)
 
 
-def test_a_cost_without_a_price_is_refused() -> None:
-    """A limit that could never be reached is no limit: the error says what is missing."""
-    with pytest.raises(PlannerInvalidConfigurationError, match="price="):
-        Budget(max_cost=1.0)
+@pytest.mark.parametrize("price", ["free", 0.5])
+def test_a_price_is_a_function(price: object) -> None:
+    """Anything else is refused, naming the field, what it takes and what it got."""
+    with pytest.raises(PlannerInvalidConfigurationError, match="price must be a function") as caught:
+        Budget(max_cost=1.0, price=price)  # type: ignore[arg-type]
+    assert repr(price) in str(caught.value)

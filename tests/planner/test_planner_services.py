@@ -89,7 +89,7 @@ async def test_max_completion_tokens_reaches_every_request(streamed: bool) -> No
 async def test_a_share_of_no_tokens_is_not_asked_for(streamed: bool) -> None:
     """Where max_tokens is so small that no token is left to the completion, no request asks for 0 tokens."""
     async with openai_kernel([PLAN, final()]) as (kernel, server):
-        await invoke(planner_with(max_tokens=5), kernel, streamed=streamed)
+        await invoke(planner_with(max_tokens=5, max_prompt_tokens=None), kernel, streamed=streamed)
 
     assert all(request.body.get("max_tokens") != 0 for request in server.requests)
 
