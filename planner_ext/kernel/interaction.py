@@ -1,0 +1,33 @@
+"""The functions that the package itself offers a model beside the kernel's: hand over the answer, ask the user."""
+
+from typing import Annotated
+
+from semantic_kernel.functions import KernelFunction, KernelPlugin, kernel_function
+
+__all__ = ["ASK_USER", "UserInteraction", "own_function"]
+
+ASK_USER = "UserInteraction-AskUser"
+"""The fully qualified name of the function that asks the user."""
+
+
+class UserInteraction:
+    """The planner's own functions, as the model sees them."""
+
+    @kernel_function(name="SendFinalAnswer", description="Hand the final answer over to the user; this ends the work.")
+    def send_final_answer(self, answer: Annotated[str, "The whole answer, as the user shall read it"]) -> str:
+        """Take the final answer."""
+        return answer
+
+    @kernel_function(
+        name="AskUser",
+        description="Ask the user one question, where something that is needed is missing or ambiguous and no other "
+        "function tells it. The result is the user's answer.",
+    )
+    def ask_user(self, question: Annotated[str, "The question, as the user shall read it"]) -> str:
+        """Take a question."""
+        return question
+
+
+def own_function(name: str) -> KernelFunction:
+    """Make one of the functions of `UserInteraction`, by its own name."""
+    return KernelPlugin.from_object("UserInteraction", UserInteraction()).functions[name]

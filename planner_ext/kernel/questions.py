@@ -1,0 +1,111 @@
+"""Questions of the model as an application answers them: what a clarifier is shown, and what it may answer."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from semantic_kernel.contents import ChatHistory
+
+from planner_ext.core.actions import AskPerson
+from planner_ext.core.state import State
+from planner_ext.core.values import Usage
+from planner_ext.kernel.errors import PlannerException
+from planner_ext.ports import Clarification
+from planner_ext.threads import in_thread
+
+__all__ = ["AskedClarifier", "Clarification", "Clarifier", "Question"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question of the model, or a plain reply of it that may be one.
+
+    Attributes:
+        text: Its words; of a plain reply, all of it.
+        goal: What the run is to reach; "" for a service, which has no goal but its history.
+        chat_history: The run's messages so far, fit to be sent; a copy. A plain reply is its last message, a call that
+            asks is not in it.
+        by_function: Whether the model called ``UserInteraction-AskUser``; False for a plain reply.
+        iteration: The 0-based trip of the loop in which it was asked.
+        clarifications: How many questions of the run were answered before.
+        trips_left: Round trips that an answer may take: one is kept to use it. None where they are not limited.
+    """
+
+    text: str
+    goal: str
+    chat_history: ChatHistory
+    by_function: bool
+    iteration: int
+    clarifications: int
+    trips_left: int | None
+
+
+class Clarifier(Protocol):
+    """Answers the model's questions for the user. A plain function, sync or async, satisfies it.
+
+    A text, or a `Clarification` with what it cost, answers the question, and the run goes on. None, or a blank text,
+    says nothing: a call of ``UserInteraction-AskUser`` then waits for a person, and a plain reply counts as it would
+    without a clarifier. A sync function is asked in a thread. There is no timeout, since a person takes time; a stop is
+    seen once it has answered, and a cancelled run cancels it. What it raises ends the run as a fault, like a connector
+    that fails.
+    """
+
+    def __call__(self, question: Question, /) -> str | Clarification | Awaitable[str | Clarification | None] | None:
+        """Answer, or return None to leave the question open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedClarifier:
+    """Puts questions to an application's clarifier. Implements `planner_ext.ports.Respondent`.
+
+    Attributes:
+        clarifier: The application's.
+        history: Shows a run's messages.
+    """
+
+    clarifier: Clarifier
+    history: Callable[[State], ChatHistory]
+
+    async def answer(self, request: AskPerson, state: State) -> Clarification:
+        """Ask, and take the answer for what it is.
+
+        Raises:
+            PlannerException: If it is none.
+            Exception: Whatever the clarifier raises.
+        """
+        question = Question(
+            text=request.question,
+            goal=state.goal,
+            chat_history=self.history(state),
+            by_function=request.index is not None,
+            iteration=request.iteration,
+            clarifications=state.clarifications,
+            trips_left=request.trips,
+        )
+        given = await _asked(self.clarifier, question)
+        if given is None or isinstance(given, str):
+            return Clarification(text=given)
+        if not isinstance(given, Clarification) or not _is_sound(given):
+            raise PlannerException(
+                f"The clarifier must answer with text, a Clarification or None; got {given!r}. A Clarification has "
+                "text or None, and iterations, 0 or more."
+            )
+        return given
+
+
+async def _asked(clarifier: Any, question: Question) -> object:
+    """Await whoever is async; ask others in a thread, so that nobody who is waited for blocks the event loop."""
+    # B004: not whether it can be called is asked, but whether what is called is async.
+    is_async = inspect.iscoroutinefunction(clarifier) or inspect.iscoroutinefunction(getattr(clarifier, "__call__", 0))  # noqa: B004
+    given = clarifier(question) if is_async else await in_thread(lambda: clarifier(question))
+    return await given if inspect.isawaitable(given) else given
+
+
+def _is_sound(given: Clarification) -> bool:
+    """Whether what application code put into it is of the kinds that it says."""
+    values: list[tuple[object, type]] = [(given.by, str), (given.usage, Usage), (given.iterations, int)]
+    text: object = given.text
+    typed = all(isinstance(value, kind) for value, kind in values) and (text is None or isinstance(text, str))
+    return typed and not isinstance(given.iterations, bool) and given.iterations >= 0
