@@ -1,6 +1,7 @@
-"""A planner as a plugin: another planner, an agent or any kernel function caller hands it a goal, and reads its answer."""
+"""A planner as a plugin: another planner, an agent or the application hands it a goal, and reads its answer."""
 
 import re
+from copy import copy
 from typing import Annotated, Any
 
 from semantic_kernel import Kernel
@@ -25,12 +26,14 @@ class PlannerPlugin:
     Called by the model of another run of this package (planner, service, handler or session) it spends that run's
     budget: each nested call of a batch gets an equal share of what is left, less the round trip that is kept for the
     answer. The planner's own budget holds besides. When the call ends, what was spent is charged; where it fails, is
-    cancelled or never ends, its whole share is. Shared are ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``,
-    ``max_cost``, ``max_active_seconds`` and ``deadline``; limits by function, of repeats and in a row are each run's own,
-    and so are interceptors, which belong to the planner's options. The plan request is charged in any case.
+    cancelled or never ends, its whole share is. Shared are ``max_iterations``, ``max_tool_calls``,
+    ``max_total_tokens``, ``max_cost``, ``max_active_seconds`` and ``deadline``; limits by function, of repeats and in
+    a row are each run's own, and so are interceptors, which belong to the planner's options. The plan request is
+    charged in any case.
 
     Nobody can be asked in there: a call that would wait for a person is denied, and a question to the user is the
-    function's result. A planner is not offered inside its own runs, at whatever depth, and refused if called all the same.
+    function's result. A planner is not offered inside its own runs, at whatever depth, and is refused if it is called
+    all the same. What happens in a nested run is in its own journal, not in that of the run around it.
 
     In a stock kernel's loop, or called by the application outside of any run, it runs on the planner's own budget.
     """
@@ -73,8 +76,8 @@ class PlannerPlugin:
         self.reach_goal = reach_goal  # Semantic Kernel finds functions among the attributes
 
     async def _reach(self, goal: str, kernel: Kernel, arguments: KernelArguments) -> str:
-        given = KernelArguments(settings=arguments.execution_settings)
-        given.update({name: value for name, value in arguments.items() if name != "goal"})
+        given = copy(arguments)
+        del given["goal"]  # the model's, for this function
         around = run_around()
         if around is None:
             return _told(await self._planner.invoke(self._kernel or kernel, goal, given))
@@ -82,14 +85,14 @@ class PlannerPlugin:
             raise NestedRunRefusedError("This planner is running already; it cannot be called inside a run of its own.")
         if around.purse is None:
             raise NestedRunRefusedError(
-                "A function of a run called this planner, and of that run's budget nothing is set aside for it. Let the "
-                "model call the planner's function itself, or call it after the run."
+                "A function of a run called this planner, and nothing of that run's budget is set aside for it. Let "
+                "the model call the planner's function itself, or call it after the run."
             )
         return await self._paid(around.purse, kernel, goal, given)
 
     async def _paid(self, purse: Purse, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
         """Run on the share of the call, and pay from it."""
-        if purse.limits is None:
+        if purse.spent is None or purse.limits is None:
             raise NestedRunRefusedError("Nothing is left of the budget that was set aside for this call.")
         with purse.paying() as pay:
             try:

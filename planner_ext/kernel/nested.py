@@ -46,13 +46,13 @@ class Purse:
 
     @property
     def limits(self) -> Limits | None:
-        """What may still be spent; None where that is nothing, or nobody knows any more."""
-        left = None if self._lost else divided(self._share, self._ledger, starting=0, by=1)
+        """What may still be spent, by the run that pays as well; None where that is nothing."""
+        left = divided(self._share, self._ledger, starting=0, by=1)
         return None if left is None else left.limits(self._share.deadline)
 
     @property
     def spent(self) -> Spent | None:
-        """What was spent; None where a run came to no end that says so."""
+        """What was spent; None while a run pays, and for good where it came to no end that says so."""
         ledger = self._ledger
         usage = replace(ledger.usage, active_seconds=0.0)
         return None if self._lost else Spent(iterations=ledger.iterations, tool_calls=ledger.tool_calls, usage=usage)

@@ -1,0 +1,149 @@
+"""Shares of a budget: how one is divided, and what becomes of what was set aside."""
+
+import json
+
+import pytest
+from core_builders import calls, decided, finished, replied, run_started
+
+from planner_ext.core.actions import RunCalls, WithholdCalls
+from planner_ext.core.facts import CallFinished, CallStarted, Fact
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Ledger, Limits
+from planner_ext.core.machine import next_action
+from planner_ext.core.settle import stopping_facts
+from planner_ext.core.shares import Share, Spent, divided
+from planner_ext.core.values import Usage
+from planner_ext.journal import dump_journal, load_journal
+
+SHARE = Share(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
+LIMITS = Limits(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)
+
+
+def started(share: Share | None = SHARE) -> list[Fact]:
+    """A journal up to the start of a nested call."""
+    start = CallStarted(iteration=0, index=0, call_id="c0", function="f", reserved=share, at=0.0)
+    return [run_started(limits=LIMITS), replied(calls("f")), decided(0, nested=True), start]
+
+
+def ended(spent: Spent | None, **more: object) -> CallFinished:
+    """The end of that call."""
+    fact = finished(0, **more)  # type: ignore[arg-type]
+    assert isinstance(fact, CallFinished)
+    return CallFinished(**{name: getattr(fact, name) for name in _FIELDS}, spent=spent)
+
+
+_FIELDS = ("iteration", "index", "call_id", "function", "outcome", "result", "at")
+
+
+def test_the_trip_that_is_kept_for_the_answer_is_in_no_share() -> None:
+    """Of 10 trips with one used, 8 are divided under ``answer`` and 9 otherwise; the rest of a division is left."""
+    used = Ledger(iterations=1)
+    assert divided(Limits(max_iterations=10), used, starting=3, by=3) == Share(iterations=2)
+    assert divided(Limits(max_iterations=10, on_limit="stop"), used, starting=3, by=3) == Share(iterations=3)
+
+
+def test_calls_that_are_about_to_start_are_in_no_share() -> None:
+    """Of 10 calls with two used and four about to start, four are divided; none left is a share without functions."""
+    used = Ledger(tool_calls=2)
+    assert divided(Limits(max_tool_calls=10), used, starting=4, by=2) == Share(tool_calls=2)
+    assert divided(Limits(max_tool_calls=6), used, starting=4, by=1) == Share(tool_calls=0)
+
+
+def test_without_limits_a_share_has_none() -> None:
+    """What is not limited around is not limited inside."""
+    share = divided(Limits(), Ledger(iterations=50), starting=1, by=1)
+    assert share == Share()
+    assert share.limits(None) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("limits", "ledger"),
+    [
+        (Limits(max_iterations=3), Ledger(iterations=1)),
+        (Limits(max_total_tokens=1), Ledger()),
+        (Limits(max_cost=0.5), Ledger(usage=Usage(cost=0.5))),
+        (Limits(max_active_seconds=1.0), Ledger(usage=Usage(active_seconds=2.0))),
+    ],
+)
+def test_a_share_that_buys_no_request_is_none(limits: Limits, ledger: Ledger) -> None:
+    """Two nested runs need at least one trip, one token and some money and time each."""
+    assert divided(limits, ledger, starting=2, by=2) is None
+
+
+def test_a_share_counts_as_spent_while_its_call_runs() -> None:
+    """Whatever looks at the ledger meanwhile sees the share in it, beside the call itself."""
+    ledger = fold(started()).ledger
+    assert (ledger.iterations, ledger.tool_calls) == (1 + 3, 1 + 2)
+    assert (ledger.usage.total_tokens, ledger.usage.cost, ledger.usage.active_seconds) == (90, 0.3, 21.0)
+
+
+def test_what_was_not_spent_comes_back_exactly() -> None:
+    """After the call the ledger has what was spent, to the last decimal; the time is measured by the run around."""
+    usage = Usage(prompt_tokens=40, completion_tokens=2, cost=0.1)
+    ledger = fold([*started(), ended(Spent(iterations=2, tool_calls=1, usage=usage))]).ledger
+    assert (ledger.iterations, ledger.tool_calls) == (1 + 2, 1 + 1)
+    assert ledger.usage == Usage(prompt_tokens=40, completion_tokens=2, cost=0.1, active_seconds=1.0)
+
+
+def test_whoever_does_not_say_what_it_spent_has_spent_all() -> None:
+    """A failed or cancelled nested call costs its share, but for the time, which the run around measures."""
+    for fact in [ended(None), ended(None, outcome="failed"), ended(None, outcome="cancelled")]:
+        ledger = fold([*started(), fact]).ledger
+        assert (ledger.iterations, ledger.tool_calls, ledger.usage.total_tokens, ledger.usage.cost) == (4, 3, 90, 0.3)
+        assert ledger.usage.active_seconds == 1.0
+
+
+def test_a_nested_call_in_doubt_costs_its_share_and_another_one_when_it_runs_again() -> None:
+    """A started, unfinished call that a person has run again gets a share anew; the lost one stays spent."""
+    again = [decided(0, nested=True), CallStarted(**{**_fields(started()[-1]), "reserved": Share(iterations=2)})]
+    ledger = fold([*started(), *again, ended(Spent(iterations=1))]).ledger
+    assert (ledger.iterations, ledger.tool_calls) == (1 + 3 + 1, 1 + 2 + 1)
+
+
+def _fields(fact: Fact) -> dict[str, object]:
+    return {name: getattr(fact, name) for name in ("iteration", "index", "call_id", "function", "at")}
+
+
+def test_a_run_that_is_ended_with_a_nested_call_under_way_keeps_the_charge() -> None:
+    """Stopping from outside takes nothing back."""
+    state = fold(started())
+    for fact in stopping_facts(state, reason="enough", at=0.0):
+        state = apply(state, fact)
+    assert (state.ledger.iterations, state.ledger.tool_calls) == (4, 3)
+
+
+def test_the_machine_divides_when_the_batch_starts() -> None:
+    """Each nested call of a batch gets an equal share; plain calls beside them take none."""
+    facts = [
+        run_started(limits=Limits(max_iterations=8, max_tool_calls=9)),
+        replied(calls("f", "g", "f")),
+        decided(0, nested=True),
+        decided(1, "g"),
+        decided(2, nested=True),
+    ]
+    share = Share(iterations=3, tool_calls=3)
+    assert next_action(fold(facts)) == RunCalls(iteration=0, indexes=(0, 1, 2), share=share)
+
+
+def test_the_machine_withholds_nested_calls_that_cannot_be_paid_and_runs_the_others() -> None:
+    """No limit ends the run for it: the model is told, and goes on."""
+    facts: list[Fact] = [
+        run_started(limits=Limits(max_iterations=3)),
+        replied(calls("f", "g", "f")),
+        decided(0, nested=True),
+        decided(1, "g"),
+        decided(2, nested=True),
+    ]
+    action = next_action(fold(facts))
+    assert isinstance(action, WithholdCalls)
+    assert (action.indexes, action.limit) == ((0, 2), None)
+
+
+def test_shares_survive_json_and_older_journals_have_none() -> None:
+    """What was set aside and spent is written and read again; facts without it fold as they did."""
+    facts = [started()[-1], ended(Spent(iterations=2, usage=Usage(cost=0.1)))]
+    text = dump_journal(facts, lambda message: message)
+    assert list(load_journal(text)) == facts
+    data = json.loads(text)
+    del data["facts"][0]["reserved"], data["facts"][1]["spent"]
+    assert list(load_journal(json.dumps(data))) == [started(None)[-1], ended(None)]

@@ -1,0 +1,270 @@
+"""A planner as a plugin: its function, what it is given of the budget around it, what it costs, and what is refused."""
+
+from typing import Any
+
+import pytest
+from planner_builders import ADD, GOAL, both_ways, invoke, kernel_of, planner_with
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.functions import KernelArguments, kernel_function
+
+from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionInvokingChatCompletion, requires_approval
+from planner_ext.errors import NestedRunRefusedError, PlannerInvalidConfigurationError
+from planner_ext.events import CallFinished, CallStarted, CallsWithheld
+from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.plugin import PlannerPlugin
+from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+
+DELEGATE = call("expert-reach_goal", {"goal": "Add 1 and 2."})
+
+
+def delegate(times: int) -> ScriptedReply:
+    """Ask the expert several times at once."""
+    return calls(*[call("expert-reach_goal", {"goal": f"Part {number}."}) for number in range(times)])
+
+
+def expert_of(**options: Any) -> FunctionCallingStepwisePlanner:
+    """Make the planner that is called as a function; it asks the service named ``expert``."""
+    return planner_with("expert", **{"plan": False, **options})
+
+
+def around(
+    script: Script, expert: Script, planner: FunctionCallingStepwisePlanner | None = None, **plugins: object
+) -> tuple[Kernel, ScriptedChatCompletion]:
+    """Make a kernel with the model of the run around, ``chat``, and that of its expert; give the expert's service."""
+    inner = ScriptedChatCompletion(expert, service_id="expert")
+    kernel = kernel_of(ScriptedChatCompletion(script, service_id="chat"), inner, **plugins)
+    kernel.add_plugin(PlannerPlugin(planner or expert_of()), "expert")
+    return kernel, inner
+
+
+def shares(result: Any) -> list[tuple[int | None, int | None, int | None]]:
+    """List what was set aside: round trips, calls, tokens."""
+    found = [fact.reserved for fact in result.facts if isinstance(fact, CallStarted)]
+    return [(share.iterations, share.tool_calls, share.tokens) for share in found if share is not None]
+
+
+def told(result: Any) -> list[str]:
+    """List what the model around read."""
+    return [fact.result for fact in result.facts if isinstance(fact, CallFinished)]
+
+
+def never_ends(request: ScriptedRequest) -> ScriptedReply:
+    """Call a function as long as there is one."""
+    return ADD if request.tools else say("As far as I came.")
+
+
+@both_ways
+async def test_the_nested_answer_is_what_the_model_around_reads(streamed: bool) -> None:
+    """The function's result is the nested final answer; both runs are in one ledger."""
+    kernel, expert = around([DELEGATE, say("It is 3.")], [ADD, say("3")])
+    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=streamed)
+    assert (result.status, result.final_answer, told(result)) == ("answered", "It is 3.", ["3"])
+    assert (result.iterations, result.tool_calls) == (4, 2)
+    assert expert.requests[0].messages[-1]["content"] == "Add 1 and 2."
+
+
+@both_ways
+async def test_the_calls_of_a_batch_share_what_is_left_less_the_reserved_trip(streamed: bool) -> None:
+    """Of 12 trips one is used and one kept: three nested calls get 3 each; of 11 calls three start: 2 each."""
+    kernel, _ = around([delegate(3), say("done")], never_ends)
+    planner = planner_with("chat", plan=False, max_iterations=12, budget=Budget(max_tool_calls=11))
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert shares(result) == [(3, 2, None)] * 3
+    assert result.iterations == 1 + 3 * 3 + 1
+    assert result.tool_calls == 3 + 3 * 2
+    assert (result.status, result.final_answer) == ("answered", "done")
+
+
+async def test_what_a_nested_run_leaves_comes_back() -> None:
+    """A share that is not spent is there for the next batch."""
+    kernel, _ = around([DELEGATE, DELEGATE, say("done")], lambda request: say("3"))
+    result = await invoke(planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False)
+    assert shares(result) == [(8, None, None), (6, None, None)]
+    assert (result.status, result.iterations) == ("answered", 5)
+
+
+async def test_tokens_and_cost_are_shared_and_charged() -> None:
+    """Tokens and cost of a nested run are the run's; a planner without a price is priced as the run around it."""
+    kernel, expert = around([DELEGATE, say("done")], [say("3")])
+    budget = Budget(max_total_tokens=10_000, max_cost=5.0, price=lambda model, usage: 0.1)
+    result = await invoke(planner_with("chat", plan=False, budget=budget), kernel, streamed=False)
+    finished = next(fact for fact in result.facts if isinstance(fact, CallFinished))
+    assert finished.spent is not None
+    assert finished.spent.usage.cost == 0.1
+    assert result.usage.cost == pytest.approx(0.3)
+    assert finished.spent.usage.total_tokens > 0
+    assert expert.requests
+
+
+async def test_a_nested_run_that_fails_costs_its_whole_share() -> None:
+    """Whoever does not say what it spent has spent all: the failing run's share does not come back."""
+    kernel, _ = around([DELEGATE, say("sorry")], [RuntimeError("no line")])
+    result = await invoke(planner_with("chat", plan=False, max_iterations=10), kernel, streamed=False)
+    assert told(result) == ["The function expert-reach_goal failed."]
+    assert result.iterations == 1 + 8 + 1
+    assert result.limit == "max_iterations"
+
+
+async def test_too_many_nested_calls_for_the_budget_are_not_executed() -> None:
+    """Where no share comes to a round trip, none of them runs, and the model is told to ask for fewer."""
+    kernel, expert = around([delegate(3), DELEGATE, say("done")], lambda request: say("3"))
+    result = await invoke(planner_with("chat", plan=False, max_iterations=4), kernel, streamed=False)
+    assert len(expert.requests) == 1
+    assert (result.iterations, result.tool_calls, result.final_answer) == (4, 1, "done")
+    withheld = next(fact for fact in result.facts if isinstance(fact, CallsWithheld))
+    assert (len(withheld.indexes), withheld.limit) == (3, None)
+    assert "Ask for fewer planners at once" in withheld.answer
+
+
+async def test_the_nested_planners_own_budget_holds_besides() -> None:
+    """The tighter of share and own budget ends the nested run; what it came to is read, and that it was cut short."""
+    kernel, expert = around([DELEGATE, say("done")], never_ends, expert_of(max_iterations=2))
+    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
+    assert len(expert.requests) == 2
+    assert told(result) == ["As far as I came.\n\n(This was cut short. The limit max_iterations=2 was reached.)"]
+    assert (result.status, result.iterations) == ("answered", 4)
+
+
+@pytest.mark.parametrize("on_limit", ["raise", "stop", "return_calls"])
+async def test_a_nested_limit_without_an_answer_is_told_and_charged(on_limit: Any) -> None:
+    """Whatever a nested planner does at its limit, the model around reads it, and the trips are charged."""
+    budget = Budget(max_iterations=2, on_limit=on_limit)
+    kernel, _ = around([DELEGATE, say("done")], never_ends, expert_of(budget=budget))
+    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
+    assert told(result) == ["There is no answer: The limit max_iterations=2 was reached."]
+    assert (result.status, result.iterations) == ("answered", 4)
+
+
+async def test_the_plan_of_a_nested_run_is_charged_whatever_its_options_say() -> None:
+    """An uncharged plan request would be a request past the budget around."""
+    kernel, expert = around(
+        [DELEGATE, say("done")], [say("1. Say 3."), say("3")], expert_of(plan=True, charge_plan=False)
+    )
+    result = await invoke(planner_with("chat", plan=False, max_iterations=9), kernel, streamed=False)
+    assert (len(expert.requests), result.iterations) == (2, 4)
+
+
+@both_ways
+async def test_a_nested_deferral_is_denied_by_name(streamed: bool) -> None:
+    """Nobody waits inside a nested run: a risky call is refused, the model told which, and neither run pauses."""
+    paid: list[int] = []
+
+    class Bank:
+        @requires_approval
+        @kernel_function(description="Pays.")
+        def pay(self) -> str:
+            paid.append(1)
+            return "paid"
+
+    kernel, expert = around([DELEGATE, say("done")], [call("bank-pay"), say("not paid")], bank=Bank())
+    result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
+    assert (result.status, told(result), paid) == ("answered", ["not paid"], [])
+    assert "bank-pay needs a person's decision" in str(expert.requests[1].messages[-1]["content"])
+
+
+async def test_a_planner_is_not_offered_inside_its_own_run() -> None:
+    """The function of a planner is for others: neither its own run nor one nested in it can call it."""
+    inner, outer = expert_of(), planner_with("chat", plan=False)
+    kernel, expert = around([DELEGATE, say("done")], [call("me-reach_goal", {"goal": "again"}), say("3")], inner)
+    kernel.add_plugin(PlannerPlugin(outer), "me")
+    result = await invoke(outer, kernel, streamed=False)
+    chat: Any = kernel.get_service("chat")
+    assert chat.requests[0].tools == ("math-add", "math-fail", "expert-reach_goal")
+    assert expert.requests[0].tools == ("math-add", "math-fail")
+    assert "There is no function" in str(expert.requests[1].messages[-1]["content"])
+    assert result.status == "answered"
+
+
+async def test_a_function_of_a_run_may_not_call_a_planner_past_the_budget() -> None:
+    """An ordinary function has no share; calling a planner's function from it is refused with a named error."""
+    raised: list[BaseException | None] = []
+
+    class Sly:
+        @kernel_function(description="Calls the planner itself.")
+        async def call(self, kernel: Kernel) -> str:
+            try:
+                return str(await kernel.invoke(plugin_name="expert", function_name="reach_goal", goal="sly"))
+            except Exception as error:
+                cause: BaseException | None = error
+                while cause is not None and not isinstance(cause, NestedRunRefusedError):
+                    cause = cause.__cause__
+                raised.append(cause)
+                return "refused"
+
+    kernel, expert = around([call("sly-call"), say("done")], [say("3")], sly=Sly())
+    result = await invoke(planner_with("chat", plan=False), kernel, streamed=False)
+    assert (told(result), expert.requests) == (["refused"], [])
+    assert isinstance(raised[0], NestedRunRefusedError)
+
+
+async def test_outside_of_a_run_the_planners_own_budget_holds() -> None:
+    """Called by the application, or by a stock loop, the function runs on the planner's own budget."""
+    kernel, expert = around([], never_ends, expert_of(max_iterations=3))
+    answer = await kernel.invoke(plugin_name="expert", function_name="reach_goal", goal=GOAL)
+    assert str(answer).startswith("As far as I came.")
+    assert len(expert.requests) == 3
+
+
+async def test_a_service_gives_its_nested_runs_a_share_as_well() -> None:
+    """The budget around may be that of a chat completion service."""
+    inner = ScriptedChatCompletion(never_ends, service_id="expert")
+    chat = ScriptedChatCompletion([DELEGATE, say("done")], service_id="chat")
+    kernel = kernel_of(
+        inner, FunctionInvokingChatCompletion(chat, service_id="bounded", budget=Budget(max_iterations=6))
+    )
+    kernel.add_plugin(PlannerPlugin(expert_of()), "expert")
+    service = kernel.get_service("bounded", type=ChatCompletionClientBase)
+    settings = service.get_prompt_execution_settings_class()(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
+    answer = await kernel.invoke_prompt("go", arguments=KernelArguments(settings={"bounded": settings}))
+    assert answer is not None
+    message: Any = answer.value[0]
+    assert (len(inner.requests), message.metadata["iterations"]) == (4, 6)
+
+
+async def test_arguments_of_the_application_reach_the_nested_functions_and_the_goal_does_not() -> None:
+    """A nested function gets what the application gave, and not the goal that a model wrote."""
+    seen: list[tuple[str, str]] = []
+
+    class Who:
+        @kernel_function(description="Says who asks.")
+        def ask(self, user: str = "", goal: str = "") -> str:
+            seen.append((user, goal))
+            return user
+
+    kernel, _ = around([DELEGATE, say("done")], [call("who-ask"), say("ann")], who=Who())
+    given = KernelArguments(user="ann")
+    await invoke(planner_with("chat", plan=False), kernel, streamed=False, arguments=given)
+    assert seen == [("ann", "")]
+    assert dict(given) == {"user": "ann"}
+
+
+async def test_the_plugin_can_have_a_kernel_a_name_and_a_description_of_its_own() -> None:
+    """What the model around sees is the application's to say; the nested run may work on another kernel."""
+    expert = ScriptedChatCompletion([say("3")], service_id="expert")
+    plugin = PlannerPlugin(expert_of(), kernel=kernel_of(expert), function_name="research", description="Finds things.")
+    chat = ScriptedChatCompletion([call("desk-research", {"goal": "1"}), say("done")], service_id="chat")
+    kernel = kernel_of(chat)
+    kernel.add_plugin(plugin, "desk")
+    function = kernel.get_function("desk", "research")
+    assert function.description == "Finds things."
+    assert [(p.name, p.is_required) for p in function.parameters if p.include_in_function_choices] == [("goal", True)]
+    result = await invoke(planner_with("chat", plan=False), kernel, streamed=False)
+    assert (told(result), expert.requests[0].tools) == (["3"], ("math-add", "math-fail"))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"planner": "no"}, "planner"),
+        ({"kernel": "no"}, "kernel"),
+        ({"function_name": "no-such"}, "function_name"),
+        ({"function_name": 7}, "function_name"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(given: dict[str, Any], named: str) -> None:
+    """A bad option of the plugin is a configuration error that names it."""
+    with pytest.raises(PlannerInvalidConfigurationError, match=named):
+        PlannerPlugin(given.pop("planner", expert_of()), **given)
