@@ -52,6 +52,7 @@ class ToolCallHandler:
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         min_iteration_time_ms: int = 0,
+        max_prompt_tokens: int | None = None,
         on_invalid_history: Literal["refuse", "repair"] = "refuse",
         strict_finish_reason: bool = False,
     ) -> None:
@@ -74,6 +75,7 @@ class ToolCallHandler:
             observers: Told each fact of a run.
             clock: Time; None is the machine's.
             min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
+            max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent. None is no limit.
             on_invalid_history: Whether a history that may not be sent is refused, or mended in place.
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
 
@@ -98,6 +100,7 @@ class ToolCallHandler:
             observers=observers,
             clock=clock,
             min_iteration_time_ms=min_iteration_time_ms,
+            max_prompt_tokens=max_prompt_tokens,
             on_invalid_history=on_invalid_history,
             strict_finish_reason=strict_finish_reason,
         )

@@ -230,7 +230,8 @@ class FunctionCallingStepwisePlanner:
             raise PlannerInvalidConfigurationError(
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
-        setting = self._setting(kernel, state.goal, arguments, budget=given.budget, streaming=streaming)
+        kept = state.rules.limits if given.budget is None else None
+        setting = self._setting(kernel, state.goal, arguments, budget=given.budget, kept=kept, streaming=streaming)
         if given.budget is not None:
             given = replace(given, budget=setting.options.budget)
         facts = given.facts(setting.loop.functions, setting.options.clock.now())
@@ -247,6 +248,7 @@ class FunctionCallingStepwisePlanner:
         arguments: KernelArguments,
         *,
         budget: Limits | None = None,
+        kept: Limits | None = None,
         streaming: bool,
     ) -> PlannerSetting:
         return setting_of(
@@ -258,6 +260,7 @@ class FunctionCallingStepwisePlanner:
             goal=goal,
             arguments=arguments,
             budget=budget,
+            kept=kept,
             streaming=streaming,
         )
 

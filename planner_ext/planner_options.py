@@ -53,10 +53,13 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         get_initial_plan: Gives the YAML of the plan prompt (variables: goal, available_functions, name_delimiter).
         get_step_prompt: Gives the template that opens the steps (variables: goal, initial_plan).
         execution_settings: Settings of every request; None takes those of the arguments, or the service's defaults.
-        max_tokens: With ``max_tokens_ratio``, sets ``max_completion_tokens``, and ``max_prompt_tokens`` to the rest.
+        max_tokens: Of a request and its reply: with ``max_tokens_ratio``, sets ``max_completion_tokens``, and
+            ``max_prompt_tokens`` to the rest.
         max_tokens_ratio: The share of ``max_tokens`` that the completion may take, from 0 to 1.
-        max_completion_tokens: ``max_tokens`` of each request's settings; None and 0 leave the settings as they are.
-        max_prompt_tokens: Kept by name from the removed planner, which did not enforce it either.
+        max_completion_tokens: Most tokens of a reply: ``max_tokens`` of each request's settings, or what their class
+            calls it; a run whose settings have no such field is refused. None and 0 leave the settings as they are.
+        max_prompt_tokens: Most tokens of a request, functions included; counted, or estimated, before it is sent. One
+            over it is not sent: `PromptTooLargeError`. None and 0 are no limit.
         on_invalid_history: A ``chat_history`` with an unanswered call, an orphan or a second result is refused before
             anything is sent (``refuse``), or mended in the run's copy (``repair``).
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.

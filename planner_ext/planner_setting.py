@@ -7,6 +7,7 @@ from typing import Any
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata, KernelPlugin
 from semantic_kernel.prompt_template import KernelPromptTemplate
@@ -110,10 +111,11 @@ def loop_options(options: FunctionCallingStepwisePlannerOptions, budget: Limits 
         iteration_completed=options.iteration_completed,
         clock=options.clock,
         min_iteration_time_ms=options.min_iteration_time_ms,
+        max_prompt_tokens=options.max_prompt_tokens,
         strict_finish_reason=options.strict_finish_reason,
         observers=tuple(options.observers),
     )
-    return replace(read, budget=limits)
+    return read.resumed(limits, budget)
 
 
 def setting_of(
@@ -126,9 +128,12 @@ def setting_of(
     goal: str,
     arguments: KernelArguments,
     budget: Limits | None = None,
+    kept: Limits | None = None,
     streaming: bool,
 ) -> PlannerSetting:
     """Find the service, its settings and the functions for one run.
+
+    A run that is resumed has the limits of the ``budget`` that it was given then, or those that it ``kept``.
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used with it.
@@ -139,10 +144,8 @@ def setting_of(
     running = (owner,) if around is None else (*around.planners, owner)
     nested = around is not None and around.purse is not None
     service, settings = select_service(kernel, service_id, arguments, planner.execution_settings)
-    service, options = unwrapped(service, options)
-    settings = connector_settings(service, settings)
-    if planner.max_completion_tokens and hasattr(settings, "max_tokens"):
-        settings = settings.model_copy(update={"max_tokens": planner.max_completion_tokens})
+    service, options = unwrapped(service, options if kept is None else replace(options, budget=kept))
+    settings = _with_completion_limit(connector_settings(service, settings), planner.max_completion_tokens)
     behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
     final_answer = _final_answer(planner)
     offer = Offer(
@@ -184,6 +187,24 @@ def setting_of(
         goal=goal,
         nested=nested,
     )
+
+
+_COMPLETION_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
+"""What the settings of Semantic Kernel's connectors call the most tokens of a reply."""
+
+
+def _with_completion_limit(settings: PromptExecutionSettings, limit: int | None) -> PromptExecutionSettings:
+    """Limit a reply's tokens, by the name that the connector's settings have for that."""
+    if not limit:
+        return settings
+    kind = type(settings)
+    name = next((name for name in _COMPLETION_LIMITS if name in kind.model_fields), None)
+    if name is None:
+        raise PlannerInvalidConfigurationError(
+            f"max_completion_tokens={limit} cannot be used: {kind.__name__} has none of the fields "
+            f"{', '.join(_COMPLETION_LIMITS)}. Leave it out, and limit the reply in execution_settings."
+        )
+    return settings.model_copy(update={name: limit})
 
 
 def _final_answer(planner: FunctionCallingStepwisePlannerOptions) -> KernelFunction | None:

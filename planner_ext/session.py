@@ -127,6 +127,7 @@ class ToolUseSession:
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         min_iteration_time_ms: int = 0,
+        max_prompt_tokens: int | None = None,
         strict_finish_reason: bool = False,
     ) -> None:
         """Begin a conversation; nothing is sent.
@@ -154,6 +155,7 @@ class ToolUseSession:
             observers: Told each fact of a prompt's run.
             clock: Time; None is the machine's.
             min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
+            max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent. None is no limit.
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
 
         Raises:
@@ -181,6 +183,7 @@ class ToolUseSession:
             observers=observers,
             clock=clock,
             min_iteration_time_ms=min_iteration_time_ms,
+            max_prompt_tokens=max_prompt_tokens,
             strict_finish_reason=strict_finish_reason,
         )
         self._lock = asyncio.Lock()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from planner_ext.core.limits import Left
 from planner_ext.core.shares import Share
 from planner_ext.core.values import Status
 
@@ -35,12 +36,14 @@ class AskModel:
         tool_choice: ``auto`` or ``required`` where they are; ``none`` keeps their schema in the request although
             they are not offered.
         withheld: The limit for whose sake they are not offered, or None.
+        left: What is left of the budget, as far as the model is to be told; this request is not charged yet.
     """
 
     iteration: int
     offer: bool
     tool_choice: Literal["auto", "required", "none"] | None
     withheld: str | None
+    left: tuple[Left, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

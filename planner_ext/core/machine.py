@@ -18,7 +18,7 @@ from planner_ext.core.actions import (
 )
 from planner_ext.core.facts import ModelReplied
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import spent_limit
+from planner_ext.core.limits import left_to_tell, spent_limit
 from planner_ext.core.shares import divided
 from planner_ext.core.state import Batch, Call, Phase, State
 
@@ -105,6 +105,7 @@ def _request(state: State, limit: str | None) -> AskModel:
         offer=offer,
         tool_choice=rules.tool_choice if offer else keep_schema,
         withheld=withheld,
+        left=left_to_tell(rules.limits, state.ledger, state.at),
     )
 
 

@@ -38,12 +38,14 @@ class Usage:
     Attributes:
         prompt_tokens: Tokens sent, as the service reported them; 0 where it reported none.
         completion_tokens: Tokens received, likewise.
-        cost: Price in US dollars; None where no price is known.
+        cached_tokens: Those of the tokens sent that the service read from its prompt cache, likewise.
+        cost: Price in US dollars; None where it is not known, which it is under ``max_cost`` and ``price`` alone.
         active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     cost: float | None = None
     active_seconds: float = 0.0
 
@@ -57,6 +59,7 @@ class Usage:
         return Usage(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
             cost=sum(known) if known else None,
             active_seconds=self.active_seconds + other.active_seconds,
         )

@@ -21,6 +21,8 @@ from planner_ext.kernel.budget import Price
 from planner_ext.kernel.errors import InvalidReplyError, ServiceCallError
 from planner_ext.kernel.messages import merge_reply, render, requested_calls, text_of
 from planner_ext.kernel.offer import Offer, RequestBehavior
+from planner_ext.kernel.prompt_size import PromptSize
+from planner_ext.kernel.told import told
 from planner_ext.kernel.usage import read_iterations, read_usage
 from planner_ext.ports import Emit, TextDelta
 
@@ -51,6 +53,7 @@ class KernelChat:
         streaming: bool,
         strict_finish_reason: bool = False,
         price: Price | None = None,
+        max_prompt_tokens: int = 0,
         plan_settings: dict[str, Any] | None = None,
     ) -> None:
         self._service = service
@@ -61,6 +64,7 @@ class KernelChat:
         self._streaming = streaming
         self._strict = strict_finish_reason
         self._price = price
+        self._size = PromptSize(service, settings, max_prompt_tokens)
         self._plan_settings = plan_settings or {}
         self._rendered: list[ChatMessageContent] = []
         self._entries: Sequence[Entry] = ()
@@ -83,7 +87,9 @@ class KernelChat:
             KernelException: Whatever of that kind the connector raised.
         """
         self._offer.refresh()
-        history = ChatHistory.model_construct(messages=list(self.messages(transcript)))  # connectors may add to it
+        messages = told(self.messages(transcript), request.left)
+        self._size.check(messages, self._offer if request.tool_choice else None)
+        history = ChatHistory.model_construct(messages=list(messages))  # connectors may add to it
         settings = self._request_settings(request)
         with named_errors(self._service):
             if self._streaming:

@@ -31,6 +31,7 @@ from planner_ext.kernel.nested import NestingFunctions, NobodyWaits, run_around
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.outcome import carry_run
+from planner_ext.kernel.prices import price_of
 from planner_ext.ports import Emit, Ports, Prompts
 
 __all__ = ["Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
@@ -78,7 +79,8 @@ class Loop:
             offer=self.offer,
             streaming=streaming,
             strict_finish_reason=options.strict_finish_reason,
-            price=options.price,
+            price=price_of(service, settings, options.price, options.budget.max_cost),
+            max_prompt_tokens=options.max_prompt_tokens,
             plan_settings=plan_settings,
         )
         functions = KernelFunctions(

@@ -33,6 +33,7 @@ class LoopOptions:
     clock: Clock
     price: Price | None = None
     min_iteration_time_ms: int = 0
+    max_prompt_tokens: int = 0
     strict_finish_reason: bool = False
     observers: Sequence[Observer] = ()
     interceptors: Sequence[Interceptor] = ()
@@ -48,6 +49,7 @@ class LoopOptions:
         execution: ToolExecution | None = None,
         clock: Clock | None = None,
         min_iteration_time_ms: int | None = None,
+        max_prompt_tokens: int | None = None,
         strict_finish_reason: bool = False,
         observers: Sequence[Observer] = (),
         approval: ApprovalSettings | None = None,
@@ -68,6 +70,7 @@ class LoopOptions:
             execution=_instance("execution", execution, ToolExecution),
             clock=_clock(clock),
             min_iteration_time_ms=non_negative("min_iteration_time_ms", min_iteration_time_ms),
+            max_prompt_tokens=non_negative("max_prompt_tokens", max_prompt_tokens),
             strict_finish_reason=strict_finish_reason,
             observers=_callables("observers", observers),
             approval=_instance("approval", approval, ApprovalSettings),
@@ -89,6 +92,7 @@ class LoopOptions:
             self,
             budget=tightest(self.budget, inner.budget),
             price=self.price or inner.price,
+            max_prompt_tokens=min(filter(None, (self.max_prompt_tokens, inner.max_prompt_tokens)), default=0),
             interceptors=(*self.interceptors, *inner.interceptors),
             pre_invoke=(*self.pre_invoke, *inner.pre_invoke),
             observers=(*self.observers, *inner.observers),
@@ -96,6 +100,11 @@ class LoopOptions:
             approval=self.approval.within(inner.approval),
             iteration_completed=self.iteration_completed or inner.iteration_completed,
         )
+
+    def resumed(self, limits: Limits, budget: Limits | None) -> "LoopOptions":
+        """Take the limits that a resumed run has, and the price of the budget that it was resumed with, if any."""
+        given = budget.price if isinstance(budget, Budget) else None
+        return replace(self, budget=limits, price=given or self.price)
 
     def under(self, behavior: FunctionChoiceBehavior) -> "LoopOptions":
         """Add the pre-invoke callback of a function choice behaviour, if it has one."""

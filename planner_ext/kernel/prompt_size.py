@@ -53,7 +53,7 @@ class PromptSize:
     Else they are estimated, see `estimated_tokens`. What a provider adds around the texts is estimated in both cases.
 
     Against the prompt tokens that OpenAI's API reported for ten recorded requests of 42 to 129 tokens (gpt-4o,
-    gpt-4o-mini and gpt-4.1-mini, nine of them with functions or a file's text) the estimate was off by -3 % to +6 %.
+    gpt-4o-mini and gpt-4.1-mini, eight of them with functions) the estimate was off by -3 % to +7 %.
     Images, audio and files are not counted.
     """
 

@@ -76,6 +76,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         min_iteration_time_ms: int = 0,
+        max_prompt_tokens: int | None = None,
         on_invalid_history: Literal["refuse", "repair"] = "refuse",
         strict_finish_reason: bool = False,
         service_id: str | None = None,
@@ -97,6 +98,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
             clock: Time; None is the machine's.
             min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
+            max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent, see
+                `PromptTooLargeError`. None and 0 are no limit.
             on_invalid_history: A history with an unanswered call, an orphan or a second result is refused before
                 anything is sent (``refuse``), or mended in place (``repair``).
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
@@ -121,6 +124,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             iteration_completed=iteration_completed,
             clock=clock,
             min_iteration_time_ms=min_iteration_time_ms,
+            max_prompt_tokens=max_prompt_tokens,
             strict_finish_reason=strict_finish_reason,
             observers=observers,
         )
@@ -172,6 +176,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             PlannerInvalidConfigurationError: If settings, kernel or budget cannot be used together.
             InvalidHistoryError: If the history may not be sent.
             InvalidReplyError: If the connector's response is no reply.
+            PromptTooLargeError: If a request would send more than ``max_prompt_tokens``; it is not sent.
             LimitReachedError: At a limit, where the budget says ``on_limit="raise"``.
         """
         if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
@@ -284,7 +289,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
         messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history))
         run = ServiceRun(chat_history, known=len(messages), world=world)
-        run.loop = self._loop(world, settings, behavior, run=run, streaming=streaming)
+        run.loop = self._loop(world, settings, behavior, options=self._options, run=run, streaming=streaming)
         if self._on_invalid_history == "repair":
             chat_history.messages[:] = messages
         run.first = (
@@ -308,9 +313,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> ServiceRun:
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
         at = self._options.clock.now()
-        transcript = given.reopened(at).transcript
+        reopened = given.reopened(at)
+        transcript = reopened.transcript
         run = ServiceRun(chat_history, known=len(transcript), world=world, facts=given.checkpoint.facts)
-        run.loop = self._loop(world, settings, behavior, run=run, streaming=streaming)
+        options = self._options.resumed(reopened.rules.limits, given.budget)
+        run.loop = self._loop(world, settings, behavior, options=options, run=run, streaming=streaming)
         run.first = given.facts(run.loop.functions, at)
         bring_up_to_date(chat_history, run.loop.chat.messages(transcript))
         return run
@@ -321,6 +328,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         settings: PromptExecutionSettings,
         behavior: FunctionChoiceBehavior,
         *,
+        options: LoopOptions,
         run: ServiceRun,
         streaming: bool,
     ) -> Loop:
@@ -331,7 +339,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             settings=own_settings,
             offer=Offer(world.kernel, behavior, own_settings),
             arguments=world.arguments,
-            options=self._options.under(behavior),
+            options=options.under(behavior),
             streaming=streaming,
             prompts=NoPrompts(),
             follow=run.follow,

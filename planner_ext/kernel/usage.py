@@ -25,8 +25,11 @@ def read_iterations(metadata: Mapping[str, Any]) -> int:
 
 def read_usage(reported: object) -> Usage:
     """Read the tokens out of a connector's own usage object or mapping; 0 where it says nothing usable."""
+    prompt_tokens = _count(reported, "prompt_tokens")
     return Usage(
-        prompt_tokens=_count(reported, "prompt_tokens"), completion_tokens=_count(reported, "completion_tokens")
+        prompt_tokens=prompt_tokens,
+        completion_tokens=_count(reported, "completion_tokens"),
+        cached_tokens=min(_count(_part(reported, "prompt_tokens_details"), "cached_tokens"), prompt_tokens),
     )
 
 
@@ -49,8 +52,14 @@ def merge_reported(first: Any, second: Any) -> Any:
 
 
 def _count(reported: object, name: str) -> int:
-    value = reported.get(name) if isinstance(reported, Mapping) else getattr(reported, name, None)  # pyright: ignore
+    value = _part(reported, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _part(reported: object, name: str) -> object:
+    if isinstance(reported, Mapping):
+        return cast("Mapping[object, object]", reported).get(name)
+    return getattr(reported, name, None)
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:

@@ -1,0 +1,124 @@
+"""What the model is told of the budget: at the end of the newest message, and nowhere else."""
+
+from datetime import UTC, datetime
+
+import pytest
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatMessageContent,
+    FunctionResultContent,
+    ImageContent,
+    TextContent,
+)
+
+from planner_ext.core.limits import Ledger, Left, Limits, left_to_tell
+from planner_ext.core.values import Usage
+from planner_ext.kernel.told import told
+
+TRIPS = Left(name="max_iterations", left=2, limit=6)
+WORDS = "[Budget left, this request included: 2 of 6 round trips.]"
+
+
+def user(text: str) -> ChatMessageContent:
+    return ChatMessageContent(role=AuthorRole.USER, items=[TextContent(text=text)])
+
+
+def result(text: object) -> ChatMessageContent:
+    return ChatMessageContent(
+        role=AuthorRole.TOOL, items=[FunctionResultContent(id="c1", name="p-f", result=text)], metadata={"k": 1}
+    )
+
+
+def test_the_newest_text_ends_with_it() -> None:
+    """It stands in a copy of the newest message, after its text; all others are sent as they are."""
+    messages = [user("One."), user("Two.")]
+    sent = told(messages, (TRIPS,))
+    assert sent[0] is messages[0]
+    assert sent[1].to_dict() == {"role": "user", "content": f"Two.\n\n{WORDS}"}
+    assert messages[1].content == "Two."
+
+
+def test_a_result_ends_with_it() -> None:
+    """A tool message stays one: the words follow its result, and nothing stands between call and result."""
+    messages = [result('{"a":1}')]
+    (sent,) = told(messages, (TRIPS,))
+    assert sent.to_dict() == {"role": "tool", "content": f'{{"a":1}}\n\n{WORDS}', "tool_call_id": "c1"}
+    assert messages[0].items[0].result == '{"a":1}'
+    assert sent.metadata == {"k": 1}
+
+
+@pytest.mark.parametrize("message", [user(""), result("")])
+def test_an_empty_text_becomes_the_words(message: ChatMessageContent) -> None:
+    """Where the newest message says nothing, the words are all it says."""
+    assert told([message], (TRIPS,))[0].to_dict()["content"] == WORDS
+
+
+def test_an_image_is_followed_by_it() -> None:
+    """A message without text gets one, beside what it has."""
+    image = ImageContent(uri="https://example.com/a.png")
+    (sent,) = told([ChatMessageContent(role=AuthorRole.USER, items=[image])], (TRIPS,))
+    assert sent.items[0] is image
+    assert sent.items[1].text == WORDS
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [ChatMessageContent(role=AuthorRole.ASSISTANT, content="I begin")]], ids=["none", "assistant"]
+)
+def test_no_words_are_put_into_the_models_mouth(messages: list[ChatMessageContent]) -> None:
+    """Without a message, and after the assistant's own, nothing is said."""
+    assert told(messages, (TRIPS,)) is messages
+
+
+def test_nothing_left_to_tell_is_nothing_said() -> None:
+    """Without anything to tell the very same messages are sent."""
+    messages = [user("One.")]
+    assert told(messages, ()) is messages
+
+
+def test_each_limit_is_named_in_words() -> None:
+    """Trips, calls, tokens, dollars, seconds and the deadline are told in plain words, without needless digits."""
+    left = left_to_tell(
+        Limits(
+            max_iterations=10,
+            max_tool_calls=4,
+            max_total_tokens=5000,
+            max_cost=0.5,
+            max_active_seconds=60,
+            deadline=datetime.fromtimestamp(1_000_030, UTC),
+            tell_budget=True,
+        ),
+        Ledger(
+            iterations=3,
+            tool_calls=4,
+            usage=Usage(prompt_tokens=5200, completion_tokens=1, cost=0.123456, active_seconds=12.3456),
+        ),
+        1_000_000.0,
+    )
+    (sent,) = told([user("")], left)
+    assert sent.content == (
+        "[Budget left, this request included: 7 of 10 round trips; 0 of 4 tool calls; 0 of 5000 tokens; "
+        "0.3765 of 0.5 US dollars; 47.65 of 60 seconds of work; 30 seconds to the deadline.]"
+    )
+
+
+@pytest.mark.parametrize(("spent", "heard"), [(0, False), (7, False), (8, True), (10, True)])
+def test_a_share_is_told_of_once_it_is_left(spent: int, heard: bool) -> None:
+    """With tell_budget=0.25 a limit is told of from the request on at which a quarter of it or less is left."""
+    limits = Limits(max_iterations=10, max_tool_calls=100, tell_budget=0.25)
+    left = left_to_tell(limits, Ledger(iterations=spent), 0.0)
+    assert [item.name for item in left] == (["max_iterations"] if heard else [])
+
+
+def test_a_deadline_is_near_by_the_time_worked() -> None:
+    """Of a deadline the whole is the time worked so far and the time left: after 30 s, 10 s are a quarter."""
+    limits = Limits(deadline=datetime.fromtimestamp(100, UTC), tell_budget=0.25)
+    worked = Ledger(usage=Usage(active_seconds=30))
+    assert left_to_tell(limits, worked, 89.0) == ()
+    assert left_to_tell(limits, worked, 90.0) == (Left(name="deadline", left=10.0, limit=40.0),)
+    assert left_to_tell(limits, worked, 200.0)[0].left == 0
+
+
+def test_nothing_is_told_unless_it_is_asked_for() -> None:
+    """Without tell_budget the model hears nothing of the budget; what is not limited is never told of."""
+    assert left_to_tell(Limits(max_iterations=1), Ledger(iterations=1), 0.0) == ()
+    assert left_to_tell(Limits(max_calls_per_function={"f": 1}, tell_budget=True), Ledger(), 0.0) == ()
