@@ -15,6 +15,7 @@ from planner_ext.core.actions import (
     AddMessage,
     AskModel,
     AskPlan,
+    CheckAnswer,
     CompleteIteration,
     Finish,
     Pause,
@@ -22,11 +23,20 @@ from planner_ext.core.actions import (
     RunCalls,
     WithholdCalls,
 )
-from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, StopRequested
+from planner_ext.core.facts import (
+    AnswerChecked,
+    Fact,
+    IterationCompleted,
+    MessageAdded,
+    ModelReplied,
+    Planned,
+    StopRequested,
+)
 from planner_ext.core.machine import next_action
 from planner_ext.core.settle import plain_fact
 from planner_ext.core.state import Phase, State
-from planner_ext.ports import Emit, Ports
+from planner_ext.core.values import Message
+from planner_ext.ports import AnswerForm, Emit, Ports
 from planner_ext.recorder import Recorder
 
 __all__ = ["CallFailedError", "Engine", "StopHandle"]
@@ -106,12 +116,25 @@ class Engine:
             case CompleteIteration():
                 await self._complete_iteration(action)
             case AddMessage(purpose=purpose):
-                message = self._ports.prompts.message(purpose)
+                message = self._message(action)
                 await self.record(MessageAdded(message=message, purpose=purpose, at=self._journal.now()))
+            case CheckAnswer(answer=answer):
+                problem = self._form.problem(answer)
+                await self.record(AnswerChecked(answer=answer, problem=problem, at=self._journal.now()))
             case WithholdCalls():
                 await self.record(plain_fact(action, at=self._journal.now()))
             case Pause() | Finish():
                 await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap()))
+
+    @property
+    def _form(self) -> AnswerForm:
+        assert self._ports.answer_form is not None, "a run whose rules ask for a form has one"
+        return self._ports.answer_form
+
+    def _message(self, action: AddMessage) -> Message:
+        if action.purpose == "structure":
+            return self._form.request(action.problem)
+        return self._ports.prompts.message(action.purpose)
 
     async def _ask_plan(self) -> None:
         prompts = self._ports.prompts

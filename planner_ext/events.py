@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from planner_ext.core.facts import (
+    AnswerChecked,
     CallDecided,
     CallFinished,
     CallStarted,
@@ -23,6 +24,7 @@ from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
 from planner_ext.ports import TextDelta
 
 __all__ = [
+    "AnswerChecked",
     "CallDecided",
     "CallFinished",
     "CallStarted",

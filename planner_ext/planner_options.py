@@ -14,6 +14,7 @@ from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.budget import Budget, tightest
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
+from planner_ext.kernel.structured import response_form
 from planner_ext.ports import Observer
 
 __all__ = ["FunctionCallingStepwisePlannerOptions"]
@@ -36,6 +37,10 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             where fewer than two round trips are left, nor where a run goes on from a given ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
         require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
+        response_format: What the final answer has to be: a pydantic model, a JSON schema, or OpenAI's
+            ``response_format``. Only requests without functions carry it. An answer that is in the form already is
+            taken; another one is asked for again, told what is wrong, as long as the budget lasts. Then the run ends
+            ``limit_reached`` with the answer as it is. It is no part of a checkpoint: ``resume`` needs it again.
         execution: How functions are run; see `ToolExecution`.
         approval: What becomes of calls that nobody decided, that were denied, and that wait; see `ApprovalSettings`.
         interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins. A
@@ -77,6 +82,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     plan: bool | str = True
     charge_plan: bool = True
     require_final_answer_function: bool = False
+    response_format: Any = None
     execution: ToolExecution | None = None
     approval: ApprovalSettings | None = None
     interceptors: Sequence[Any] = ()
@@ -123,6 +129,12 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         own, budget = Limits(max_iterations=self.max_iterations), (self.budget or Budget()).limits
         only_there = budget.max_iterations is not None and "max_iterations" not in self.model_fields_set
         return budget if only_there else tightest(budget, own)
+
+    @field_validator("response_format", mode="before")
+    @classmethod
+    def _check_response_format(cls, value: object) -> object:
+        response_form(value)
+        return value
 
     @field_validator("max_iterations", mode="before")
     @classmethod

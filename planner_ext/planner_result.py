@@ -14,6 +14,7 @@ from planner_ext.kernel.approval import PendingCall, pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import not_answered
 from planner_ext.kernel.outcome import chat_history, status_of
+from planner_ext.kernel.structured import ResponseForm
 
 __all__ = ["FunctionCallingStepwisePlannerResult", "UserInteraction", "result_of"]
 
@@ -33,7 +34,9 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     Attributes:
         status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``; ``asked``;
             ``limit_reached``: see ``limit``, and ``final_answer`` for the answer that was forced; ``stopped``.
-        final_answer: The answer, "" where there is none.
+        final_answer: The answer, "" where there is none; JSON text where it is in the form of ``response_format``.
+        value: The answer as an instance of the ``response_format``'s model, or as JSON values; None where no form was
+            asked for, or the answer is not in it.
         chat_history: Every message of the run, the final one included, fit to be sent.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.
@@ -46,6 +49,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     """
 
     final_answer: str = ""
+    value: Any = None
     chat_history: ChatHistory | None = None
     iterations: int = 0
     status: Status = "answered"
@@ -83,11 +87,15 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         )
 
 
-def result_of(state: State, facts: tuple[Fact, ...]) -> FunctionCallingStepwisePlannerResult:
-    """Read a result out of a run."""
-    ended = state.ended
+def result_of(
+    state: State, facts: tuple[Fact, ...], form: ResponseForm | None = None
+) -> FunctionCallingStepwisePlannerResult:
+    """Read a result out of a run, and its answer in the form that it was asked for in."""
+    ended, checked = state.ended, state.checked
+    in_form = ended is not None and checked is not None and not checked.problem
     return FunctionCallingStepwisePlannerResult(
         final_answer=ended.answer if ended is not None else "",
+        value=form.parse(ended.answer) if form is not None and ended is not None and in_form else None,
         chat_history=chat_history(state),
         iterations=state.ledger.iterations,
         status=status_of(state),

@@ -39,7 +39,7 @@ class PlannerRun:
             await engine.record(fact)
         await self._loop.drive(engine)
         raise_at_limit(engine.state, engine.facts)
-        return result_of(engine.state, tuple(engine.facts))
+        return result_of(engine.state, tuple(engine.facts), self._loop.form)
 
     async def events(self) -> AsyncGenerator[PlannerEvent, None]:
         """Run, and yield what happens; the result comes last."""

@@ -30,6 +30,7 @@ from planner_ext.kernel.prompts import (
 )
 from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import unwrapped
+from planner_ext.kernel.structured import response_form
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner_result import UserInteraction
 
@@ -83,6 +84,7 @@ class PlannerSetting:
             require_final_answer=self.planner.require_final_answer_function,
             on_denial=self.options.approval.on_denial,
             on_deferred=self.options.approval.on_deferred,
+            structured=self.loop.form is not None,
         )
 
     async def opening(self, before: Sequence[ChatMessageContent]) -> tuple[ChatMessageContent, ...]:
@@ -148,6 +150,7 @@ def setting_of(
     settings = _with_completion_limit(connector_settings(service, settings), planner.max_completion_tokens)
     behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
     final_answer = _final_answer(planner)
+    form = response_form(planner.response_format)
     offer = Offer(
         kernel,
         None if behavior.type_ is FunctionChoiceType.NONE else behavior,
@@ -177,6 +180,7 @@ def setting_of(
         plan_settings=templates.plan_settings,
         planner=owner,
         nested=nested,
+        form=None if form is None else form.within(settings),
     )
     return PlannerSetting(
         planner=planner,

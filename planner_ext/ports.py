@@ -15,6 +15,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Checked, Entry, Message, Reply, RequestedCall
 
 __all__ = [
+    "AnswerForm",
     "Chat",
     "Clock",
     "Emit",
@@ -118,6 +119,18 @@ class Prompts(Protocol):
         ...
 
 
+class AnswerForm(Protocol):
+    """The form that the final answer has to be in."""
+
+    def problem(self, answer: str) -> str:
+        """Say what is wrong with an answer's form, for the model to mend it; "" where nothing is."""
+        ...
+
+    def request(self, problem: str) -> Message:
+        """Write the message that asks for the answer in its form."""
+        ...
+
+
 class IterationHook(Protocol):
     """The iteration-completed callback, seen from the engine."""
 
@@ -161,6 +174,7 @@ class Ports:
     Attributes:
         gate: Everything that has a say before a call runs; None approves all.
         hook: The iteration-completed callback; None where there is none.
+        answer_form: The form that the final answer has to be in; None where the run's rules ask for none.
         follow: Told of every fact, synchronously, as the first thing after it was recorded; may not fail.
         max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
         raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
@@ -174,6 +188,7 @@ class Ports:
     clock: Clock
     gate: Gate | None = None
     hook: IterationHook | None = None
+    answer_form: AnswerForm | None = None
     store: RunStore | None = None
     observers: Sequence[Observer] = ()
     follow: Callable[[State, Fact], None] | None = None

@@ -10,6 +10,7 @@ import pytest
 
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.core.facts import (
+    AnswerChecked,
     CallDecided,
     CallFinished,
     CallStarted,
@@ -28,6 +29,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
+from planner_ext.core.shares import Share, Spent
 from planner_ext.core.values import ReplyEntry, RequestedCall, Usage
 from planner_ext.journal import SCHEMA, check_schema, dump_facts, dump_journal, load_facts, load_journal, messages_of
 
@@ -58,6 +60,7 @@ RULES = Rules(
     on_denial="reask",
     close_on_denial=True,
     on_deferred="run_safe_first",
+    structured=True,
 )
 USAGE = Usage(prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
 CALL = RequestedCall(id="c0", name="plugin-f", arguments='{"a": "\\u00fc"}')
@@ -66,6 +69,7 @@ FACTS: tuple[Fact, ...] = (
     RunStarted(run_id="r", rules=RULES, messages=({"role": "user"}, "text", None, 3), goal="Grüße 🙂", at=1e9 + 0.1),
     Planned(plan="p", messages=({"a": [1, {"b": None}]},), iterations=2, usage=USAGE, at=1.0, seconds=0.1),
     MessageAdded(message={"role": "user"}, purpose="insist", at=2.0),
+    AnswerChecked(answer="a", problem="p", at=2.0),
     ModelReplied(
         iteration=0,
         message={"calls": ["c0"]},
@@ -97,10 +101,11 @@ FACTS: tuple[Fact, ...] = (
         prompt="?",
         final_answer="42",
         person=True,
+        nested=True,
         at=4.0,
     ),
     CallsWithheld(iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0),
-    CallStarted(iteration=0, index=1, call_id="c1", function="plugin-f", at=6.0),
+    CallStarted(iteration=0, index=1, call_id="c1", function="plugin-f", reserved=Share(iterations=3, cost=0.1), at=6.0),
     CallFinished(
         iteration=0,
         index=1,
@@ -110,6 +115,7 @@ FACTS: tuple[Fact, ...] = (
         result="text",
         error="TimeoutError: late",
         terminate=True,
+        spent=Spent(iterations=2, tool_calls=1, usage=USAGE),
         at=7.0,
     ),
     IterationCompleted(

@@ -12,6 +12,7 @@ __all__ = [
     "AddMessage",
     "AskModel",
     "AskPlan",
+    "CheckAnswer",
     "CompleteIteration",
     "Finish",
     "Pause",
@@ -36,6 +37,7 @@ class AskModel:
         tool_choice: ``auto`` or ``required`` where they are; ``none`` keeps their schema in the request although
             they are not offered.
         withheld: The limit for whose sake they are not offered, or None.
+        structured: Whether the answer is wanted in its form, should no functions go with the request.
         left: What is left of the budget, as far as the model is to be told; this request is not charged yet.
     """
 
@@ -43,6 +45,7 @@ class AskModel:
     offer: bool
     tool_choice: Literal["auto", "required", "none"] | None
     withheld: str | None
+    structured: bool = False
     left: tuple[Left, ...] = ()
 
 
@@ -87,9 +90,21 @@ class CompleteIteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddMessage:
-    """Tell the model that the next step is due, or that the final-answer function is still owed."""
+    """Tell the model that the next step is due, that the final-answer function is owed, or the answer in its form.
 
-    purpose: Literal["step", "insist"]
+    Attributes:
+        problem: What is wrong with the form of the answer.
+    """
+
+    purpose: Literal["step", "insist", "structure"]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAnswer:
+    """Hold an answer against the form that it has to be in."""
+
+    answer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,5 +124,14 @@ class Finish:
 
 
 Action: TypeAlias = (
-    AskPlan | AskModel | ReviewCalls | RunCalls | WithholdCalls | CompleteIteration | AddMessage | Pause | Finish
+    AskPlan
+    | AskModel
+    | ReviewCalls
+    | RunCalls
+    | WithholdCalls
+    | CompleteIteration
+    | AddMessage
+    | CheckAnswer
+    | Pause
+    | Finish
 )

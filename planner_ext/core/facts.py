@@ -13,6 +13,7 @@ from planner_ext.core.shares import Share, Spent
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
 __all__ = [
+    "AnswerChecked",
     "CallDecided",
     "CallFinished",
     "CallOutcome",
@@ -57,6 +58,7 @@ class Rules:
             again without functions, or its batch is returned to the caller.
         close_on_denial: Whether a denied call ends the chain of tool rounds: the next request offers no functions.
         on_deferred: Whether the other calls of a batch wait for a deferred one, or run before the pause.
+        structured: Whether the answer has to be in a form, which is no part of the journal.
     """
 
     limits: Limits = Limits()
@@ -70,6 +72,7 @@ class Rules:
     on_denial: Literal["refuse", "reask", "return_calls"] = "refuse"
     close_on_denial: bool = False
     on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
+    structured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +102,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAdded:
-    """The planner said something to the model: the next step is due, or an answer is still owed."""
+    """The planner said something to the model: the next step is due, or an answer is still owed, or owed in its form."""
 
     message: Message
-    purpose: Literal["step", "insist"]
+    purpose: Literal["step", "insist", "structure"]
     at: float
     type: Literal["MessageAdded"] = "MessageAdded"
 
@@ -248,6 +251,20 @@ class IterationCompleted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerChecked:
+    """An answer was held against the form that it has to be in.
+
+    Attributes:
+        problem: What is wrong with it, "" where nothing is.
+    """
+
+    answer: str
+    problem: str
+    at: float
+    type: Literal["AnswerChecked"] = "AnswerChecked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """Somebody asked the run to stop: no further request is made, no further function started."""
 
@@ -306,6 +323,7 @@ Fact: TypeAlias = (
     | CallStarted
     | CallFinished
     | IterationCompleted
+    | AnswerChecked
     | StopRequested
     | Paused
     | Resumed

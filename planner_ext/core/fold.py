@@ -10,6 +10,7 @@ from typing import Any
 from planner_ext.core.batches import call_decided, call_finished, call_started, calls_withheld
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import (
+    AnswerChecked,
     Ended,
     Fact,
     IterationCompleted,
@@ -89,9 +90,15 @@ def _message_added(state: State, fact: MessageAdded) -> State:
         phase=Phase.ASKING,
         transcript=(*state.transcript, fact.message),
         reply=None,
+        final_answer=None,
+        structuring=state.structuring or fact.purpose == "structure",
         step_rounds=0 if fact.purpose == "step" else state.step_rounds,
         at=fact.at,
     )
+
+
+def _answer_checked(state: State, fact: AnswerChecked) -> State:
+    return replace(state, checked=fact, at=fact.at)
 
 
 def _model_replied(state: State, fact: ModelReplied) -> State:
@@ -100,6 +107,7 @@ def _model_replied(state: State, fact: ModelReplied) -> State:
         ledger=_charge(state.ledger, fact.iterations, fact.usage, fact.seconds),
         iteration=fact.iteration + 1,
         reask=False,
+        checked=None,
         at=fact.at,
     )
     if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
@@ -194,6 +202,7 @@ _APPLY: dict[str, Callable[[State, Any], State]] = {
     "CallStarted": call_started,
     "CallFinished": call_finished,
     "IterationCompleted": _iteration_completed,
+    "AnswerChecked": _answer_checked,
     "StopRequested": _stop_requested,
     "Paused": _paused,
     "Resumed": _resumed,

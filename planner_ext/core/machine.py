@@ -16,6 +16,7 @@ from planner_ext.core.actions import (
     RunCalls,
     WithholdCalls,
 )
+from planner_ext.core.answers import in_form
 from planner_ext.core.facts import ModelReplied
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import left_to_tell, spent_limit
@@ -39,6 +40,13 @@ _TRIPS_OF_A_PLANNED_RUN = 2
 
 def next_action(state: State) -> Action | None:
     """Say what is to be done next; None while the run is paused, has ended or has not begun."""
+    action = _in_phase(state)
+    if state.rules.structured and isinstance(action, Finish):
+        return in_form(state, action, _no_request(state))
+    return action
+
+
+def _in_phase(state: State) -> Action | None:
     match state.phase:
         case Phase.NEW | Phase.PAUSED | Phase.ENDED:
             return None
@@ -65,6 +73,13 @@ def iterations_left(state: State) -> int | None:
     return None if allowed is None else allowed - state.ledger.iterations
 
 
+def _no_request(state: State) -> str | None:
+    """Name the limit that forbids any further request, or None."""
+    left = iterations_left(state)
+    no_trip = "max_iterations" if left is not None and left <= 0 else None
+    return no_trip or spent_limit(state.rules.limits, state.ledger, state.at)
+
+
 def _plan(state: State) -> Action:
     """Ask for the plan, unless it would leave no trip for the goal itself, or a limit forbids any such request."""
     left = iterations_left(state)
@@ -77,6 +92,8 @@ def _plan(state: State) -> Action:
 def _ask(state: State) -> Action:
     if state.final_answer is not None:
         return Finish(status="answered", answer=state.final_answer)
+    if state.structuring:
+        return _ask_in_form(state)
     if state.stopping is not None:
         return Finish(status="stopped", reason=state.stopping)
     left = iterations_left(state)
@@ -91,13 +108,24 @@ def _ask(state: State) -> Action:
     return _request(state, limit)
 
 
+def _ask_in_form(state: State) -> Action:
+    """Ask for the answer again; where no request may follow any more, the run ends with the answer as it is."""
+    answer = "" if state.checked is None else state.checked.answer
+    if state.stopping is not None:
+        return Finish(status="stopped", answer=answer, reason=state.stopping)
+    if (limit := _no_request(state)) is not None:
+        return Finish(status="limit_reached", answer=answer, limit=limit, reason=_limit_text(state, limit))
+    return _request(state, state.limit)
+
+
 def _request(state: State, limit: str | None) -> AskModel:
     """Decide whether functions are offered, and for whose sake they are not."""
     rules = state.rules
     withheld, offer = limit, limit is None
     if offer and rules.use_attempts is not None and state.rounds >= rules.use_attempts:
         withheld, offer = rules.attempts_limit or None, False
-    if state.reask or (rules.rounds_per_step is not None and state.step_rounds >= rules.rounds_per_step):
+    closing = _closes_step(state)
+    if state.reask or closing or state.structuring:
         offer = False
     keep_schema = "none" if rules.limits.last_trip == "none" else None
     return AskModel(
@@ -105,6 +133,7 @@ def _request(state: State, limit: str | None) -> AskModel:
         offer=offer,
         tool_choice=rules.tool_choice if offer else keep_schema,
         withheld=withheld,
+        structured=rules.structured and (withheld is not None or not closing),
         left=left_to_tell(rules.limits, state.ledger, state.at),
     )
 
@@ -128,10 +157,16 @@ def _judge(state: State, reply: ModelReplied) -> Action:
     return Finish(status="answered", answer=reply.text)
 
 
+def _closes_step(state: State) -> bool:
+    """Whether the next plain reply closes a step, and is no answer."""
+    rounds = state.rules.rounds_per_step
+    return rounds is not None and state.step_rounds >= rounds and not state.structuring
+
+
 def _next_message(state: State, reply: ModelReplied) -> Literal["step", "insist"] | None:
     """Say what the planner has to add where a plain reply is not the end, or None."""
     rules = state.rules
-    if rules.rounds_per_step is not None and not reply.offered and state.step_rounds >= rules.rounds_per_step:
+    if _closes_step(state) and not reply.offered:
         return "step"
     return "insist" if reply.text and rules.require_final_answer and reply.offered else None
 

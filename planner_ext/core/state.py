@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner_ext.core.facts import CallDecided, Ended, ModelReplied, Rules
+from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
 from planner_ext.core.limits import Ledger
 from planner_ext.core.shares import Share
 from planner_ext.core.values import Entry, Message, RequestedCall
@@ -74,6 +74,8 @@ class State:
         called: Whether a function was started in the batch that settled last.
         reply: The last reply without calls, or None.
         final_answer: What the final-answer function was given, or None.
+        checked: What the last answer was found to be, where it has to be in a form, or None.
+        structuring: Whether the next reply has to be the answer in its form.
         limit: The first limit that was reached, while its consequence is due.
         stopping: Why the run is to stop, or None.
         ending: Why it is to stop once the open batch has settled, or None.
@@ -97,6 +99,8 @@ class State:
     called: bool = False
     reply: ModelReplied | None = None
     final_answer: str | None = None
+    checked: AnswerChecked | None = None
+    structuring: bool = False
     limit: str | None = None
     stopping: str | None = None
     ending: str | None = None

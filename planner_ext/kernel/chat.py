@@ -3,7 +3,7 @@
 This is the seam between a transcript and a request: the history is rendered here, incrementally, and nowhere else.
 """
 
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ class KernelChat:
         price: Price | None = None,
         max_prompt_tokens: int = 0,
         plan_settings: dict[str, Any] | None = None,
+        answer_settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._service = service
         self._settings = settings
@@ -66,6 +67,7 @@ class KernelChat:
         self._price = price
         self._size = PromptSize(service, settings, max_prompt_tokens)
         self._plan_settings = plan_settings or {}
+        self._answer_settings = answer_settings or {}
         self._rendered: list[ChatMessageContent] = []
         self._entries: Sequence[Entry] = ()
 
@@ -103,6 +105,8 @@ class KernelChat:
         update: dict[str, Any] = {"function_choice_behavior": None}
         if request.iteration < 0:
             update |= {k: v for k, v in self._plan_settings.items() if k in type(self._settings).model_fields}
+        if request.structured and not (request.offer and self._offer.available):
+            update |= self._answer_settings
         choice = request.tool_choice
         if choice is not None and self._offer.functions:
             schemas = self._offer.schemas

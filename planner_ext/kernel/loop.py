@@ -32,6 +32,7 @@ from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.outcome import carry_run
 from planner_ext.kernel.prices import price_of
+from planner_ext.kernel.structured import ResponseForm
 from planner_ext.ports import Emit, Ports, Prompts
 
 __all__ = ["Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
@@ -47,6 +48,7 @@ class Loop:
         chat: The connector, as the engine asks it.
         offer: The functions that may be called.
         functions: How they are called.
+        form: What the final answer has to be, or None.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Loop:
         follow: Callable[[State, Fact], None] | None = None,
         planner: object | None = None,
         nested: bool = False,
+        form: ResponseForm | None = None,
     ) -> None:
         self.offer = offer
+        self.form = form
         self._options = options
         self._check_names()
         self._report_unused_rules()
@@ -82,6 +86,7 @@ class Loop:
             price=price_of(service, settings, options.price, options.budget.max_cost),
             max_prompt_tokens=options.max_prompt_tokens,
             plan_settings=plan_settings,
+            answer_settings=None if form is None else form.settings,
         )
         functions = KernelFunctions(
             kernel,
@@ -109,6 +114,7 @@ class Loop:
             clock=options.clock,
             gate=NobodyWaits(self._gate()) if nested else self._gate(),
             hook=self._hook(streaming=streaming),
+            answer_form=form,
             observers=options.observers,
             follow=follow,
             max_concurrency=options.execution.max_concurrency,

@@ -9,6 +9,7 @@ from planner_ext.core.actions import (
     AddMessage,
     AskModel,
     AskPlan,
+    CheckAnswer,
     CompleteIteration,
     Finish,
     Pause,
@@ -17,6 +18,7 @@ from planner_ext.core.actions import (
     WithholdCalls,
 )
 from planner_ext.core.facts import (
+    AnswerChecked,
     CallDecided,
     CallFinished,
     CallOutcome,
@@ -209,6 +211,7 @@ class Play:
         self.actions: list[Action] = []
         self.visited: set[tuple[Phase, str, Phase]] = set()
         self.at = 0.0
+        self.formed: set[str] = set(rules.pop("formed", ()))
         if rules.pop("start", True):
             self.add(run_started(**rules))
 
@@ -269,6 +272,9 @@ class Play:
                 return [IterationCompleted(iteration=action.iteration, called=called, at=self.at, seconds=1.0)]
             case AddMessage(purpose=purpose):
                 return [added(purpose)]
+            case CheckAnswer(answer=answer):
+                problem = "" if answer in self.formed else "It is not in the form."
+                return [AnswerChecked(answer=answer, problem=problem, at=self.at)]
             case Pause():
                 return [PAUSED]
             case Finish(status=status, answer=answer, limit=limit, reason=reason, returned=returned):

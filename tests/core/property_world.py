@@ -141,6 +141,7 @@ rules = st.builds(
     on_denial=st.sampled_from(["refuse", "refuse", "reask", "return_calls"]),
     close_on_denial=st.sampled_from([False, False, True]),
     on_deferred=st.sampled_from(["hold_all", "run_safe_first"]),
+    structured=st.sampled_from([False, False, True]),
 )
 
 plans = st.builds(
@@ -248,6 +249,14 @@ class World:
     def message(self, purpose: str) -> Any:
         return {"role": "user", "text": purpose}
 
+    # The form of the answer
+
+    def problem(self, answer: str) -> str:
+        return "" if answer == "done" else "It is not in the form."
+
+    def request(self, problem: str) -> Any:
+        return {"role": "user", "text": problem}
+
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
         return [self.plan.decision(call.iteration, call.index) for call in calls]
 
@@ -269,6 +278,7 @@ class World:
             clock=self,
             gate=self,
             hook=self,
+            answer_form=self,
             follow=self.follow,
             max_concurrency=self.plan.concurrency,
         )

@@ -32,6 +32,8 @@ def played() -> set[tuple[Phase, str, Phase]]:
         Play(says("done"), plan=True, limits=Limits(max_iterations=1)).go(),
         Play(calls("f"), plan=True, limits=Limits(max_iterations=1, on_limit="stop")).go(),
         Play(plan=True).add(stop()).go().add(RESUMED),
+        Play(says("prose"), says("{}"), structured=True, formed={"{}"}).go(),
+        Play(calls("final"), says("{}"), structured=True, formed={"{}"}).go(),
     ]
     for steps in range(12):
         stopped = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1)

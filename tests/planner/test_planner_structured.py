@@ -1,0 +1,239 @@
+"""A final answer in a form: asked for without functions, checked, asked for again, and never past the budget."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_builders import (
+    ADD,
+    PLAN,
+    both_ways,
+    final,
+    invoke,
+    kernel_of,
+    openai_kernel,
+    planner_with,
+    resume,
+    scripted,
+)
+from pydantic import BaseModel, Field
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+
+from planner_ext import Budget
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.events import AnswerChecked
+from planner_ext.hitl_manager import Checkpoint
+from planner_ext.kernel.structured import response_form
+from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say
+from planner_ext.testing.service import ScriptedPromptExecutionSettings
+
+
+class Sum(BaseModel):
+    """The answer's form."""
+
+    total: int = Field(ge=0)
+    unit: str
+
+
+GOOD = say('{"total": 3, "unit": "apples"}')
+VALUE = Sum(total=3, unit="apples")
+SCHEMA: dict[str, Any] = Sum.model_json_schema()
+FORMS: dict[str, Any] = {
+    "model": Sum,
+    "schema": SCHEMA,
+    "openai": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}},
+}
+
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+
+
+@both_ways
+@every_form
+async def test_only_the_request_for_the_answer_carries_the_form(form: Any, streamed: bool) -> None:
+    """Requests with functions have no response_format; prose is asked for again in the form, without functions."""
+    async with openai_kernel([ADD, say("It is 3."), GOOD]) as (kernel, server):
+        planner = planner_with("chat", plan=False, response_format=form)
+        result = await invoke(planner, kernel, streamed=streamed)
+    carried = [request.body.get("response_format") for request in server.requests]
+    assert carried[:2] == [None, None]
+    last: Any = carried[2]
+    assert (last["type"], "total" in last["json_schema"]["schema"]["properties"]) == ("json_schema", True)
+    assert [bool(request.tools) for request in server.requests] == [True, True, False]
+    assert (result.status, result.final_answer, result.iterations) == ("answered", GOOD.text, 3)
+    assert result.value == (VALUE if form is Sum else VALUE.model_dump())
+
+
+@both_ways
+async def test_an_answer_in_its_form_is_taken_as_it_is(streamed: bool) -> None:
+    """A plain reply that validates costs no further request."""
+    kernel, service = scripted([GOOD])
+    result = await invoke(planner_with(plan=False, response_format=Sum), kernel, streamed=streamed)
+    assert (result.status, result.value, len(service.requests)) == ("answered", VALUE, 1)
+
+
+@both_ways
+async def test_the_final_answer_function_may_hand_it_over_in_its_form(streamed: bool) -> None:
+    """``SendFinalAnswer`` with text that validates ends the run; otherwise one more request asks for the form."""
+    kernel, service = scripted([PLAN, final(GOOD.text)])
+    planner = planner_with(response_format=Sum)
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert (result.status, result.value, len(service.requests)) == ("answered", VALUE, 2)
+    kernel, service = scripted([PLAN, final("It is 3."), GOOD])
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert (result.status, result.value, len(service.requests)) == ("answered", VALUE, 3)
+
+
+async def test_the_model_is_told_what_was_wrong() -> None:
+    """The request for the form names the problems of the last answer."""
+    kernel, service = scripted([say('{"total": -1}'), GOOD])
+    await invoke(planner_with(plan=False, response_format=Sum), kernel, streamed=False)
+    asked = str(service.requests[1].messages[-1]["content"])
+    assert "total: Input should be greater than or equal to 0" in asked
+    assert "unit: Field required" in asked
+    assert "JSON schema" not in asked  # the settings say it
+
+
+@both_ways
+async def test_settings_without_a_place_for_the_form_get_it_in_the_message(streamed: bool) -> None:
+    """A connector whose settings know no response_format is told the schema in words."""
+
+    class PlainSettings(ScriptedPromptExecutionSettings):
+        response_format: None = None
+
+    class Plain(ScriptedChatCompletion):
+        def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
+            return PlainSettings
+
+    service = Plain([say("It is 3."), GOOD])
+    kernel = kernel_of(service)
+    result = await invoke(planner_with(plan=False, response_format=Sum), kernel, streamed=streamed)
+    assert result.value == VALUE
+    assert json.dumps(SCHEMA) in str(service.requests[1].messages[-1]["content"])
+
+
+@both_ways
+async def test_the_reserved_trip_asks_in_the_form_at_once(streamed: bool) -> None:
+    """The request that a limit forces carries the form; the run is limited all the same, and has its value."""
+    async with openai_kernel([ADD, GOOD]) as (kernel, server):
+        planner = planner_with("chat", plan=False, max_iterations=2, response_format=Sum)
+        result = await invoke(planner, kernel, streamed=streamed)
+    assert server.requests[1].body.get("response_format") is not None
+    assert (result.status, result.limit, result.value) == ("limit_reached", "max_iterations", VALUE)
+
+
+@both_ways
+async def test_at_the_limit_the_text_is_kept_and_the_reason_says_what_is_wrong(streamed: bool) -> None:
+    """Without a trip for another request the run ends limited, with the raw text and no value."""
+    kernel, service = scripted([say("a"), say("b"), say("c"), GOOD])
+    planner = planner_with(plan=False, max_iterations=3, response_format=Sum)
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert (result.status, result.limit, result.final_answer, result.value) == (
+        "limit_reached",
+        "max_iterations",
+        "c",
+        None,
+    )
+    assert "Invalid JSON" in result.reason
+    assert len(service.requests) == 3
+    more = await resume(planner, kernel, result.checkpoint, streamed=streamed, budget=Budget(max_iterations=4))
+    assert (more.status, more.value, more.iterations) == ("answered", VALUE, 4)
+
+
+async def test_a_token_limit_forbids_the_request_for_the_form() -> None:
+    """Asking again is no forced answer: it is not made once the tokens are spent."""
+    kernel, service = scripted([say("prose"), GOOD])
+    planner = planner_with(plan=False, budget=Budget(max_total_tokens=1), response_format=Sum)
+    result = await invoke(planner, kernel, streamed=False)
+    assert (result.status, result.limit, len(service.requests)) == ("limit_reached", "max_total_tokens", 1)
+
+
+async def test_a_used_up_call_limit_does_not_forbid_it() -> None:
+    """Asking again starts no function; the run ends at the limit that forced the answer, in its form."""
+    kernel, service = scripted([ADD, say("prose"), GOOD])
+    planner = planner_with(plan=False, budget=Budget(max_tool_calls=0), response_format=Sum)
+    result = await invoke(planner, kernel, streamed=False)
+    assert (result.status, result.limit, result.value) == ("limit_reached", "max_tool_calls", VALUE)
+    assert [request.tools != () for request in service.requests] == [True, False, False]
+
+
+async def test_steps_are_closed_in_prose() -> None:
+    """Under ``use_attempts`` a reply that closes a step is no answer, and not held to the form."""
+    kernel, service = scripted([ADD, say("Added."), say("It is 3."), GOOD])
+    planner = planner_with(plan=False, control="use_attempts", response_format=Sum)
+    result = await invoke(planner, kernel, streamed=False)
+    assert (result.status, result.value, len(service.requests)) == ("answered", VALUE, 4)
+    assert [fact.answer for fact in result.facts if isinstance(fact, AnswerChecked)] == ["It is 3.", GOOD.text]
+
+
+@both_ways
+async def test_a_run_goes_on_in_another_process_with_the_form_given_again(streamed: bool) -> None:
+    """A checkpoint does not hold the form: resumed without it the run is refused, with it the answer has it."""
+    service = ScriptedChatCompletion([say("prose"), RuntimeError("no line"), GOOD])
+    kernel = kernel_of(service)
+    planner = planner_with(plan=False, response_format=Sum)
+    with pytest.raises(Exception, match="no line") as caught:
+        await invoke(planner, kernel, streamed=streamed)
+    error: Any = caught.value
+    text = error.checkpoint.to_json()
+    assert "properties" not in text
+    with pytest.raises(PlannerInvalidConfigurationError, match="response_format"):
+        await resume(planner_with(plan=False), kernel, Checkpoint.from_json(text), streamed=streamed)
+    result = await resume(planner, kernel, Checkpoint.from_json(text), streamed=streamed)
+    assert (result.status, result.value) == ("answered", VALUE)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    trips=st.integers(1, 6),
+    turns=st.lists(st.sampled_from([ADD, say("prose"), say("{}"), final("no"), GOOD, say("")]), min_size=1, max_size=6),
+    control=st.sampled_from(["iterations_metadata", "use_attempts"]),
+    plan=st.booleans(),
+)
+def test_the_budget_holds_whatever_the_answers_are(
+    trips: int, turns: list[ScriptedReply], control: Any, plan: bool
+) -> None:
+    """Never a request more than allowed; a value exactly where the answer is in its form."""
+
+    def reply(request: ScriptedRequest) -> ScriptedReply:
+        turn = turns[request.index % len(turns)]
+        return turn if request.tools or turn.text else say("prose")
+
+    kernel, service = scripted(reply)
+    planner = planner_with(plan=plan, max_iterations=trips, control=control, response_format=Sum)
+    result = asyncio.run(invoke(planner, kernel, streamed=False))
+    assert len(service.requests) == result.iterations <= trips
+    form = response_form(Sum)
+    assert form is not None
+    assert (result.value is not None) == (form.problem(result.final_answer) == "" and result.status != "stopped")
+    assert result.status != "answered" or result.value == VALUE
+
+
+@pytest.mark.parametrize(
+    "given",
+    [int, "json", {}, {"type": "text"}, {"type": "json_schema"}, {"type": "object", "required": 7}, {"x": object()}],
+)
+def test_what_is_no_form_is_refused_by_name(given: Any) -> None:
+    """A response_format that means nothing is a configuration error before any request."""
+    with pytest.raises(PlannerInvalidConfigurationError, match="response_format"):
+        planner_with(response_format=given)
+
+
+def test_any_object_is_a_form() -> None:
+    """``json_object`` takes every JSON object, and nothing else."""
+    form = response_form({"type": "json_object"})
+    assert form is not None
+    assert form.parse('{"a": [1]}') == {"a": [1]}
+    assert form.problem("[1]") == "$: [1] is not of type 'object'"
+    assert "nested too deeply" in form.problem("[" * 100_000)
+
+
+def test_a_form_stays_as_it_was_given() -> None:
+    """The caller's schema is copied: changing it later changes nothing."""
+    schema = {"type": "object", "required": ["a"]}
+    form = response_form(schema)
+    schema["required"] = []  # type: ignore[assignment]
+    assert form is not None
+    assert form.problem("{}") == "$: 'a' is a required property"
