@@ -69,7 +69,6 @@ FACTS: tuple[Fact, ...] = (
     RunStarted(run_id="r", rules=RULES, messages=({"role": "user"}, "text", None, 3), goal="Grüße 🙂", at=1e9 + 0.1),
     Planned(plan="p", messages=({"a": [1, {"b": None}]},), iterations=2, usage=USAGE, at=1.0, seconds=0.1),
     MessageAdded(message={"role": "user"}, purpose="insist", at=2.0),
-    AnswerChecked(answer="a", problem="p", at=2.0),
     ModelReplied(
         iteration=0,
         message={"calls": ["c0"]},
@@ -126,6 +125,7 @@ FACTS: tuple[Fact, ...] = (
     Paused(at=10.0, seconds=0.4),
     Resumed(limits=LIMITS, at=11.0),
     Resumed(limits=None, at=11.0),
+    AnswerChecked(answer="a", problem="p", at=11.0),
     Ended(status="limit_reached", answer="a", limit="max_cost", reason="r", returned=True, at=12.0, seconds=0.5),
 )
 """One of each fact, every field of it set to something that is not its default."""
