@@ -14,6 +14,7 @@ from planner_ext.core.actions import (
     Action,
     AddMessage,
     AskModel,
+    AskPerson,
     AskPlan,
     CheckAnswer,
     CompleteIteration,
@@ -25,6 +26,7 @@ from planner_ext.core.actions import (
 )
 from planner_ext.core.facts import (
     AnswerChecked,
+    Clarified,
     Fact,
     IterationCompleted,
     MessageAdded,
@@ -35,8 +37,8 @@ from planner_ext.core.facts import (
 from planner_ext.core.machine import next_action
 from planner_ext.core.settle import plain_fact
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Message
-from planner_ext.ports import AnswerForm, Emit, Ports
+from planner_ext.core.values import Message, Reply
+from planner_ext.ports import AnswerForm, Clarification, Emit, Ports
 from planner_ext.recorder import Recorder
 
 __all__ = ["CallFailedError", "Engine", "StopHandle"]
@@ -105,9 +107,7 @@ class Engine:
 
     async def _perform(self, action: Action) -> None:
         match action:
-            case AskPlan():
-                await self._ask_plan()
-            case AskModel():
+            case AskPlan() | AskModel() | AskPerson():
                 await self._ask(action)
             case ReviewCalls():
                 await self._calls.review(action)
@@ -115,21 +115,32 @@ class Engine:
                 await self._calls.run(action)
             case CompleteIteration():
                 await self._complete_iteration(action)
-            case AddMessage(purpose=purpose):
-                message = self._message(action)
-                await self.record(MessageAdded(message=message, purpose=purpose, at=self._journal.now()))
-            case CheckAnswer(answer=answer):
-                problem = self._form.problem(answer)
-                await self.record(AnswerChecked(answer=answer, problem=problem, at=self._journal.now()))
+            case AddMessage() | CheckAnswer():
+                await self.record(self._said(action))
             case WithholdCalls():
                 await self.record(plain_fact(action, at=self._journal.now()))
             case Pause() | Finish():
                 await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap()))
 
+    async def _ask(self, action: AskPlan | AskModel | AskPerson) -> None:
+        match action:
+            case AskPlan():
+                await self._ask_plan()
+            case AskModel():
+                await self._ask_model(action)
+            case AskPerson():
+                await self._ask_person(action)
+
     @property
     def _form(self) -> AnswerForm:
         assert self._ports.answer_form is not None, "a run whose rules ask for a form has one"
         return self._ports.answer_form
+
+    def _said(self, action: AddMessage | CheckAnswer) -> MessageAdded | AnswerChecked:
+        at = self._journal.now()
+        if isinstance(action, CheckAnswer):
+            return AnswerChecked(answer=action.answer, problem=self._form.problem(action.answer), at=at)
+        return MessageAdded(message=self._message(action), purpose=action.purpose, at=at)
 
     def _message(self, action: AddMessage) -> Message:
         if action.purpose == "structure":
@@ -154,7 +165,7 @@ class Engine:
         finally:  # a template that fails does not take back the request, nor what it cost
             await self.record(planned)
 
-    async def _ask(self, action: AskModel) -> None:
+    async def _ask_model(self, action: AskModel) -> None:
         await self._pace()
         reply = await self._ports.chat.ask(self.state.transcript, action, self._emit)
         await self.record(
@@ -168,8 +179,37 @@ class Engine:
                 iterations=reply.iterations,
                 offered=action.offer and reply.functions_available,
                 withheld=action.withheld if reply.functions_available else None,
+                final_answer=None if action.offer else self._handed_over(reply),
                 at=self._journal.now(),
                 seconds=self._journal.lap(),
+            )
+        )
+
+    def _handed_over(self, reply: Reply) -> str | None:
+        """Read the final answer off a call of its function, which a model may make although nothing is offered."""
+        checked = map(self._ports.functions.check, reply.calls)
+        return next((call.answer for call in checked if call.kind == "final_answer"), None)
+
+    async def _ask_person(self, action: AskPerson) -> None:
+        """Put a question to whoever answers; the time of a person who does is not the run's."""
+        respondent, seconds = self._ports.respondent, self._journal.lap()
+        given = Clarification(text=None)
+        try:
+            if respondent is not None:
+                given = await respondent.answer(action, self.state)
+        finally:
+            waited = self._journal.lap()
+        await self.record(
+            Clarified(
+                question=action.question,
+                answer=given.text if given.text and given.text.strip() else None,
+                iteration=action.iteration,
+                index=action.index,
+                by=given.by,
+                iterations=given.iterations,
+                usage=replace(given.usage, active_seconds=0.0),
+                at=self._journal.now(),
+                seconds=seconds + waited if given.iterations else seconds,
             )
         )
 

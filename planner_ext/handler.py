@@ -20,6 +20,7 @@ from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
+from planner_ext.kernel.questions import Clarifier
 from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import FunctionInvokingChatCompletion
 from planner_ext.ports import Clock, Observer
@@ -49,6 +50,8 @@ class ToolCallHandler:
         execution: ToolExecution | None = None,
         pre_invoke: PreInvoke | None = None,
         iteration_completed: IterationCallback | None = None,
+        clarifier: Clarifier | None = None,
+        max_clarifications: int | None = None,
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         min_iteration_time_ms: int = 0,
@@ -72,6 +75,8 @@ class ToolCallHandler:
             execution: How functions are run.
             pre_invoke: Asked about each call with the 1-based round trip, name and arguments; False refuses it.
             iteration_completed: Called after the results of a batch are stored and before the next request.
+            clarifier: Answers questions of the model, see `FunctionInvokingChatCompletion`.
+            max_clarifications: How many questions are answered.
             observers: Told each fact of a run.
             clock: Time; None is the machine's.
             min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
@@ -97,6 +102,8 @@ class ToolCallHandler:
             pre_invoke=pre_invoke,
             check_for_intervention=check_for_intervention or _current_check,
             iteration_completed=iteration_completed,
+            clarifier=clarifier,
+            max_clarifications=max_clarifications,
             observers=observers,
             clock=clock,
             min_iteration_time_ms=min_iteration_time_ms,

@@ -1,21 +1,27 @@
-"""The interception point: what sees a call before it runs, what it may decide, and what waits for a person."""
+"""The interception point: what sees a call before it runs, what waits for a person, and who answers questions."""
 
 import logging
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
 from planner_ext.kernel.approval import ApprovalSettings, DecisionRefusedError, PendingCall
 from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.clarifier import ModelClarifier
+from planner_ext.kernel.questions import Clarification, Clarifier, Question
 
 __all__ = [
     "ApprovalSettings",
     "Approve",
     "Checkpoint",
+    "Clarification",
+    "Clarifier",
     "Decision",
     "DecisionRefusedError",
     "Defer",
     "Deny",
     "Interceptor",
+    "ModelClarifier",
     "PendingCall",
+    "Question",
     "Supply",
     "ToolCall",
     "check_for_intervention",

@@ -37,6 +37,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             where fewer than two round trips are left, nor where a run goes on from a given ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
         require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
+            A plain reply that ends in a question mark then waits for an answer: the run ends ``asked``.
         response_format: What the final answer has to be: a pydantic model, a JSON schema, or OpenAI's
             ``response_format``. Only requests without functions carry it. An answer that is in the form already is
             taken; another one is asked for again, told what is wrong, as long as the budget lasts. Then the run ends
@@ -48,6 +49,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
             refuses it, True is no objection.
         iteration_completed: Called after the results of a batch are stored and before the next request.
+        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, and is shown every plain reply before
+            that counts as final; see `Clarifier`. None leaves questions to a person: the run ends ``asked``.
+        max_clarifications: How many questions of a run are answered, by the clarifier or a person; a call over it is
+            told to go on without, a plain reply counts as final. None is no limit, 0 offers no questions. Questions are
+            offered with this, a ``clarifier`` or ``require_final_answer_function``.
         observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
         clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
         min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
@@ -88,6 +94,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     interceptors: Sequence[Any] = ()
     pre_invoke: Any = None
     iteration_completed: Any = None
+    clarifier: Any = None
+    max_clarifications: int | None = None
     observers: Sequence[Observer] = ()
     clock: Any = None
     min_iteration_time_ms: int | None = 0
@@ -142,7 +150,14 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         Budget(max_iterations=value)  # pyright: ignore[reportArgumentType]  (this is what checks it)
         return value
 
-    @field_validator("min_iteration_time_ms", "max_tokens", "max_completion_tokens", "max_prompt_tokens", mode="before")
+    @field_validator(
+        "min_iteration_time_ms",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_prompt_tokens",
+        "max_clarifications",
+        mode="before",
+    )
     @classmethod
     def _check_count(cls, value: object) -> object:
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):

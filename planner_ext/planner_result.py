@@ -1,10 +1,9 @@
 """What a planner returns: a value for every expected end."""
 
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field
 from semantic_kernel.contents import ChatHistory
-from semantic_kernel.functions import kernel_function
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.core.facts import Fact, Planned
@@ -13,27 +12,20 @@ from planner_ext.core.values import Status, Usage
 from planner_ext.kernel.approval import PendingCall, pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import not_answered
+from planner_ext.kernel.interaction import UserInteraction
 from planner_ext.kernel.outcome import chat_history, status_of
 from planner_ext.kernel.structured import ResponseForm
 
 __all__ = ["FunctionCallingStepwisePlannerResult", "UserInteraction", "result_of"]
 
 
-class UserInteraction:
-    """The planner's own functions, as the model sees them."""
-
-    @kernel_function(name="SendFinalAnswer", description="Hand the final answer over to the user; this ends the work.")
-    def send_final_answer(self, answer: Annotated[str, "The whole answer, as the user shall read it"]) -> str:
-        """Take the final answer."""
-        return answer
-
-
 class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     """How a run came out.
 
     Attributes:
-        status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``; ``asked``;
-            ``limit_reached``: see ``limit``, and ``final_answer`` for the answer that was forced; ``stopped``.
+        status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``: a call waits for a
+            decision; ``asked``: only questions wait, for an answer; ``limit_reached``: see ``limit``, and
+            ``final_answer`` for the answer that was forced; ``stopped``.
         final_answer: The answer, "" where there is none; JSON text where it is in the form of ``response_format``.
         value: The answer as an instance of the ``response_format``'s model, or as JSON values; None where no form was
             asked for, or the answer is not in it.
@@ -42,7 +34,7 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         limit: The name of the limit that ended the run, or None.
-        pending: The calls that wait for a person, where the run is paused.
+        pending: The calls and questions that wait for a person, where the run is ``paused`` or ``asked``.
         reason: Why the run ended as it did, in words; "" where it was answered.
         plan: The plan that was made, "" where none was.
         facts: The journal's facts.

@@ -9,7 +9,7 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
-from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata, KernelPlugin
+from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
 from semantic_kernel.prompt_template import KernelPromptTemplate
 
 from planner_ext.core.facts import Rules
@@ -17,6 +17,7 @@ from planner_ext.core.limits import Limits
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.interaction import own_function
 from planner_ext.kernel.loop import Loop, connector_settings
 from planner_ext.kernel.nested import planner_of, run_around
 from planner_ext.kernel.offer import Offer
@@ -32,7 +33,6 @@ from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import unwrapped
 from planner_ext.kernel.structured import response_form
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
-from planner_ext.planner_result import UserInteraction
 
 __all__ = ["PlannerSetting", "PlannerTemplates", "loop_options", "setting_of"]
 
@@ -85,6 +85,8 @@ class PlannerSetting:
             on_denial=self.options.approval.on_denial,
             on_deferred=self.options.approval.on_deferred,
             structured=self.loop.form is not None,
+            clarifier=self.options.clarifier is not None,
+            max_clarifications=self.options.max_clarifications,
         )
 
     async def opening(self, before: Sequence[ChatMessageContent]) -> tuple[ChatMessageContent, ...]:
@@ -111,6 +113,8 @@ def loop_options(options: FunctionCallingStepwisePlannerOptions, budget: Limits 
         interceptors=tuple(options.interceptors),
         pre_invoke=options.pre_invoke,
         iteration_completed=options.iteration_completed,
+        clarifier=options.clarifier,
+        max_clarifications=options.max_clarifications,
         clock=options.clock,
         min_iteration_time_ms=options.min_iteration_time_ms,
         max_prompt_tokens=options.max_prompt_tokens,
@@ -149,13 +153,13 @@ def setting_of(
     service, options = unwrapped(service, options if kept is None else replace(options, budget=kept))
     settings = _with_completion_limit(connector_settings(service, settings), planner.max_completion_tokens)
     behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
-    final_answer = _final_answer(planner)
+    final_answer, ask_user = _final_answer(planner), _ask_user(planner, options)
     form = response_form(planner.response_format)
     offer = Offer(
         kernel,
         None if behavior.type_ is FunctionChoiceType.NONE else behavior,
         settings,
-        own=() if final_answer is None else (final_answer,),
+        own=[function for function in (final_answer, ask_user) if function is not None],
         select=lambda found: _without(running, kernel, _selected(planner, kernel, found, goal)),
     )
     prompts = PlannerPrompts(
@@ -177,6 +181,7 @@ def setting_of(
         streaming=streaming,
         prompts=prompts,
         final_answer=final_answer,
+        ask_user=ask_user,
         plan_settings=templates.plan_settings,
         planner=owner,
         nested=nested,
@@ -214,7 +219,12 @@ def _with_completion_limit(settings: PromptExecutionSettings, limit: int | None)
 def _final_answer(planner: FunctionCallingStepwisePlannerOptions) -> KernelFunction | None:
     if planner.plan is False and not planner.require_final_answer_function:
         return None
-    return KernelPlugin.from_object("UserInteraction", UserInteraction()).functions["SendFinalAnswer"]
+    return own_function("SendFinalAnswer")
+
+
+def _ask_user(planner: FunctionCallingStepwisePlannerOptions, options: LoopOptions) -> KernelFunction | None:
+    insists = planner.require_final_answer_function and options.max_clarifications != 0
+    return own_function("AskUser") if options.takes_questions or insists else None
 
 
 def _selected(

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from planner_ext.approval.decisions import Decision, ToolCall
-from planner_ext.core.actions import AskModel
+from planner_ext.core.actions import AskModel, AskPerson
 from planner_ext.core.facts import CallOutcome, Fact
 from planner_ext.core.shares import Spent
 from planner_ext.core.state import State
-from planner_ext.core.values import Checked, Entry, Message, Reply, RequestedCall
+from planner_ext.core.values import Checked, Entry, Message, Reply, RequestedCall, Usage
 
 __all__ = [
     "AnswerForm",
     "Chat",
+    "Clarification",
     "Clock",
     "Emit",
     "Event",
@@ -27,6 +28,7 @@ __all__ = [
     "Observer",
     "Ports",
     "Prompts",
+    "Respondent",
     "RunStore",
     "TextDelta",
 ]
@@ -119,6 +121,31 @@ class Prompts(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clarification:
+    """An answer to a question of the model, and what it cost.
+
+    Attributes:
+        text: What the model reads; None, or nothing but blanks, leaves the question open.
+        by: Who answered, for the record.
+        iterations: Round trips that it took; charged to the run. 0 is a person's: then the time is not charged.
+        usage: Tokens and cost of them, likewise; its active seconds are not read, the run measures them.
+    """
+
+    text: str | None
+    by: str = ""
+    iterations: int = 0
+    usage: Usage = Usage()
+
+
+class Respondent(Protocol):
+    """Whoever answers the model's questions for the user, seen from the engine."""
+
+    async def answer(self, request: AskPerson, state: State) -> Clarification:
+        """Put a question, or a plain reply, to them; what they raise ends the run as a fault."""
+        ...
+
+
 class AnswerForm(Protocol):
     """The form that the final answer has to be in."""
 
@@ -175,6 +202,7 @@ class Ports:
         gate: Everything that has a say before a call runs; None approves all.
         hook: The iteration-completed callback; None where there is none.
         answer_form: The form that the final answer has to be in; None where the run's rules ask for none.
+        respondent: Whoever answers the model's questions; None leaves them to a person.
         follow: Told of every fact, synchronously, as the first thing after it was recorded; may not fail.
         max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
         raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
@@ -189,6 +217,7 @@ class Ports:
     gate: Gate | None = None
     hook: IterationHook | None = None
     answer_form: AnswerForm | None = None
+    respondent: Respondent | None = None
     store: RunStore | None = None
     observers: Sequence[Observer] = ()
     follow: Callable[[State, Fact], None] | None = None

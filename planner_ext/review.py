@@ -20,8 +20,8 @@ FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 def first_verdict(state: State, index: int, checked: Checked, at: float) -> CallDecided:
     """Record what a checked call of the open batch comes to as long as nobody objects.
 
-    A ``function`` runs, the final answer is taken, a call of the caller's own function goes back to the caller, and
-    an unknown or unusable one is answered.
+    A ``function`` runs, the final answer is taken, a question waits, a call of the caller's own function goes back to
+    the caller, and an unknown or unusable one is answered.
     """
     batch = state.batch
     assert batch is not None
@@ -36,13 +36,15 @@ def first_verdict(state: State, index: int, checked: Checked, at: float) -> Call
         nested=checked.nested,
         at=at,
     )
+    digest = digest_of(checked.function, checked.arguments)
+    bound = replace(fact, digest=digest, fingerprint=fingerprint_of(state.run_id, batch.iteration, request.id, digest))
     match checked.kind:
         case "function":
-            digest = digest_of(checked.function, checked.arguments)
-            fingerprint = fingerprint_of(state.run_id, batch.iteration, request.id, digest)
-            return replace(fact, digest=digest, fingerprint=fingerprint)
+            return bound
         case "final_answer":
             return replace(fact, verdict="final_answer", answer=FINAL_ANSWER_ACCEPTED, final_answer=checked.answer)
+        case "question":
+            return replace(bound, verdict="defer", prompt=checked.answer)
         case "external":
             return replace(fact, verdict="external")
         case "unknown" | "invalid":

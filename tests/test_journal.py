@@ -15,6 +15,7 @@ from planner_ext.core.facts import (
     CallFinished,
     CallStarted,
     CallsWithheld,
+    Clarified,
     Ended,
     Fact,
     IterationCompleted,
@@ -47,6 +48,7 @@ LIMITS = Limits(
     on_limit="return_calls",
     batch_over_limit="fill_remaining",
     last_trip="none",
+    tell_budget=0.25,
 )
 RULES = Rules(
     limits=LIMITS,
@@ -61,6 +63,8 @@ RULES = Rules(
     close_on_denial=True,
     on_deferred="run_safe_first",
     structured=True,
+    clarifier=True,
+    max_clarifications=0,
 )
 USAGE = Usage(prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
 CALL = RequestedCall(id="c0", name="plugin-f", arguments='{"a": "\\u00fc"}')
@@ -79,6 +83,7 @@ FACTS: tuple[Fact, ...] = (
         iterations=3,
         offered=True,
         withheld="max_cost",
+        final_answer="42",
         at=3.0,
         seconds=0.2,
     ),
@@ -127,6 +132,17 @@ FACTS: tuple[Fact, ...] = (
     Resumed(limits=None, at=11.0),
     AnswerChecked(answer="a", problem="p", at=11.0),
     Ended(status="limit_reached", answer="a", limit="max_cost", reason="r", returned=True, at=12.0, seconds=0.5),
+    Clarified(
+        question="where?",
+        answer="here",
+        iteration=0,
+        index=1,
+        by="ann",
+        iterations=1,
+        usage=USAGE,
+        at=7.5,
+        seconds=0.2,
+    ),
 )
 """One of each fact, every field of it set to something that is not its default."""
 

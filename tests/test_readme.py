@@ -47,6 +47,16 @@ async def test_a_refund_waits_and_is_resumed_from_text(
     assert "payments-refund" in capsys.readouterr().out
 
 
+async def test_a_question_is_answered_at_once_or_later(
+    program: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README's clarifier is asked in the terminal; its other run waits, and is answered with Supply."""
+    monkeypatch.setattr("builtins.input", lambda _: "In Oslo.")
+    look, ask = call("weather-temperature", {"city": "Oslo"}), call("UserInteraction-AskUser", {"question": "Where?"})
+    assert await program["answered"](kernel_of(program, say("1. ask"), say("Where?"), look, say("4.5"))) == "4.5"
+    assert await program["answered_later"](kernel_of(program, say("1. ask"), ask, look, say("4.5"))) == "4.5"
+
+
 def test_the_wrapper_takes_the_place_of_a_service(program: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's wrapper is what the kernel then selects."""
     monkeypatch.setenv("OPENAI_API_KEY", "x")

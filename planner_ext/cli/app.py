@@ -12,6 +12,7 @@ from planner_ext.cli.compare import EXIT_CODES as COMPARE_EXIT_CODES
 from planner_ext.cli.compare import compare
 from planner_ext.cli.options import (
     EXIT_CODES,
+    Answers,
     Approvals,
     AskAll,
     BaseUrl,
@@ -29,6 +30,7 @@ from planner_ext.cli.options import (
     MoreIterations,
     Plan,
     Policy,
+    Questions,
     ResumedFile,
     Stream,
     Timeout,
@@ -86,6 +88,7 @@ def run(  # noqa: PLR0917  (options by name on the command line)
     model: Model = None,
     max_iterations: MaxIterations = 15,
     max_tool_calls: MaxToolCalls = None,
+    questions: Questions = None,
     plan: Plan = None,
     timeout: Timeout = None,
     policy: Policy = None,
@@ -98,7 +101,7 @@ def run(  # noqa: PLR0917  (options by name on the command line)
     """Reach a GOAL with the functions of a kernel.
 
     Progress goes to stderr, the answer to stdout; without an answer, stdout stays empty. When calls wait for a
-    decision, the terminal asks: approve, deny, edit, always or quit.
+    decision, the terminal asks: approve, deny, edit, always or quit. Questions of the model are asked there, too.
     """
     from planner_ext.cli.journey import Setup  # noqa: PLC0415  (Semantic Kernel takes its time to import)
     from planner_ext.cli.run import Goal, run_goal  # noqa: PLC0415  (likewise)
@@ -117,6 +120,7 @@ def run(  # noqa: PLR0917  (options by name on the command line)
         text=goal,
         max_iterations=max_iterations,
         max_tool_calls=max_tool_calls,
+        questions=questions,
         plan=plan,
         timeout=timeout,
         checkpoint=checkpoint,
@@ -133,6 +137,7 @@ def resume(  # noqa: PLR0917  (options by name on the command line)
     approve: Approvals = None,
     deny: Denials = None,
     edit: Edits = None,
+    answer: Answers = None,
     cancel: Cancel = None,
     max_iterations: MoreIterations = None,
     policy: Policy = None,
@@ -160,7 +165,13 @@ def resume(  # noqa: PLR0917  (options by name on the command line)
         as_json=as_json,
     )
     given = Continuation(
-        file=file, approve=approve or (), deny=deny or (), edit=edit or (), cancel=cancel, max_iterations=max_iterations
+        file=file,
+        approve=approve or (),
+        deny=deny or (),
+        edit=edit or (),
+        answer=answer or (),
+        cancel=cancel,
+        max_iterations=max_iterations,
     )
     raise typer.Exit(resume_run(given, setup))
 

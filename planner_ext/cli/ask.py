@@ -12,8 +12,9 @@ from rich.text import Text
 from planner_ext.cli.report import say
 from planner_ext.cli.show import WIDEST
 from planner_ext.cli.text import one_line, printable
-from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall
+from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
+from planner_ext.kernel.interaction import ASK_USER
 
 __all__ = ["Desk", "edited_arguments", "print_pending"]
 
@@ -40,9 +41,12 @@ class Desk:
         """
         refused, self._refused = self._refused, None
         try:
-            if refused is None or refused[0] != call.id:
+            again = refused[1] if refused is not None and refused[0] == call.id else None
+            if again is None:
                 print_pending(self._console, call, more=more)
-            elif isinstance(refused[1], Approve) and refused[1].arguments is not None:
+            if call.fully_qualified_name == ASK_USER:
+                return self._reply()
+            if isinstance(again, Approve) and again.arguments is not None:
                 return self._edit(call) or self._ask(call)
             return self._ask(call)
         except (EOFError, KeyboardInterrupt):
@@ -75,6 +79,11 @@ class Desk:
                     return None
             if decision is not None:
                 return decision
+
+    def _reply(self) -> Decision | None:
+        """Answer a question; an empty answer leaves it open."""
+        answer = self._answer("Your answer (empty: leave it open): ")
+        return Supply(answer, by=self._by) if answer else None
 
     def _edit(self, call: PendingCall) -> Decision | None:
         """Ask for other arguments; None goes back to the question."""
@@ -128,14 +137,17 @@ def print_pending(console: Console, call: PendingCall, *, more: int = 0) -> None
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
+    asks = call.fully_qualified_name == ASK_USER
     if call.prompt:
         rows.add_row("question", Text(printable(call.prompt)))
-    rows.add_row("function", Text(_exact(call.fully_qualified_name), "bold"))
-    rows.add_row("arguments", Text(_as_json(call.arguments, indent=2) if call.arguments else "none"))
+    if not asks:
+        rows.add_row("function", Text(_exact(call.fully_qualified_name), "bold"))
+        rows.add_row("arguments", Text(_as_json(call.arguments, indent=2) if call.arguments else "none"))
     if call.expires_at is not None:
         rows.add_row("open until", Text(_until(call.expires_at)))
     rows.add_row("call", Text(f"{_exact(call.id)}, fingerprint {_exact(call.fingerprint[:12])}"))
-    title = "A call waits for your decision" + (f", and {more} more" if more else "")
+    title = "The model asks you" if asks else "A call waits for your decision"
+    title += f", and {more} more" if more else ""
     panel = Panel(
         rows,
         title=Text(title, "bold"),

@@ -60,7 +60,7 @@ class Work:
     def finish(self) -> FunctionCallingStepwisePlannerResult:
         """Go on until the run has ended, or nobody decides."""
         result = self.kept(self.first())
-        while result.status == "paused":
+        while result.status in ("paused", "asked"):
             if any(_is_late(call) for call in result.pending):
                 result = self.kept(self.journey.resume({}))
             elif (following := self._decided(result)) is not None:
@@ -151,7 +151,8 @@ def _tell_how_to_go_on(console: Console, result: FunctionCallingStepwisePlannerR
         say(console, Text(f"The run is kept in {printable(str(work.file.path))}. Go on with:"))
         console.print(Text(f"  {_command(work.setup, work.file)}"), soft_wrap=True)
         text = (
-            "Add --approve ID, --deny ID=REASON, --edit ID=JSON or --cancel REASON; with none of them a terminal asks."
+            "Add --answer ID=TEXT for a question, --approve ID, --deny ID=REASON or --edit ID=JSON for a call, or "
+            "--cancel REASON; with none of them a terminal asks."
         )
     elif work.desk is None:
         text = (

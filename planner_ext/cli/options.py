@@ -7,6 +7,7 @@ import typer
 
 __all__ = [
     "EXIT_CODES",
+    "Answers",
     "Approvals",
     "AskAll",
     "BaseUrl",
@@ -24,6 +25,7 @@ __all__ = [
     "MoreIterations",
     "Plan",
     "Policy",
+    "Questions",
     "ResumedFile",
     "Stream",
     "Timeout",
@@ -36,7 +38,7 @@ Exit codes:
   1    ended without: a limit, the timeout, a cancellation, a reply cut short
   2    something on the command line, in a file or in the kernel cannot be used
   3    a fault, such as a failed request
-  4    paused: calls wait for a decision
+  4    paused: calls wait for a decision, or questions for an answer
   130  interrupted with Ctrl-C
 """
 
@@ -82,6 +84,12 @@ MaxIterations = Annotated[
     ),
 ]
 MaxToolCalls = Annotated[int | None, typer.Option(metavar="N", help="Most function calls, failed ones included.")]
+Questions = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Let the model ask you this many questions. Left out: it is given no function to ask with."
+    ),
+]
 Plan = Annotated[
     bool | None,
     typer.Option("--plan/--no-plan", help="Ask for a plan first. Left out: where the kernel has functions."),
@@ -106,6 +114,9 @@ ResumedFile = Annotated[
 ]
 Approvals = Annotated[
     list[str] | None, typer.Option(metavar="ID", help="Let this call run. May be repeated, as the next two may.")
+]
+Answers = Annotated[
+    list[str] | None, typer.Option("--answer", metavar="ID=TEXT", help="Answer this question. May be repeated.")
 ]
 Denials = Annotated[
     list[str] | None, typer.Option(metavar="ID=REASON", help="Do not run this call; the model reads why.")

@@ -36,7 +36,7 @@ INTERRUPTED = 130
 
 def exit_code(result: FunctionCallingStepwisePlannerResult) -> int:
     """Say with which code a run's outcome leaves the process."""
-    return {"answered": ANSWERED, "paused": PAUSED}.get(result.status, NO_ANSWER)
+    return {"answered": ANSWERED, "paused": PAUSED, "asked": PAUSED}.get(result.status, NO_ANSWER)
 
 
 def stderr_console() -> Console:

@@ -15,7 +15,7 @@ from planner_ext.cli.journey import Journey, Setup
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
-from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny
+from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, Supply
 from planner_ext.kernel.approval import pending_calls
 from planner_ext.kernel.arguments import InvalidArguments
 from planner_ext.planner_result import result_of
@@ -31,6 +31,7 @@ class Continuation:
         approve: Ids of calls.
         deny: ``ID=REASON``, or an id alone.
         edit: ``ID=JSON``.
+        answer: ``ID=TEXT``.
         cancel: Why the run is to end; None goes on.
         max_iterations: Round trips in place of the run's; None keeps those.
     """
@@ -39,6 +40,7 @@ class Continuation:
     approve: Sequence[str] = ()
     deny: Sequence[str] = ()
     edit: Sequence[str] = ()
+    answer: Sequence[str] = ()
     cancel: str | None = None
     max_iterations: int | None = None
 
@@ -75,14 +77,20 @@ class _Stretch:
         if self.continuation.cancel is not None:
             return self._cancel(self.continuation.cancel)
         state, budget = self.checkpoint.state(), self._budget()
-        self.journey.open(plan=state.rules.plan, require_final_answer_function=state.rules.require_final_answer)
+        self.journey.open(
+            plan=state.rules.plan,
+            require_final_answer_function=state.rules.require_final_answer,
+            max_clarifications=state.rules.max_clarifications,
+        )
         if pending_calls(state) and not self.decisions and budget is None:
             return result_of(state, self.checkpoint.facts)
         return self.journey.resume(self.decisions, budget=budget)
 
     def _cancel(self, reason: str) -> FunctionCallingStepwisePlannerResult:
         if self.decisions:
-            raise PlannerInvalidConfigurationError("--cancel ends the run; leave --approve, --deny and --edit out.")
+            raise PlannerInvalidConfigurationError(
+                "--cancel ends the run; leave --approve, --deny, --edit and --answer out."
+            )
         return FunctionCallingStepwisePlanner().cancel(self.checkpoint, by=self.setup.by or "", reason=reason)
 
     def _budget(self) -> Budget | None:
@@ -115,6 +123,9 @@ def _decisions(given: Continuation, state: State, by: str | None) -> dict[str, D
     for text in given.deny:
         name, reason = _split(text, waiting)
         decide(name, Deny(reason, by=by))
+    for text in given.answer:
+        name, reply = _split(text, waiting)
+        decide(name, Supply(reply, by=by))
     for text in given.edit:
         name, written = _split(text, waiting)
         arguments = edited_arguments(written)

@@ -21,6 +21,7 @@ class Goal:
     """What is asked of one run, as it stands on the command line.
 
     Attributes:
+        questions: How many questions the model may ask; None offers it none.
         plan: None plans where there are functions to plan with.
         timeout: Seconds; None is no timeout.
         checkpoint: Where the run is kept instead of asking about calls that wait.
@@ -29,6 +30,7 @@ class Goal:
     text: str
     max_iterations: int = 15
     max_tool_calls: int | None = None
+    questions: int | None = None
     plan: bool | None = None
     timeout: float | None = None
     checkpoint: Path | None = None
@@ -53,6 +55,7 @@ def run_goal(goal: Goal, setup: Setup) -> int:
                 plan=goal.plan,
                 max_iterations=goal.max_iterations,
                 budget=Budget(max_tool_calls=goal.max_tool_calls),
+                max_clarifications=goal.questions,
             )
             return journey.start(goal.text)
 

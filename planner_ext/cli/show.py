@@ -17,6 +17,7 @@ from planner_ext.core.facts import (
     CallFinished,
     CallStarted,
     CallsWithheld,
+    Clarified,
     Ended,
     Fact,
     MessageAdded,
@@ -74,6 +75,7 @@ class Progress:
             "CallDecided": self._decided,
             "CallsWithheld": self._withheld,
             "CallStarted": self._call_started,
+            "Clarified": self._clarified,
             "CallFinished": self._call_finished,
             "StopRequested": self._stop_requested,
             "Resumed": self._resumed,
@@ -105,6 +107,8 @@ class Progress:
                 case ModelReplied():
                     self._charged += fact.iterations
                     self._calls, self._edited = fact.calls, {}
+                case Clarified():
+                    self._charged += fact.iterations
                 case CallDecided(index=index, edited=str(edited)):
                     self._edited[index] = edited
                 case _:
@@ -173,6 +177,8 @@ class Progress:
                 pass
             case "final_answer":
                 self._line(f"{self._signs.call} hands over the final answer")
+            case "defer" if fact.kind == "question":
+                self._line(f"? asks: {one_line(fact.prompt)}")
             case "defer":
                 self._line(f"? {self._call(fact)} waits for a decision {one_line(fact.prompt)}".rstrip())
             case "external":
@@ -183,6 +189,11 @@ class Progress:
     def _withheld(self, fact: CallsWithheld) -> None:
         for index in fact.indexes:
             self._outcome(self._signs.bad, self._name(index), "not run", fact.answer.removeprefix("Not executed: "))
+
+    def _clarified(self, fact: Clarified) -> None:
+        self._charged += fact.iterations
+        if fact.answer is not None:
+            self._line(f"{self._signs.good} {one_line(fact.by) or 'answered'}: {one_line(fact.answer)}")
 
     def _call_started(self, fact: CallStarted) -> None:
         self._running[fact.index] = (fact.function, fact.at)

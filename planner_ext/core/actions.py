@@ -11,6 +11,7 @@ __all__ = [
     "Action",
     "AddMessage",
     "AskModel",
+    "AskPerson",
     "AskPlan",
     "CheckAnswer",
     "CompleteIteration",
@@ -108,6 +109,23 @@ class CheckAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskPerson:
+    """Put a question of the model, or its plain reply, to whoever answers for the user.
+
+    Attributes:
+        question: Its words.
+        iteration: The trip in which it was asked.
+        index: The place of the call that asks; None for a plain reply.
+        trips: Round trips that the answer may take, so that one is left to use it; None where they are not limited.
+    """
+
+    question: str
+    iteration: int
+    index: int | None
+    trips: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
     """Leave the run as a value until a person has decided."""
 
@@ -126,6 +144,7 @@ class Finish:
 Action: TypeAlias = (
     AskPlan
     | AskModel
+    | AskPerson
     | ReviewCalls
     | RunCalls
     | WithholdCalls

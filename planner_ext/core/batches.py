@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld
+from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, Clarified
 from planner_ext.core.shares import reserved, settled
 from planner_ext.core.state import Batch, Call, Phase, State
 from planner_ext.core.values import CallResult, Entry, ReplyEntry
 
-__all__ = ["call_decided", "call_finished", "call_started", "calls_withheld"]
+__all__ = ["call_clarified", "call_decided", "call_finished", "call_started", "calls_withheld"]
 
 
 def call_decided(state: State, fact: CallDecided) -> State:
@@ -93,6 +93,17 @@ def call_finished(state: State, fact: CallFinished) -> State:
     return _settle_if_answered(state)
 
 
+def call_clarified(state: State, fact: Clarified, index: int) -> State:
+    """Answer a call that asks the user; one that nobody answered waits for a person."""
+    batch = _open_batch(state)
+    _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
+    call = batch.calls[index]
+    question = call.decided is not None and call.decided.kind == "question"
+    _require(question and call.answer is None, fact, "it asks nothing")
+    call = replace(call, asked=True, answer=fact.answer)
+    return _settle_if_answered(replace(state, batch=_with_call(batch, index, call)))
+
+
 def _open_batch(state: State) -> Batch:
     if state.batch is None:
         raise IllegalTransitionError(f"A call was named while no batch is open (the run is {state.phase}).")
@@ -108,7 +119,10 @@ def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) ->
     return batch, call
 
 
-def _require(condition: bool, fact: CallDecided | CallStarted | CallFinished | CallsWithheld, problem: str) -> None:
+_OfCalls = CallDecided | CallStarted | CallFinished | CallsWithheld | Clarified
+
+
+def _require(condition: bool, fact: _OfCalls, problem: str) -> None:
     if not condition:
         raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
 

@@ -19,6 +19,7 @@ __all__ = [
     "CallOutcome",
     "CallStarted",
     "CallsWithheld",
+    "Clarified",
     "Ended",
     "Fact",
     "IterationCompleted",
@@ -59,6 +60,8 @@ class Rules:
         close_on_denial: Whether a denied call ends the chain of tool rounds: the next request offers no functions.
         on_deferred: Whether the other calls of a batch wait for a deferred one, or run before the pause.
         structured: Whether the answer has to be in a form, which is no part of the journal.
+        clarifier: Whether the model's questions, and its plain replies, are put to a clarifier.
+        max_clarifications: How many questions are answered; None is unlimited.
     """
 
     limits: Limits = Limits()
@@ -73,6 +76,8 @@ class Rules:
     close_on_denial: bool = False
     on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
     structured: bool = False
+    clarifier: bool = False
+    max_clarifications: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +107,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAdded:
-    """The planner said something to the model: the next step is due, or an answer is still owed, or owed in its form."""
+    """The planner told the model that the next step is due, or that an answer is owed, or is owed in its form."""
 
     message: Message
     purpose: Literal["step", "insist", "structure"]
@@ -118,6 +123,7 @@ class ModelReplied:
         iterations: What the reply's metadata reports; charged to the ledger.
         offered: Whether functions were offered in the request.
         withheld: The limit for whose sake functions that exist were not offered, or None.
+        final_answer: What the final-answer function was given although no function was offered, or None.
     """
 
     iteration: int
@@ -129,6 +135,7 @@ class ModelReplied:
     iterations: int
     offered: bool
     withheld: str | None
+    final_answer: str | None = None
     at: float
     seconds: float
     type: Literal["ModelReplied"] = "ModelReplied"
@@ -231,6 +238,34 @@ class CallFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clarified:
+    """A question of the model was put to somebody.
+
+    Attributes:
+        question: Its words; of a plain reply, all of it.
+        answer: What the model reads; None where nobody said anything: a call then waits for a person, and a plain reply
+            is taken as it is.
+        iteration: The trip in which it was asked.
+        index: The place of the call that asks; None for a plain reply.
+        by: Who answered, "" where that is not known.
+        iterations: Round trips that the answer took; charged to the ledger.
+        usage: Tokens and cost of them, likewise.
+        seconds: Active time; waiting for a person is not in it.
+    """
+
+    question: str
+    answer: str | None
+    iteration: int
+    index: int | None
+    by: str = ""
+    iterations: int = 0
+    usage: Usage = Usage()
+    at: float
+    seconds: float
+    type: Literal["Clarified"] = "Clarified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IterationCompleted:
     """Every call of a batch has its result in the transcript.
 
@@ -322,6 +357,7 @@ Fact: TypeAlias = (
     | CallsWithheld
     | CallStarted
     | CallFinished
+    | Clarified
     | IterationCompleted
     | AnswerChecked
     | StopRequested

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from planner_ext.core.batches import call_decided, call_finished, call_started, calls_withheld
+from planner_ext.core.batches import call_clarified, call_decided, call_finished, call_started, calls_withheld
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import (
     AnswerChecked,
+    Clarified,
     Ended,
     Fact,
     IterationCompleted,
@@ -25,7 +26,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.limits import Ledger
 from planner_ext.core.state import Batch, Call, Phase, State
 from planner_ext.core.transitions import TRANSITIONS
-from planner_ext.core.values import Entry, ReplyEntry, Usage
+from planner_ext.core.values import Entry, ReplyEntry, Said, Usage
 
 __all__ = ["CUT_SHORT", "apply", "fold"]
 
@@ -90,6 +91,7 @@ def _message_added(state: State, fact: MessageAdded) -> State:
         phase=Phase.ASKING,
         transcript=(*state.transcript, fact.message),
         reply=None,
+        asked=False,
         final_answer=None,
         structuring=state.structuring or fact.purpose == "structure",
         step_rounds=0 if fact.purpose == "step" else state.step_rounds,
@@ -107,6 +109,7 @@ def _model_replied(state: State, fact: ModelReplied) -> State:
         ledger=_charge(state.ledger, fact.iterations, fact.usage, fact.seconds),
         iteration=fact.iteration + 1,
         reask=False,
+        asked=False,
         checked=None,
         at=fact.at,
     )
@@ -121,9 +124,32 @@ def _model_replied(state: State, fact: ModelReplied) -> State:
             unanswered=len(calls),
         )
         return replace(state, phase=Phase.REVIEWING, batch=batch, reply=None)
-    entry: Entry = ReplyEntry(message=fact.message, kept=()) if fact.calls else fact.message
-    transcript = (*state.transcript, entry) if fact.text else state.transcript
-    return replace(state, phase=Phase.ANSWERING, reply=fact, transcript=transcript)
+    return replace(state, phase=Phase.ANSWERING, reply=fact, transcript=(*state.transcript, *_spoken(fact)))
+
+
+def _spoken(fact: ModelReplied) -> tuple[Entry, ...]:
+    """What the transcript keeps of a reply whose calls, if it has any, were not offered."""
+    if fact.final_answer is not None:
+        return (Said(role="assistant", text=fact.final_answer),)
+    if not fact.text:
+        return ()
+    return (ReplyEntry(message=fact.message, kept=()) if fact.calls else fact.message,)
+
+
+def _clarified(state: State, fact: Clarified) -> State:
+    """Take an answer in: as the result of the call that asks, or as the user's next message."""
+    state = replace(
+        state,
+        ledger=_charge(state.ledger, fact.iterations, fact.usage, fact.seconds),
+        clarifications=state.clarifications + (fact.answer is not None),
+        at=fact.at,
+    )
+    if fact.index is not None:
+        return call_clarified(state, fact, fact.index)
+    if fact.answer is None:
+        return replace(state, asked=True)
+    answer = Said(role="user", text=fact.answer)
+    return replace(state, phase=Phase.ASKING, reply=None, asked=False, transcript=(*state.transcript, answer))
 
 
 def _iteration_completed(state: State, fact: IterationCompleted) -> State:
@@ -143,8 +169,7 @@ def _iteration_completed(state: State, fact: IterationCompleted) -> State:
 
 
 def _stop_requested(state: State, fact: StopRequested) -> State:
-    phase = Phase.CALLING if state.phase is Phase.PAUSED else state.phase
-    return replace(state, phase=phase, stopping=state.stopping or fact.reason, at=fact.at)
+    return replace(state, phase=_awake(state), stopping=state.stopping or fact.reason, at=fact.at)
 
 
 def _paused(state: State, fact: Paused) -> State:
@@ -160,9 +185,14 @@ def _resumed(state: State, fact: Resumed) -> State:
         stopping=None,
         at=fact.at,
     )
-    if state.phase is Phase.PAUSED:
-        return replace(state, phase=Phase.CALLING)
-    return state if state.ended is None else _reopened(state)
+    return replace(state, phase=_awake(state)) if state.ended is None else _reopened(state)
+
+
+def _awake(state: State) -> Phase:
+    """Where a run goes on that has not ended: a paused one with its open calls, or with the reply that asks."""
+    if state.phase is not Phase.PAUSED:
+        return state.phase
+    return Phase.CALLING if state.batch is not None else Phase.ANSWERING
 
 
 def _reopened(state: State) -> State:
@@ -173,7 +203,7 @@ def _reopened(state: State) -> State:
         return replace(state, phase=Phase.REVIEWING, batch=_undecided(state.batch))
     if state.rules.plan and not state.planned and state.iteration == 0:
         return replace(state, phase=Phase.PLANNING)
-    forced = state.reply is not None and bool(state.reply.text)
+    forced = state.reply is not None and bool(_spoken(state.reply))
     return replace(
         state, phase=Phase.ASKING, reply=None, transcript=state.transcript[:-1] if forced else state.transcript
     )
@@ -201,6 +231,7 @@ _APPLY: dict[str, Callable[[State, Any], State]] = {
     "CallsWithheld": calls_withheld,
     "CallStarted": call_started,
     "CallFinished": call_finished,
+    "Clarified": _clarified,
     "IterationCompleted": _iteration_completed,
     "AnswerChecked": _answer_checked,
     "StopRequested": _stop_requested,

@@ -8,6 +8,7 @@ from planner_ext.core.actions import (
     Action,
     AddMessage,
     AskModel,
+    AskPerson,
     AskPlan,
     CompleteIteration,
     Finish,
@@ -20,6 +21,7 @@ from planner_ext.core.answers import in_form
 from planner_ext.core.facts import ModelReplied
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import left_to_tell, spent_limit
+from planner_ext.core.questions import NO_MORE_QUESTIONS, asks, open_questions, over_the_cap, questions_left
 from planner_ext.core.shares import divided
 from planner_ext.core.state import Batch, Call, Phase, State
 
@@ -144,17 +146,39 @@ def _judge(state: State, reply: ModelReplied) -> Action:
     if reply.finish_reason in CUT_SHORT:
         return Finish(status="incomplete", reason=f"The reply was cut short: finish_reason is {reply.finish_reason}.")
     limit = reply.withheld or ("max_iterations" if left is not None and left < 0 else None)
+    answer = reply.text if reply.final_answer is None else reply.final_answer
     if limit is not None:
-        return Finish(status="limit_reached", answer=reply.text, limit=limit, reason=_limit_text(state, limit))
-    if (purpose := _next_message(state, reply)) is not None:
-        return (
-            Finish(status="stopped", reason=state.stopping)
-            if state.stopping is not None
-            else AddMessage(purpose=purpose)
-        )
-    if not reply.text:
+        return Finish(status="limit_reached", answer=answer, limit=limit, reason=_limit_text(state, limit))
+    if reply.final_answer is None:
+        purpose = _next_message(state, reply)
+        if purpose is not None and state.stopping is not None:
+            return Finish(status="stopped", reason=state.stopping)
+        if (action := _continued(state, reply, purpose)) is not None:
+            return action
+    if not answer:
         return Finish(status="incomplete", reason=_empty_text(reply))
-    return Finish(status="answered", answer=reply.text)
+    return Finish(status="answered", answer=answer)
+
+
+def _continued(state: State, reply: ModelReplied, purpose: Literal["step", "insist"] | None) -> Action | None:
+    """Say what follows on a plain reply that is not the end; None where it is."""
+    if purpose != "step" and reply.text and state.stopping is None and _may_clarify(state):
+        if state.rules.clarifier and not state.asked:
+            return AskPerson(question=reply.text, iteration=reply.iteration, index=None, trips=_trips(state))
+        if purpose == "insist" and asks(reply.text):
+            return Pause()
+    return None if purpose is None else AddMessage(purpose=purpose)
+
+
+def _may_clarify(state: State) -> bool:
+    """Whether an answer to a question could still be used: none is asked where no request may follow."""
+    return not state.structuring and _no_request(state) is None and questions_left(state) != 0
+
+
+def _trips(state: State) -> int | None:
+    """Count the round trips that an answer may take: one is kept to use it."""
+    left = iterations_left(state)
+    return None if left is None else max(left - 1, 0)
 
 
 def _closes_step(state: State) -> bool:
@@ -194,7 +218,23 @@ def _call(state: State, batch: Batch) -> Action:
         return _start(state, batch, ready)
     if state.ending is not None:
         return _withhold_open(batch, f"Not executed: the run was stopped. {state.ending}", None)
-    return Pause()
+    return _put_questions(state, batch) or Pause()
+
+
+def _put_questions(state: State, batch: Batch) -> Action | None:
+    """Refuse the questions over the cap, then put the others to the clarifier; None: what is left is a person's."""
+    questions = open_questions(batch)
+    if over := over_the_cap(state, questions):
+        return WithholdCalls(iteration=batch.iteration, indexes=over, answer=NO_MORE_QUESTIONS, limit=None)
+    unasked = next((i for i in questions if not batch.calls[i].asked), None)
+    if unasked is None:
+        return None
+    if (limit := spent_limit(state.rules.limits, state.ledger, state.at)) is not None:
+        return _refuse(state, batch, questions, limit)
+    decided = batch.calls[unasked].decided
+    if not state.rules.clarifier or decided is None:
+        return None
+    return AskPerson(question=decided.prompt, iteration=batch.iteration, index=unasked, trips=_trips(state))
 
 
 def _returned(state: State, batch: Batch) -> str | None:

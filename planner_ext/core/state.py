@@ -32,6 +32,7 @@ class Call:
     Attributes:
         answer: What the model will read as its result; None while that is open.
         erred: Whether it counts as an error: failed, unknown or with unusable arguments.
+        asked: Whether it is a question that the clarifier was asked, and left open.
         reserved: The share of the budget that was set aside for it when it started, or None.
     """
 
@@ -40,6 +41,7 @@ class Call:
     started: bool = False
     answer: str | None = None
     erred: bool = False
+    asked: bool = False
     reserved: Share | None = None
 
 
@@ -73,6 +75,8 @@ class State:
         batch: The open batch, or None.
         called: Whether a function was started in the batch that settled last.
         reply: The last reply without calls, or None.
+        asked: Whether the clarifier was shown that reply, and left it as it is.
+        clarifications: Questions that were answered.
         final_answer: What the final-answer function was given, or None.
         checked: What the last answer was found to be, where it has to be in a form, or None.
         structuring: Whether the next reply has to be the answer in its form.
@@ -98,6 +102,8 @@ class State:
     batch: Batch | None = None
     called: bool = False
     reply: ModelReplied | None = None
+    asked: bool = False
+    clarifications: int = 0
     final_answer: str | None = None
     checked: AnswerChecked | None = None
     structuring: bool = False

@@ -17,6 +17,7 @@ __all__ = [
     "Reply",
     "ReplyEntry",
     "RequestedCall",
+    "Said",
     "Status",
     "Usage",
 ]
@@ -27,7 +28,7 @@ Message: TypeAlias = Any
 Status: TypeAlias = Literal["answered", "incomplete", "paused", "asked", "limit_reached", "stopped"]
 """How a run ended, or why it waits."""
 
-CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "external"]
+CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "question", "external"]
 """What a requested call turned out to be: see `Checked`."""
 
 
@@ -109,11 +110,11 @@ class Checked:
 
     Attributes:
         kind: ``function``: a kernel function that may run; ``unknown``: no such function was offered; ``invalid``:
-            its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``external``:
-            known by schema only, so the caller must run it.
+            its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``question``: its
+            own function that asks the user; ``external``: known by schema only, so the caller must run it.
         function: Fully qualified name of the resolved function; the requested name where it is unknown.
-        arguments: The validated arguments; empty where the call is not a ``function``.
-        answer: What the model reads for ``unknown`` and ``invalid``; the answer's text for ``final_answer``.
+        arguments: The validated arguments; empty where the call is neither a ``function`` nor a ``question``.
+        answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
     """
 
@@ -150,5 +151,13 @@ class ReplyEntry:
     edited: tuple[tuple[str, str], ...] = ()
 
 
-Entry: TypeAlias = Message | ReplyEntry | CallResult
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A transcript entry: plain text that came to the run otherwise than as a message."""
+
+    role: Literal["user", "assistant"]
+    text: str
+
+
+Entry: TypeAlias = Message | ReplyEntry | CallResult | Said
 """One message of a transcript."""

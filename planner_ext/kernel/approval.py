@@ -9,12 +9,14 @@ from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, prob
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.core.errors import InvalidLimitError
-from planner_ext.core.facts import CallDecided
+from planner_ext.core.facts import CallDecided, Clarified, ModelReplied
+from planner_ext.core.questions import waiting_reply
 from planner_ext.core.state import Call, Phase, State
 from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.kernel.interaction import ASK_USER
 from planner_ext.kernel.messages import load_message, requested_calls
 from planner_ext.ports import Functions
 from planner_ext.review import apply_decision
@@ -67,7 +69,10 @@ class ApprovalSettings(ApprovalOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCall:
-    """A call that waits for a person, as it will run if it is approved.
+    """A call that waits for a person, as it will run if it is approved; or a question that waits for an answer.
+
+    A question is a call of ``UserInteraction-AskUser`` with ``{"question": text}``, answered with `Supply`, or with
+    `Deny` where nobody will answer; a plain reply that asks is shown as one, too, under an id of its own.
 
     Attributes:
         id: The call's id; decisions go by it.
@@ -98,7 +103,9 @@ class PendingCall:
 
 
 def pending_calls(state: State) -> tuple[PendingCall, ...]:
-    """List the calls of a paused run that wait for a person."""
+    """List what waits for a person in a paused run: calls, and questions."""
+    if (reply := waiting_reply(state)) is not None:
+        return (_plain_question(state, reply),)
     return tuple(_pending(call, fact) for _, call, fact in _waiting(state))
 
 
@@ -121,6 +128,17 @@ def _pending(call: Call, fact: CallDecided) -> PendingCall:
         fingerprint=fact.fingerprint,
         expires_at=_moment(fact.expires_at),
         prompt=fact.prompt,
+    )
+
+
+def _plain_question(state: State, reply: ModelReplied) -> PendingCall:
+    name, arguments = f"question_{reply.iteration}", {"question": reply.text}
+    return PendingCall(
+        id=name,
+        fully_qualified_name=ASK_USER,
+        arguments=arguments,
+        fingerprint=fingerprint_of(state.run_id, reply.iteration, name, digest_of(ASK_USER, arguments)),
+        prompt=reply.text,
     )
 
 
@@ -166,7 +184,11 @@ def _waits(call: Call) -> bool:
 def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
     request = call.request
     arguments = parse_object(request.arguments)
-    if fact.kind != "function" or isinstance(arguments, InvalidArguments) or fact.function != request.name:
+    if (
+        fact.kind not in ("function", "question")
+        or isinstance(arguments, InvalidArguments)
+        or fact.function != request.name
+    ):
         return False
     asked = digest_of(fact.function, arguments)
     return fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked) and (
@@ -176,13 +198,13 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
 
 def decision_facts(
     state: State, decisions: Mapping[str, Decision], functions: Functions, at: float
-) -> tuple[CallDecided, ...]:
+) -> tuple[CallDecided | Clarified, ...]:
     """Turn decisions on a paused run into facts: all of them, or none.
 
     Calls whose question has expired and that nobody decided are answered as expired.
 
     Args:
-        state: The run, resumed; its batch holds the calls that wait.
+        state: The run, paused.
         decisions: By call id.
         functions: Resolves and validates again, against the kernel that will run them.
         at: Now, in seconds since the epoch.
@@ -192,7 +214,22 @@ def decision_facts(
     """
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DecisionRefusedError(f"decisions must map call ids to decisions; got {decisions!r}.")
-    waiting = {call.request.id: (call, fact) for _, call, fact in _waiting(state)}
+    _check_names(decisions, [call.id for call in pending_calls(state)])
+    if (reply := waiting_reply(state)) is not None:
+        return tuple(_answered(_asked(reply.text, reply.iteration, None, at), d, functions) for d in decisions.values())
+    waiting = {call.request.id: (index, call, fact) for index, call, fact in _waiting(state)}
+    facts = [
+        _answered(_asked(fact.prompt, fact.iteration, index, at), decisions[name], functions)
+        if fact.kind == "question"
+        else _decided(call, replace(fact, at=at), decisions[name], functions, state)
+        for name, (index, call, fact) in waiting.items()
+        if name in decisions
+    ]
+    undecided = [fact for name, (_, _, fact) in waiting.items() if name not in decisions]
+    return (*facts, *(_expired(fact, at) for fact in undecided if _late(fact, at)))
+
+
+def _check_names(decisions: Mapping[str, Decision], waiting: list[str]) -> None:
     for name in decisions:
         if name not in waiting:
             there = ", ".join(sorted(waiting)) or "none"
@@ -200,13 +237,30 @@ def decision_facts(
                 f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
                 "It was decided before, belongs to another run, or never was."
             )
-    facts = [
-        _decided(call, replace(fact, at=at), decisions[name], functions, state)
-        for name, (call, fact) in waiting.items()
-        if name in decisions
-    ]
-    undecided = [fact for name, (_, fact) in waiting.items() if name not in decisions]
-    return (*facts, *(_expired(fact, at) for fact in undecided if _late(fact, at)))
+
+
+def _asked(question: str, iteration: int, index: int | None, at: float) -> Clarified:
+    """Begin the fact that a person answered a question; they took no active time."""
+    return Clarified(question=question, answer=None, iteration=iteration, index=index, at=at, seconds=0.0)
+
+
+def _answered(asked: Clarified, decision: Decision, functions: Functions) -> Clarified:
+    """Take a person's answer; that nobody answers is an answer, too."""
+    name = f"question {asked.question!r}"
+    if not isinstance(decision, Supply | Deny):
+        raise DecisionRefusedError(
+            f"The {name} was answered {decision!r}: there is nothing in it to approve. Answer it with Supply(text), or "
+            "with Deny(reason) where nobody will."
+        )
+    if (problem := problem_of(decision)) is not None:
+        raise DecisionRefusedError(f"The answer to the {name} cannot be taken: {problem}. The question still waits.")
+    if isinstance(decision, Deny):
+        answer = " ".join(filter(None, ("Nobody answers this.", decision.reason, "Go on with what you know.")))
+    else:
+        answer = functions.encode(decision.result)
+    if not answer.strip():
+        raise DecisionRefusedError(f"The answer to the {name} is blank. Supply a text, or Deny where nobody answers.")
+    return replace(asked, answer=answer, by=decision.by or "")
 
 
 def _decided(call: Call, fact: CallDecided, decision: Decision, functions: Functions, state: State) -> CallDecided:

@@ -88,6 +88,7 @@ class KernelFunctions:
         arguments: The application's arguments; each call gets a shallow copy, into which the model's are put.
         execution: How functions are run.
         final_answer: The planner's own final-answer function, recognised by identity; never run.
+        ask_user: The function that asks the user, likewise.
         settings: The request's settings, for filters.
         history: The messages up to this batch, for filters; asked only where there are some.
         streaming: Whether requests are streamed, for filters.
@@ -102,6 +103,7 @@ class KernelFunctions:
         arguments: KernelArguments | None,
         execution: ToolExecution,
         final_answer: KernelFunction | None = None,
+        ask_user: KernelFunction | None = None,
         settings: PromptExecutionSettings | None = None,
         history: Callable[[State], ChatHistory],
         streaming: bool = False,
@@ -112,6 +114,7 @@ class KernelFunctions:
         self._arguments = arguments
         self._execution = execution
         self._final_answer = final_answer
+        self._ask_user = ask_user
         self._settings = settings
         self._history = history
         self._streaming = streaming
@@ -148,6 +151,11 @@ class KernelFunctions:
             if not answer.strip():
                 return replace(checked, kind="invalid", answer=f"{call.name} was given no answer. Call it with one.")
             return replace(checked, kind="final_answer", answer=answer)
+        if function is self._ask_user:
+            question = result_text(parsed.get("question"))
+            if not question.strip():
+                return replace(checked, kind="invalid", answer=f"{call.name} was given no question. Call it with one.")
+            return replace(checked, kind="question", arguments=parsed, answer=question)
         return replace(checked, arguments=parsed)
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:

@@ -3,6 +3,7 @@
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, Literal
 
 from opentelemetry.trace import get_tracer
@@ -26,12 +27,13 @@ from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExec
 from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, one_result_each, repair_history
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
-from planner_ext.kernel.messages import render
+from planner_ext.kernel.messages import as_history, render
 from planner_ext.kernel.nested import NestingFunctions, NobodyWaits, run_around
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.outcome import carry_run
 from planner_ext.kernel.prices import price_of
+from planner_ext.kernel.questions import AskedClarifier
 from planner_ext.kernel.structured import ResponseForm
 from planner_ext.ports import Emit, Ports, Prompts
 
@@ -63,6 +65,7 @@ class Loop:
         streaming: bool,
         prompts: Prompts,
         final_answer: KernelFunction | None = None,
+        ask_user: KernelFunction | None = None,
         plan_settings: dict[str, Any] | None = None,
         follow: Callable[[State, Fact], None] | None = None,
         planner: object | None = None,
@@ -95,6 +98,7 @@ class Loop:
             arguments=arguments,
             execution=options.execution,
             final_answer=final_answer,
+            ask_user=ask_user,
             settings=settings,
             history=self.history,
             streaming=streaming,
@@ -115,6 +119,7 @@ class Loop:
             gate=NobodyWaits(self._gate()) if nested else self._gate(),
             hook=self._hook(streaming=streaming),
             answer_form=form,
+            respondent=self._respondent(),
             observers=options.observers,
             follow=follow,
             max_concurrency=options.execution.max_concurrency,
@@ -166,6 +171,13 @@ class Loop:
     def _hook(self, *, streaming: bool) -> IterationCompletedHook | None:
         callback = self._options.iteration_completed
         return None if callback is None else IterationCompletedHook(callback, self.chat.messages, streaming=streaming)
+
+    def _respondent(self) -> AskedClarifier | None:
+        clarifier = self._options.clarifier
+        return None if clarifier is None else AskedClarifier(clarifier=clarifier, history=self._transcript)
+
+    def _transcript(self, state: State) -> ChatHistory:
+        return as_history(deepcopy(self.chat.messages(state.transcript)))
 
     def _mark(self, name: str) -> Defer | None:
         """Read ``@requires_approval`` off a function of the kernel."""

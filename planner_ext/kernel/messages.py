@@ -18,7 +18,7 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.values import CallResult, Entry, Message, ReplyEntry, RequestedCall
+from planner_ext.core.values import CallResult, Entry, Message, ReplyEntry, RequestedCall, Said
 
 __all__ = [
     "AssistantMessage",
@@ -138,6 +138,8 @@ def _render(entry: Entry) -> ChatMessageContent:
             return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
         case ReplyEntry():
             return _changed(_load(entry.message), set(entry.kept), dict(entry.edited))
+        case Said():
+            return ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
         case _:
             return _load(entry)
 

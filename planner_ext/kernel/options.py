@@ -16,6 +16,7 @@ from planner_ext.kernel.budget import Budget, Price, tightest
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
+from planner_ext.kernel.questions import Clarifier
 from planner_ext.ports import Clock, Observer
 
 __all__ = ["LoopOptions", "instance_of", "non_negative"]
@@ -40,6 +41,8 @@ class LoopOptions:
     pre_invoke: Sequence[PreInvoke] = ()
     checks: Sequence[CheckForIntervention] = ()
     iteration_completed: IterationCallback | None = None
+    clarifier: Clarifier | None = None
+    max_clarifications: int | None = None
 
     @classmethod
     def of(
@@ -57,6 +60,8 @@ class LoopOptions:
         pre_invoke: PreInvoke | None = None,
         check_for_intervention: CheckForIntervention | None = None,
         iteration_completed: IterationCallback | None = None,
+        clarifier: Clarifier | None = None,
+        max_clarifications: int | None = None,
     ) -> "LoopOptions":
         """Fill in the defaults and refuse what means nothing.
 
@@ -80,6 +85,10 @@ class LoopOptions:
                 "check_for_intervention", () if check_for_intervention is None else (check_for_intervention,)
             ),
             iteration_completed=_callable("iteration_completed", iteration_completed),
+            clarifier=_callable("clarifier", clarifier),
+            max_clarifications=None
+            if max_clarifications is None
+            else non_negative("max_clarifications", max_clarifications),
         )
 
     def within(self, inner: "LoopOptions") -> "LoopOptions":
@@ -99,7 +108,14 @@ class LoopOptions:
             checks=(*self.checks, *inner.checks),
             approval=self.approval.within(inner.approval),
             iteration_completed=self.iteration_completed or inner.iteration_completed,
+            clarifier=self.clarifier or inner.clarifier,
+            max_clarifications=_least(self.max_clarifications, inner.max_clarifications),
         )
+
+    @property
+    def takes_questions(self) -> bool:
+        """Whether the model is offered the function that asks the user."""
+        return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
 
     def resumed(self, limits: Limits, budget: Limits | None) -> "LoopOptions":
         """Take the limits that a resumed run has, and the price of the budget that it was resumed with, if any."""
@@ -110,6 +126,10 @@ class LoopOptions:
         """Add the pre-invoke callback of a function choice behaviour, if it has one."""
         callback = behavior.pre_invoke_callback if isinstance(behavior, BoundedFunctionChoiceBehavior) else None
         return self if callback is None else replace(self, pre_invoke=(*self.pre_invoke, callback))
+
+
+def _least(first: int | None, second: int | None) -> int | None:
+    return min((limit for limit in (first, second) if limit is not None), default=None)
 
 
 def _instance(name: str, value: object, kind: type[_T]) -> _T:

@@ -8,6 +8,7 @@ from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 
 from planner_ext.core.facts import Fact, ModelReplied, Planned
+from planner_ext.core.questions import only_asks
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, Status
 from planner_ext.kernel.approval import pending_calls
@@ -19,12 +20,14 @@ from planner_ext.kernel.usage import add_reported
 __all__ = ["PAUSED_TEXT", "carry_run", "chat_history", "final_message", "raise_at_limit", "status_of"]
 
 PAUSED_TEXT = "This run waits for a decision."
-"""The text of the message that a service returns for a paused run."""
+"""The text of the message that a service returns for a paused run; one that only asks returns its questions."""
 
 
 def status_of(state: State) -> Status:
-    """Say how a run ended, or that it waits."""
-    return state.ended.status if state.ended is not None else "paused"
+    """Say how a run ended, or that it waits: for answers alone (``asked``), or for a decision on a call."""
+    if state.ended is not None:
+        return state.ended.status
+    return "asked" if only_asks(state) else "paused"
 
 
 def chat_history(state: State) -> ChatHistory:
@@ -45,7 +48,8 @@ def final_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
     received = {} if message is None else message.metadata
     metadata = _metadata(state, facts, received)
     if state.phase is Phase.PAUSED:
-        return assistant_text(PAUSED_TEXT, metadata=metadata)
+        questions = [call.prompt for call in pending_calls(state)] if metadata["status"] == "asked" else []
+        return assistant_text("\n".join(questions) or PAUSED_TEXT, metadata=metadata)
     if message is None or not _is_last_word(state):
         text = state.ended.answer if state.ended is not None else ""
         return assistant_text(text, metadata=metadata)
@@ -76,7 +80,7 @@ def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any]) -> 
         "status": status_of(state),
         "limit": state.ended.limit if state.ended is not None else None,
     }
-    if metadata["status"] == "paused":
+    if metadata["status"] in ("paused", "asked"):
         metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
     if metadata["status"] != "answered":
         metadata["checkpoint"] = Checkpoint(tuple(facts)).to_json()

@@ -105,7 +105,7 @@ async def _asked(clarifier: Any, question: Question) -> object:
 
 def _is_sound(given: Clarification) -> bool:
     """Whether what application code put into it is of the kinds that it says."""
-    values: list[tuple[object, type]] = [(given.by, str), (given.usage, Usage), (given.iterations, int)]
-    text: object = given.text
-    typed = all(isinstance(value, kind) for value, kind in values) and (text is None or isinstance(text, str))
+    text = "" if given.text is None else given.text
+    values: list[tuple[object, type]] = [(text, str), (given.by, str), (given.usage, Usage), (given.iterations, int)]
+    typed = all(isinstance(value, kind) for value, kind in values)
     return typed and not isinstance(given.iterations, bool) and given.iterations >= 0

@@ -23,12 +23,14 @@ from planner_ext.kernel.budget import Budget
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
+from planner_ext.kernel.interaction import own_function
 from planner_ext.kernel.iteration_hook import IterationCallback
 from planner_ext.kernel.loop import Loop, checked_messages, connector_settings, new_run_id
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.pass_through import pass_through, pass_through_streaming
 from planner_ext.kernel.prompts import NoPrompts
+from planner_ext.kernel.questions import Clarifier
 from planner_ext.kernel.resumption import Resumption
 from planner_ext.kernel.service_run import ServiceRun, World, bring_up_to_date
 from planner_ext.ports import Clock, Observer
@@ -46,9 +48,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     - ``iterations``: round trips charged, 1 for a direct answer.
     - ``usage``: the connector's own usage, summed over all requests.
     - ``tool_calls``: functions started, failures included.
-    - ``status``: ``answered``, ``incomplete``, ``paused``, ``limit_reached`` or ``stopped``.
+    - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached`` or ``stopped``.
     - ``limit``: the limit that was reached, or None.
-    - ``pending``: where the run is paused, the calls that wait for a person, as mappings.
+    - ``pending``: where the run waits for a person, the calls and questions that do, as mappings.
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
     A request whose function choice behaviour is missing, or does not invoke functions automatically, passes through:
@@ -73,6 +75,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         pre_invoke: PreInvoke | None = None,
         check_for_intervention: CheckForIntervention | None = None,
         iteration_completed: IterationCallback | None = None,
+        clarifier: Clarifier | None = None,
+        max_clarifications: int | None = None,
         observers: Sequence[Observer] = (),
         clock: Clock | None = None,
         min_iteration_time_ms: int = 0,
@@ -95,6 +99,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 refuses it, True is no objection.
             check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
             iteration_completed: Called after the results of a batch are stored and before the next request.
+            clarifier: Answers questions that the model asks with ``UserInteraction-AskUser``, which is offered with it,
+                and is shown plain replies before they count as final; see `Clarifier`.
+            max_clarifications: How many questions are answered; None is no limit, 0 offers none. Given without a
+                clarifier, questions wait for a person.
             observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
             clock: Time; None is the machine's.
             min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
@@ -122,6 +130,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             pre_invoke=pre_invoke,
             check_for_intervention=check_for_intervention,
             iteration_completed=iteration_completed,
+            clarifier=clarifier,
+            max_clarifications=max_clarifications,
             clock=clock,
             min_iteration_time_ms=min_iteration_time_ms,
             max_prompt_tokens=max_prompt_tokens,
@@ -333,11 +343,14 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> Loop:
         own_settings = connector_settings(self._inner, settings)
+        asks = self._options.takes_questions and behavior.type_ is not FunctionChoiceType.NONE
+        ask_user = own_function("AskUser") if asks else None
         return Loop(
             kernel=world.kernel,
             service=self._inner,
             settings=own_settings,
-            offer=Offer(world.kernel, behavior, own_settings),
+            offer=Offer(world.kernel, behavior, own_settings, own=() if ask_user is None else (ask_user,)),
+            ask_user=ask_user,
             arguments=world.arguments,
             options=options.under(behavior),
             streaming=streaming,
@@ -380,4 +393,6 @@ def _rules(options: LoopOptions, behavior: FunctionChoiceBehavior) -> Rules:
         tool_choice="required" if required else "auto",
         on_denial=options.approval.on_denial,
         on_deferred=options.approval.on_deferred,
+        clarifier=options.clarifier is not None,
+        max_clarifications=options.max_clarifications,
     )

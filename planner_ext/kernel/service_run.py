@@ -24,7 +24,7 @@ from planner_ext.streaming import watch
 
 __all__ = ["ServiceRun", "World", "bring_up_to_date", "store"]
 
-_SETTLING = frozenset({"CallDecided", "CallsWithheld", "CallFinished", "IterationCompleted"})
+_SETTLING = frozenset({"CallDecided", "CallsWithheld", "CallFinished", "Clarified", "IterationCompleted"})
 """Facts with which a batch may have moved into the transcript, or the transcript may have been replaced."""
 
 
@@ -135,6 +135,8 @@ class ServiceRun:
             added = rendered[self._known :]
             self._history.messages.extend(added)
             self._settled.append(added)
+        elif state.phase is Phase.ASKING:
+            self._history.messages.extend(rendered[self._known :])
         self._known = len(rendered)
 
 

@@ -253,7 +253,10 @@ def test_a_bad_policy_or_place_is_told_before_anything_is_asked(
         (["--edit", "lamb"], "--edit lamb=JSON: the arguments are missing."),
         (["--edit", "lamb=[1]"], "--edit lamb=JSON: the arguments must be one JSON object"),
         (["--edit", 'lamb={"piece": 1}'], "The edited arguments cannot be used."),
-        (["--approve", "lamb", "--cancel", "no"], "--cancel ends the run; leave --approve, --deny and --edit out."),
+        (
+            ["--approve", "lamb", "--cancel", "no"],
+            "--cancel ends the run; leave --approve, --deny, --edit and --answer out.",
+        ),
         (["--max-iterations", "0"], "max_iterations must be a whole number, 1 or more"),
     ],
 )

@@ -8,6 +8,7 @@ from planner_ext.core.actions import (
     Action,
     AddMessage,
     AskModel,
+    AskPerson,
     AskPlan,
     CheckAnswer,
     CompleteIteration,
@@ -24,6 +25,7 @@ from planner_ext.core.facts import (
     CallOutcome,
     CallStarted,
     CallsWithheld,
+    Clarified,
     Ended,
     Fact,
     IterationCompleted,
@@ -40,7 +42,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import CallKind, CallResult, ReplyEntry, RequestedCall, Usage
+from planner_ext.core.values import CallKind, CallResult, ReplyEntry, RequestedCall, Said, Usage
 
 GOAL = {"role": "user", "text": "goal"}
 
@@ -48,6 +50,7 @@ KINDS: dict[str, tuple[CallKind, Verdict]] = {
     "unknown": ("unknown", "answer"),
     "bad": ("invalid", "answer"),
     "final": ("final_answer", "final_answer"),
+    "ask": ("question", "defer"),
     "mine": ("external", "external"),
 }
 """What the names of the scripted model stand for; every other name is a function that may run."""
@@ -117,7 +120,8 @@ def decided(index: int, name: str = "f", verdict: Verdict | None = None, *, iter
     kind, silent = KINDS.get(name, ("function", "run"))
     verdict = verdict or silent
     more.setdefault("answer", f"answer to {name}" if verdict not in ("run", "defer", "external") else "")
-    more.setdefault("digest", f"digest of {name}" if kind == "function" else "")
+    more.setdefault("digest", f"digest of {name}" if kind in ("function", "question") else "")
+    more.setdefault("prompt", "where?" if kind == "question" else "")
     if verdict == "final_answer":
         more.setdefault("final_answer", "42")
     return CallDecided(
@@ -149,6 +153,11 @@ def finished(index: int, name: str = "f", outcome: CallOutcome = "ok", *, iterat
         at=0.0,
         **more,
     )
+
+
+def clarified(answer: str | None = "Oslo", index: int | None = 0, *, iteration: int = 0, **more: Any) -> Clarified:
+    """Put a question to somebody; by default to a person, who answers."""
+    return Clarified(question="where?", answer=answer, index=index, iteration=iteration, at=0.0, seconds=0.0, **more)
 
 
 def withheld(*indexes: int, iteration: int = 0, limit: str | None = None) -> CallsWithheld:
@@ -212,6 +221,7 @@ class Play:
         self.visited: set[tuple[Phase, str, Phase]] = set()
         self.at = 0.0
         self.formed: set[str] = set(rules.pop("formed", ()))
+        self.answers: list[str | None] = list(rules.pop("answers", ()))
         if rules.pop("start", True):
             self.add(run_started(**rules))
 
@@ -267,6 +277,9 @@ class Play:
                 return [fact for index in action.indexes for fact in self._run(index)]
             case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
                 return [CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=self.at)]
+            case AskPerson():
+                answer = self.answers.pop(0) if self.answers else None
+                return [clarified(answer, action.index, iteration=action.iteration)]
             case CompleteIteration():
                 called = action.called
                 return [IterationCompleted(iteration=action.iteration, called=called, at=self.at, seconds=1.0)]
@@ -314,6 +327,10 @@ def violations(transcript: Sequence[object]) -> list[str]:
                 found.append(f"{place}: expected the result of {expected}, found that of {entry.call_id}")
             continue
         found += [f"{place}: {call} has no result" for call in waiting]
+        if isinstance(entry, Said):
+            found += [] if entry.text else [f"{place}: an empty message"]
+            waiting = []
+            continue
         waiting = kept_calls(entry)
         if len({call_id for call_id, _ in waiting}) != len(waiting):
             found.append(f"{place}: the same call id twice")

@@ -15,15 +15,26 @@ from core_builders import violations
 from hypothesis import strategies as st
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
-from planner_ext.core.actions import AskModel
-from planner_ext.core.facts import CallDecided, CallStarted, Fact, ModelReplied, Planned, Resumed, Rules, RunStarted
+from planner_ext.core.actions import AskModel, AskPerson
+from planner_ext.core.facts import (
+    CallDecided,
+    CallStarted,
+    Clarified,
+    Fact,
+    ModelReplied,
+    Planned,
+    Resumed,
+    Rules,
+    RunStarted,
+)
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
+from planner_ext.core.questions import asks
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Checked, Entry, Reply, RequestedCall, Usage
 from planner_ext.engine import Engine, StopHandle
 from planner_ext.journal import dump_journal, load_journal
-from planner_ext.ports import Emit, Finished, Ports
+from planner_ext.ports import Clarification, Emit, Finished, Ports
 
 START = 1_000_000.0
 PAUSES = 60
@@ -56,6 +67,7 @@ class Plan:
     partly: bool
     terminates: bool
     concurrency: int | None
+    clarifier: tuple[str | None, ...] = (None,)
 
     def decision(self, iteration: int, index: int) -> Decision:
         """What the gate says of the call at this place."""
@@ -63,7 +75,7 @@ class Plan:
 
 
 ARGUMENTS = ["{}", '{"a":1}']
-NAMES = [*"fgh" * 3, "fails", "slow", "unknown", "bad", "final", "mine"]
+NAMES = [*"fgh" * 3, "fails", "slow", "unknown", "bad", "final", "mine", "ask"]
 ODD_REASONS = ["odd", "length", "content_filter"]
 
 
@@ -73,7 +85,7 @@ def _turns(draw: st.DrawFn) -> Turn:
     calls = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(ARGUMENTS)), min_size=1, max_size=4)
     called = draw(calls) if draw(st.integers(0, 5)) else []
     return Turn(
-        text=draw(st.sampled_from(["", "text"] if called else ["text", "text", "text", ""])),
+        text=draw(st.sampled_from(["", "text"] if called else ["text", "text", "what?", ""])),
         calls=tuple(called),
         finish_reason=draw(st.sampled_from(ODD_REASONS)) if draw(st.integers(0, 15)) == 15 else None,
         iterations=draw(st.sampled_from([1, 1, 1, 1, 1, 2, 5, 0])),
@@ -142,6 +154,8 @@ rules = st.builds(
     close_on_denial=st.sampled_from([False, False, True]),
     on_deferred=st.sampled_from(["hold_all", "run_safe_first"]),
     structured=st.sampled_from([False, False, True]),
+    clarifier=st.booleans(),
+    max_clarifications=st.sampled_from([None, None, 0, 1, 2]),
 )
 
 plans = st.builds(
@@ -152,6 +166,7 @@ plans = st.builds(
     answers=st.lists(st.sampled_from(["run", "deny", "answer"]), min_size=1, max_size=3).map(tuple),
     partly=st.booleans(),
     terminates=st.sampled_from([False] * 5 + [True]),
+    clarifier=st.lists(st.sampled_from([None, "ann", "model"]), min_size=1, max_size=3).map(tuple),
     concurrency=st.sampled_from([None, 1, 2]),
 )
 
@@ -174,6 +189,7 @@ class World:
     time: float = START
     requests: int = 0
     plan_requests: int = 0
+    clarifier_requests: int = 0
     begun: Counter[str] = field(default_factory=Counter[str])
     problems: list[str] = field(default_factory=list)
 
@@ -224,6 +240,7 @@ class World:
 
     def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
         kinds: dict[str, Any] = {"unknown": "unknown", "bad": "invalid", "final": "final_answer", "mine": "external"}
+        kinds["ask"] = "question"
         kind = "invalid" if "bad" in (edited or "") else kinds.get(call.name, "function")
         arguments: Mapping[str, Any] = json.loads(edited or call.arguments) if kind == "function" else {}
         return Checked(kind=kind, function=call.name, function_name=call.name, arguments=arguments, answer=kind)
@@ -237,6 +254,18 @@ class World:
 
     def encode(self, result: Any) -> str:
         return json.dumps(result)
+
+    # Respondent
+
+    async def answer(self, request: AskPerson, state: State) -> Clarification:
+        """A model that is asked where a trip is left for it, a person, or nobody; by the place of the question."""
+        if request.index is None and not asks(request.question):
+            return Clarification(text=None)
+        who = self.plan.clarifier[(request.iteration + (request.index or 0)) % len(self.plan.clarifier)]
+        if who == "model" and request.trips != 0:
+            self.clarifier_requests += 1
+            return Clarification(text="a model says", by=who, iterations=1, usage=Usage(prompt_tokens=7, cost=0.25))
+        return Clarification(text="ann says" if who == "ann" else None, by=who or "")
 
     # Prompts, gate, hook
 
@@ -279,6 +308,7 @@ class World:
             gate=self,
             hook=self,
             answer_form=self,
+            respondent=self,
             follow=self.follow,
             max_concurrency=self.plan.concurrency,
         )
@@ -302,14 +332,22 @@ class World:
             facts = through_json(engine.facts)
         raise AssertionError(f"paused {PAUSES} times and did not get on")
 
-    def decided(self, state: State) -> list[CallDecided]:
-        """What people say of the deferred calls: of all of them, or of the first alone."""
-        assert state.batch is not None
-        waiting = [call.decided for call in state.batch.calls if call.decided and call.decided.verdict == "defer"]
+    def decided(self, state: State) -> list[CallDecided | Clarified]:
+        """What people say of what waits, a plain reply or deferred calls: of all of them, or of the first alone."""
+        if state.batch is None:
+            assert state.reply is not None
+            return [_said(state.reply.text, state.reply.iteration, None, self.time)]
+        waiting = [
+            call.decided
+            for call in state.batch.calls
+            if call.decided and call.decided.verdict == "defer" and call.answer is None
+        ]
         assert waiting, "a run paused, and nobody knows what for"
         verdicts: Any = self.plan.answers
         return [
-            replace(
+            _said(fact.prompt, fact.iteration, fact.index, self.time)
+            if fact.kind == "question"
+            else replace(
                 fact,
                 verdict=(verdict := verdicts[fact.index % len(verdicts)]),
                 answer="" if verdict == "run" else f"a person said {verdict}",
@@ -320,6 +358,12 @@ class World:
         ]
 
 
+def _said(question: str, iteration: int, index: int | None, at: float) -> Clarified:
+    return Clarified(
+        question=question, answer="a person says", iteration=iteration, index=index, by="ann", at=at, seconds=0.0
+    )
+
+
 def through_json(facts: Sequence[Fact]) -> list[Fact]:
     """Write a journal and read it again."""
     return list(load_journal(dump_journal(facts, lambda message: message)))
@@ -327,13 +371,15 @@ def through_json(facts: Sequence[Fact]) -> list[Fact]:
 
 def of_a_person(fact: Fact) -> bool:
     """Whether a fact was added between two engines: a resumption and its decisions are one piece."""
+    if isinstance(fact, Clarified):
+        return fact.answer == "a person says"
     return isinstance(fact, Resumed) or (isinstance(fact, CallDecided) and fact.by == "ann")
 
 
 def charged(facts: Sequence[Fact], rules: Rules) -> int:
     """Sum the round trips that replies reported."""
     plans = [fact.iterations for fact in facts if isinstance(fact, Planned) and rules.charge_plan]
-    return sum(plans) + sum(fact.iterations for fact in facts if isinstance(fact, ModelReplied))
+    return sum(plans) + sum(fact.iterations for fact in facts if isinstance(fact, ModelReplied | Clarified))
 
 
 def starts(facts: Sequence[Fact]) -> Counter[str]:

@@ -17,7 +17,17 @@ from hypothesis import Phase as Attempt
 from hypothesis import strategies as st
 from property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
 
-from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Ended, Fact, ModelReplied, Planned, Resumed
+from planner_ext.core.facts import (
+    CallFinished,
+    CallStarted,
+    CallsWithheld,
+    Clarified,
+    Ended,
+    Fact,
+    ModelReplied,
+    Planned,
+    Resumed,
+)
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.machine import next_action
@@ -63,11 +73,11 @@ def prefixes(facts: Sequence[Fact]) -> list[tuple[Sequence[Fact], State]]:
 @tried(200)
 @given(plans.map(honest))
 def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
-    """With one round trip a request, as many requests are made as are allowed at most, the plan request included."""
+    """With one round trip a request, no more are made than are allowed: for the plan, the steps and a clarifier."""
     world = World(plan)  # type: ignore[arg-type]
     finished(world)
     rules = world.plan.rules
-    made = world.requests + (world.plan_requests if rules.charge_plan else 0)
+    made = world.requests + world.clarifier_requests + (world.plan_requests if rules.charge_plan else 0)
     assert rules.limits.max_iterations is None or made <= rules.limits.max_iterations
     assert world.plan_requests <= 1
 
@@ -105,7 +115,7 @@ def test_the_ledger_is_what_the_facts_say(plan: object) -> None:
         assert state.ledger.iterations == charged(facts, world.plan.rules)
         assert state.ledger.tool_calls == starts(facts).total()
         assert Counter(state.ledger.calls_by_function) == starts(facts)
-        replies = [fact for fact in facts if isinstance(fact, ModelReplied)]
+        replies = [fact for fact in facts if isinstance(fact, ModelReplied | Clarified)]
         assert state.ledger.usage.total_tokens == sum(reply.usage.total_tokens for reply in replies)
         assert (state.ledger.usage.cost or 0.0) == sum(reply.usage.cost or 0.0 for reply in replies)
 

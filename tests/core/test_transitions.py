@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from core_builders import RESUMED, Play, calls, decided, says, stop
+from core_builders import RESUMED, Play, calls, clarified, decided, says, stop
 
 from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.limits import Limits
@@ -34,6 +34,10 @@ def played() -> set[tuple[Phase, str, Phase]]:
         Play(plan=True).add(stop()).go().add(RESUMED),
         Play(says("prose"), says("{}"), structured=True, formed={"{}"}).go(),
         Play(calls("final"), says("{}"), structured=True, formed={"{}"}).go(),
+        Play(calls("ask", "ask"), says("done"), clarifier=True, answers=["Oslo", "Rome"]).go(),
+        Play(says("where?"), says("done"), clarifier=True, answers=["Oslo", None]).go(),
+        Play(says("where?"), require_final_answer=True).go().add(RESUMED, clarified(index=None)),
+        Play(says("where?"), require_final_answer=True).go().add(stop()).go(),
     ]
     for steps in range(12):
         stopped = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1)

@@ -1,0 +1,145 @@
+"""A model that answers another one's questions: charged, capped by the run's round trips, silent where it has to be."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planner_builders import ADD, Clock, both_ways, final, invoke, kernel_of, openai_kernel, planner_with, scripted
+from semantic_kernel import Kernel
+
+from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallError
+from planner_ext.events import Clarified
+from planner_ext.hitl_manager import ModelClarifier
+from planner_ext.iteration import Usage
+from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+
+ASK = call("UserInteraction-AskUser", {"question": "Which numbers?"})
+
+
+def answering(*replies: str) -> tuple[ModelClarifier, ScriptedChatCompletion]:
+    """Make a clarifier of a scripted model."""
+    service = ScriptedChatCompletion([say(text) for text in replies])
+    return ModelClarifier(kernel_of(service)), service
+
+
+@both_ways
+async def test_another_model_answers_and_is_charged(streamed: bool) -> None:
+    """One request without functions, with the goal and the question in it; its trip and tokens are the run's."""
+    async with openai_kernel([say("1 and 2.")]) as (other, second):
+        clarifier = ModelClarifier(other)
+        async with openai_kernel([ASK, ADD, final()]) as (kernel, first):
+            planner = planner_with(plan=False, require_final_answer_function=True, clarifier=clarifier)
+            result = await invoke(planner, kernel, "Add the numbers.", streamed=streamed)
+
+    assert (result.status, result.final_answer) == ("answered", "It is 3.")
+    assert result.iterations == len(first.requests) + len(second.requests) == 4
+    assert result.usage.total_tokens == first.total_tokens + second.total_tokens
+    asked = second.requests[0]
+    assert asked.tools == ()
+    assert all(text in str(asked.messages) for text in ("Add the numbers.", "Which numbers?"))
+
+
+@both_ways
+async def test_pass_leaves_the_question_open_and_still_counts(streamed: bool) -> None:
+    """A reply of PASS says nothing: the question waits for a person, the request is charged."""
+    clarifier, other = answering("pass.")
+    kernel, _ = scripted([ASK])
+    result = await invoke(planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed)
+    assert (result.status, result.iterations, len(other.requests)) == ("asked", 2, 1)
+
+
+@both_ways
+async def test_no_request_is_made_that_would_leave_none_to_use_the_answer(streamed: bool) -> None:
+    """With one trip left the clarifier's model is not asked; the question waits for a person."""
+    clarifier, other = answering("1 and 2.")
+    kernel, _ = scripted([ASK])
+    result = await invoke(planner_with(plan=False, max_iterations=2, clarifier=clarifier), kernel, streamed=streamed)
+    assert (result.status, result.iterations, other.requests) == ("asked", 1, [])
+
+
+@both_ways
+async def test_its_time_and_its_price_are_the_runs(streamed: bool) -> None:
+    """The time of its request is active time; its cost is what its price says."""
+    clock = Clock()
+
+    def slow(request: ScriptedRequest) -> ScriptedReply:
+        clock.seconds += 5
+        return say("1 and 2.")
+
+    def price(model: str, usage: Usage) -> float:
+        return 0.5
+
+    clarifier = ModelClarifier(kernel_of(ScriptedChatCompletion(slow)), price=price)
+    kernel, _ = scripted([ASK, final()])
+    planner = planner_with(plan=False, require_final_answer_function=True, clarifier=clarifier, clock=clock)
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert (result.status, result.usage.active_seconds, result.usage.cost) == ("answered", 5.0, 0.5)
+    assert [fact.by for fact in result.facts if isinstance(fact, Clarified)] == ["scripted"]
+
+
+async def test_a_failing_model_is_a_fault_of_the_run() -> None:
+    """What its connector raises is named, and carries the run."""
+
+    def broken(request: ScriptedRequest) -> ScriptedReply:
+        raise RuntimeError("no route")
+
+    kernel, _ = scripted([ASK])
+    planner = planner_with(plan=False, clarifier=ModelClarifier(kernel_of(ScriptedChatCompletion(broken))))
+    with pytest.raises(ServiceCallError, match="no route") as raised:
+        await planner.invoke(kernel, "goal")
+    assert raised.value.checkpoint is not None
+
+
+def test_a_clarifier_without_a_model_is_refused() -> None:
+    """A kernel without a service, and instructions that say nothing, are named at once."""
+    with pytest.raises(PlannerInvalidConfigurationError, match="no service"):
+        ModelClarifier(Kernel())
+    with pytest.raises(PlannerInvalidConfigurationError, match="instructions"):
+        ModelClarifier(kernel_of(ScriptedChatCompletion([])), instructions=" ")
+
+
+REPLIES = {
+    "ask": ASK,
+    "ask twice": calls(ASK, ASK),
+    "plain": say("Which numbers?"),
+    "add": ADD,
+    "both": calls(ADD, ASK),
+}
+
+
+@settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    names=st.lists(st.sampled_from(sorted(REPLIES)), max_size=6),
+    answers=st.lists(st.sampled_from(["1 and 2.", "PASS"]), min_size=1, max_size=3),
+    limit=st.integers(1, 6),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "plan": st.booleans(),
+            "require_final_answer_function": st.booleans(),
+            "max_clarifications": st.integers(0, 2),
+            "control": st.sampled_from(["use_attempts", "iterations_metadata"]),
+        },
+    ),
+)
+async def test_both_models_together_never_exceed_the_round_trips(
+    names: Sequence[str], answers: Sequence[str], limit: int, options: dict[str, Any]
+) -> None:
+    """Whatever the model asks, in calls or in plain text, both are sent as many requests as are allowed at most."""
+    turns = iter(names)
+
+    def model(request: ScriptedRequest) -> ScriptedReply:
+        name = next(turns, None)
+        return say("It is 3.") if name is None or not request.tools else REPLIES[name]
+
+    def other(request: ScriptedRequest) -> ScriptedReply:
+        return say(answers[len(service.requests) % len(answers)])
+
+    service = ScriptedChatCompletion(other)
+    kernel, first = scripted(model)
+    planner = planner_with(max_iterations=limit, clarifier=ModelClarifier(kernel_of(service)), **options)
+    result = await planner.invoke(kernel, "Add the numbers.")
+    assert result.iterations == len(first.requests) + len(service.requests) <= limit
+    assert result.status in ("answered", "asked", "limit_reached")
