@@ -1,8 +1,8 @@
 """Step 13: the model asks, you answer.
 
-There is a San Jose in California, and one in Costa Rica. A model that has to know which may ask in plain text, or
-call a function made for it. The clarifier is shown both, and every plain reply before it counts as the answer; here it is
-a person at the terminal, it may be another model (``ModelClarifier``). Without one the run ends ``asked``, and waits.
+There is a San Jose in California, and one in Costa Rica. A model that has to know which may ask in plain text, or call
+a function made for it. The clarifier is shown both, and every plain reply before it counts as the answer; here it is a
+person at the terminal, it may be another model (``ModelClarifier``). Without one the run ends ``asked``, and waits.
 
 Run it:
 
