@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from conftest import Answer, Served
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -19,6 +18,7 @@ from semantic_kernel.contents import (
     StreamingChatMessageContent,
     TextContent,
 )
+from served import Answer, Served
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
