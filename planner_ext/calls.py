@@ -29,7 +29,8 @@ class StopHandle:
     """Asks a run to stop, from wherever; made by the caller, and given to one run as ``stop=``.
 
     The run looks at it before each request and before each call: functions that run already finish, no further one
-    starts, no further request is made, and the results so far are kept.
+    starts, no further request is made, and the results so far are kept. So do the runs of planners that it calls as
+    functions, see `planner_ext.plugin.PlannerPlugin`.
     """
 
     def __init__(self) -> None:

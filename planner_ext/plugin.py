@@ -7,9 +7,15 @@ from typing import Annotated, Any
 from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, kernel_function
 
+from planner_ext.core.limits import Ledger
 from planner_ext.core.values import Usage
-from planner_ext.kernel.errors import LimitReachedError, NestedRunRefusedError, PlannerInvalidConfigurationError
-from planner_ext.kernel.nested import Purse, mark_planner, run_around
+from planner_ext.kernel.errors import (
+    LimitReachedError,
+    NestedRunRefusedError,
+    PlannerInvalidConfigurationError,
+    PromptTooLargeError,
+)
+from planner_ext.kernel.nested import Around, Purse, mark_planner, run_around
 from planner_ext.kernel.options import instance_of
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
@@ -26,14 +32,15 @@ class PlannerPlugin:
     Called by the model of another run of this package (planner, service, handler or session) it spends that run's
     budget: each nested call of a batch gets an equal share of what is left, less the round trip that is kept for the
     answer. The planner's own budget holds besides. When the call ends, what was spent is charged; where it fails, is
-    cancelled or never ends, its whole share is. Shared are ``max_iterations``, ``max_tool_calls``,
-    ``max_total_tokens``, ``max_cost``, ``max_active_seconds`` and ``deadline``; limits by function, of repeats and in
-    a row are each run's own, and so are interceptors, which belong to the planner's options. The plan request is
-    charged in any case.
+    cancelled or never ends, its whole share is, unless it failed because a request was refused before it was sent.
+    Shared are ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``, ``max_cost``, ``max_active_seconds`` and
+    ``deadline``; limits by function, of repeats and in a row are each run's own, and so are interceptors, which belong
+    to the planner's options. The plan request is charged in any case.
 
-    Nobody can be asked in there: a call that would wait for a person is denied, and a question to the user is the
-    function's result. A planner is not offered inside its own runs, at whatever depth, and is refused if it is called
-    all the same. What happens in a nested run is in its own journal, not in that of the run around it.
+    Whoever stops the run around with its `StopHandle` stops the runs inside it. Nobody can be asked in there: a call
+    that would wait for a person is denied, and a question to the user is the function's result. A planner is not
+    offered inside its own runs, at whatever depth, and is refused if it is called all the same. What happens in a
+    nested run is in its own journal, not in that of the run around it.
 
     In a stock kernel's loop, or called by the application outside of any run, it runs on the planner's own budget.
     """
@@ -88,18 +95,22 @@ class PlannerPlugin:
                 "A function of a run called this planner, and nothing of that run's budget is set aside for it. Let "
                 "the model call the planner's function itself, or call it after the run."
             )
-        return await self._paid(around.purse, kernel, goal, given)
+        return await self._paid(around, around.purse, kernel, goal, given)
 
-    async def _paid(self, purse: Purse, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
+    async def _paid(self, around: Around, purse: Purse, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
         """Run on the share of the call, and pay from it."""
         if purse.spent is None or purse.limits is None:
             raise NestedRunRefusedError("Nothing is left of the budget that was set aside for this call.")
         with purse.paying() as pay:
             try:
-                result = await self._planner.invoke(self._kernel or kernel, goal, arguments)
+                result = await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=around.stop)
             except LimitReachedError as error:
                 pay(error.iterations, error.tool_calls, error.usage or Usage())
                 return f"There is no answer: {error}"
+            except (PlannerInvalidConfigurationError, PromptTooLargeError) as error:  # no request was under way
+                ledger = Ledger() if error.checkpoint is None else error.checkpoint.state().ledger
+                pay(ledger.iterations, ledger.tool_calls, ledger.usage)
+                raise
             pay(result.iterations, result.tool_calls, result.usage)
             return _told(result)
 

@@ -130,6 +130,8 @@ class Loop:
 
     def engine(self, facts: Sequence[Fact], *, emit: Emit | None = None, stop: StopHandle | None = None) -> Engine:
         """Make the engine that drives a journal in this world."""
+        stop = stop or StopHandle()
+        self.functions.stopped_by(stop)
         return Engine(facts, self._ports, emit=emit, stop=stop)
 
     async def drive(self, engine: Engine) -> None:

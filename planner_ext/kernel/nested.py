@@ -17,6 +17,7 @@ from planner_ext.core.limits import Ledger, Limits
 from planner_ext.core.shares import Spent, divided
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked, RequestedCall, Usage
+from planner_ext.engine import StopHandle
 from planner_ext.kernel.budget import Price, tightest
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.ports import Finished, Functions, Gate
@@ -82,11 +83,13 @@ class Around:
         planners: Those whose runs are around the function, the outermost first.
         purse: What the function may spend where it is a planner, else None.
         price: How the run around counts cost, if its application says so.
+        stop: Whoever stops the run around, stops the runs inside it.
     """
 
     planners: tuple[object, ...]
     purse: Purse | None = None
     price: Price | None = None
+    stop: StopHandle | None = None
 
     def within(self, options: LoopOptions) -> LoopOptions:
         """Keep a nested run to its share: of each limit the tighter holds."""
@@ -125,6 +128,10 @@ class NestingFunctions:
         self._functions = functions
         self._offered = offered
         self._around = Around(planners=planners, price=price)
+
+    def stopped_by(self, stop: StopHandle) -> None:
+        """Let whoever stops this run stop the runs inside it, too."""
+        self._around = replace(self._around, stop=stop)
 
     def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
         """Resolve a call, see `KernelFunctions.check`, and say whether it is a planner's."""
