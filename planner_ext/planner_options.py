@@ -41,7 +41,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         response_format: What the final answer has to be: a pydantic model, a JSON schema, or OpenAI's
             ``response_format``. Only requests without functions carry it. An answer that is in the form already is
             taken; another one is asked for again, told what is wrong, as long as the budget lasts. Then the run ends
-            ``limit_reached`` with the answer as it is. It is no part of a checkpoint: ``resume`` needs it again.
+            ``limit_reached`` with the answer as it is; with ``max_iterations=None``, ``incomplete`` after ten times. It
+            is no part of a checkpoint: ``resume`` needs it again.
         execution: How functions are run; see `ToolExecution`.
         approval: What becomes of calls that nobody decided, that were denied, and that wait; see `ApprovalSettings`.
         interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins. A

@@ -93,7 +93,7 @@ def _message_added(state: State, fact: MessageAdded) -> State:
         reply=None,
         asked=False,
         final_answer=None,
-        structuring=state.structuring or fact.purpose == "structure",
+        structuring=state.structuring + (fact.purpose == "structure"),
         step_rounds=0 if fact.purpose == "step" else state.step_rounds,
         at=fact.at,
     )
@@ -198,7 +198,8 @@ def _awake(state: State) -> Phase:
 def _reopened(state: State) -> State:
     """Open an ended run again: what was spent stays spent, what counts in a row starts anew."""
     ledger = replace(state.ledger, errors_in_row=0, denials_in_row=0)
-    state = replace(state, ended=None, final_answer=None, ending=None, rounds=0, ledger=ledger)
+    form = min(state.structuring, 1)
+    state = replace(state, ended=None, final_answer=None, ending=None, rounds=0, structuring=form, ledger=ledger)
     if state.batch is not None:
         return replace(state, phase=Phase.REVIEWING, batch=_undecided(state.batch))
     if state.rules.plan and not state.planned and state.iteration == 0:

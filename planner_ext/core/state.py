@@ -79,7 +79,7 @@ class State:
         clarifications: Questions that were answered.
         final_answer: What the final-answer function was given, or None.
         checked: What the last answer was found to be, where it has to be in a form, or None.
-        structuring: Whether the next reply has to be the answer in its form.
+        structuring: How often the answer was asked for again, in its form; once it was, no other reply is due.
         limit: The first limit that was reached, while its consequence is due.
         stopping: Why the run is to stop, or None.
         ending: Why it is to stop once the open batch has settled, or None.
@@ -106,7 +106,7 @@ class State:
     clarifications: int = 0
     final_answer: str | None = None
     checked: AnswerChecked | None = None
-    structuring: bool = False
+    structuring: int = 0
     limit: str | None = None
     stopping: str | None = None
     ending: str | None = None

@@ -185,6 +185,19 @@ async def test_a_run_goes_on_in_another_process_with_the_form_given_again(stream
     assert (result.status, result.value) == ("answered", VALUE)
 
 
+@both_ways
+async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end(streamed: bool) -> None:
+    """Without a limit on round trips it is asked for again ten times; resumed, it is asked for ten times more."""
+    kernel, service = scripted(lambda request: say("prose") if request.index < 15 else GOOD)
+    planner = planner_with(plan=False, max_iterations=None, response_format=Sum)
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert (result.status, result.final_answer, result.value) == ("incomplete", "prose", None)
+    assert len(service.requests) == 11
+    assert "asked for again 10 times" in result.reason
+    done = await resume(planner, kernel, Checkpoint.from_json(result.checkpoint.to_json()), streamed=streamed)
+    assert (done.status, done.value, len(service.requests)) == ("answered", VALUE, 16)
+
+
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(
     trips=st.integers(1, 6),
