@@ -104,8 +104,9 @@ class ToolUseSession:
 
     One prompt at a time: another one meanwhile, and `append`, raise `SessionBusyError`.
 
-    A session does not pause. Where an interceptor defers a call, the prompt raises `RunNotAnsweredError` with status
-    ``paused`` and the checkpoint, which `ToolCallHandler.resume` takes; its history may begin a new session.
+    A session does not pause. Where an interceptor defers a call, or a service's clarifier leaves a question open, the
+    prompt raises `RunNotAnsweredError` with status ``paused`` or ``asked`` and the checkpoint, which
+    `ToolCallHandler.resume` takes; its history may begin a new session.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class ToolUseSession:
             InvalidHistoryError: If a call has no result. Nothing was sent.
             SessionBusyError: If another prompt is being answered.
             LimitReachedError: At a limit, with the history and what was spent. The batch beyond it did not run.
-            RunNotAnsweredError: If an interceptor deferred a call.
+            RunNotAnsweredError: If an interceptor deferred a call, or a question was left open.
         """
         async with self._only(_Turn()):
             settings = self._settings_with(response_format)
@@ -380,14 +381,15 @@ def _spoken(message: ChatMessageContent) -> str:
     Raises:
         RunNotAnsweredError: Then, with the run.
     """
-    if message.metadata.get("status") != "paused":
+    if message.metadata.get("status") not in ("paused", "asked"):
         return text_of(message)
     checkpoint = Checkpoint.from_json(message.metadata["checkpoint"])
     state = checkpoint.state()
     raise not_answered(
-        status="paused",
-        reason="A function call was deferred, and a session does not wait. Resume the checkpoint of this error with "
-        "ToolCallHandler, decide in an interceptor, or use open loop: AutomaticToolUseConfig(enabled=False).",
+        status=message.metadata["status"],
+        reason="A function call was deferred, or a question left open, and a session does not wait. Resume the "
+        "checkpoint of this error with ToolCallHandler, decide in an interceptor, answer in the service's clarifier, "
+        "or use open loop: AutomaticToolUseConfig(enabled=False).",
         limit=None,
         iterations=state.ledger.iterations,
         tool_calls=state.ledger.tool_calls,

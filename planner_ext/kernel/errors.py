@@ -110,6 +110,12 @@ class LimitReachedError(RunNotAnsweredError):
     """A limit of the budget was reached; raised by itself where ``Budget.on_limit`` is ``"raise"``."""
 
 
+_WAITING = {
+    "paused": "Calls wait for a decision; resume the run with decisions.",
+    "asked": "The model asks, and its questions wait for an answer; resume the run with Supply(text) for each.",
+}
+
+
 def not_answered(
     *,
     status: str,
@@ -122,8 +128,7 @@ def not_answered(
     checkpoint: "Checkpoint | None",
 ) -> RunNotAnsweredError:
     """Make the error for a run without an answer; it carries the history and the ledger."""
-    if status == "paused" and not reason:
-        reason = "Calls wait for a decision; resume the run with decisions."
+    reason = reason or _WAITING.get(status, "")
     if limit == "max_tool_calls":
         reason = f"Max number of tool call reached. {reason}"
     kind = LimitReachedError if status == "limit_reached" else RunNotAnsweredError

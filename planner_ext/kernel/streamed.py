@@ -33,7 +33,8 @@ class StreamedRun:
     def chunk(self, delta: TextDelta) -> StreamingChatMessageContent | None:
         """Pass a connector's chunk on, but for the calls in it; None where nothing is left, or results are in it."""
         chunk: StreamingChatMessageContent = delta.chunk
-        self._trip = delta.iteration
+        if delta.iteration != self._trip:  # a question that was answered is no part of the answer
+            self._trip, self._text = delta.iteration, []
         items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
         if chunk.role == AuthorRole.TOOL or (chunk.items and not items and chunk.finish_reason is None):
             return None

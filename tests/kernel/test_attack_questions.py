@@ -1,0 +1,96 @@
+"""Questions through doors that know nothing of them: streams, agents, prompts and sessions over one service."""
+
+from typing import Any
+
+import pytest
+from semantic_kernel import Kernel
+from semantic_kernel.agents import ChatCompletionAgent
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion
+from planner_ext.errors import RunNotAnsweredError
+from planner_ext.hitl_manager import Question
+from planner_ext.session import ToolUseSession
+from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, say
+
+WHERE = "In which country?"
+ASK = call("UserInteraction-AskUser", {"question": WHERE})
+both_questions = pytest.mark.parametrize("asks", [ASK, say(WHERE)], ids=["call", "plain"])
+
+
+async def norway(question: Question) -> str | None:
+    """Answer questions, and nothing else."""
+    return "Norway." if question.text == WHERE else None
+
+
+async def nobody(question: Question) -> None:
+    """Answer nothing."""
+
+
+def settings() -> PromptExecutionSettings:
+    return PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+
+
+def kernel_of(*script: ScriptedReply, clarifier: Any = norway) -> tuple[Kernel, FunctionInvokingChatCompletion]:
+    service = FunctionInvokingChatCompletion(ScriptedChatCompletion(list(script)), clarifier=clarifier)
+    return Kernel(services=service), service
+
+
+async def test_a_stream_says_the_answer_once() -> None:
+    """After a plain question was answered, the chunks of the last round trip add up to the answer, said once."""
+    kernel, service = kernel_of(say(WHERE), say("Oslo."))
+    history = ChatHistory()
+    history.add_user_message("What is the capital?")
+    said: dict[int | None, str] = {}
+    async for chunk in service.get_streaming_chat_message_content(history, settings(), kernel=kernel):
+        assert chunk is not None
+        said[chunk.function_invoke_attempt] = said.get(chunk.function_invoke_attempt, "") + str(chunk)
+    assert said == {0: WHERE, 1: "Oslo."}
+
+
+@both_questions
+async def test_a_prompt_function_gets_its_question_answered(asks: ScriptedReply) -> None:
+    """``invoke_prompt`` knows nothing of questions and returns the answer."""
+    kernel, _ = kernel_of(asks, say("Oslo."))
+    result = await kernel.invoke_prompt("What is the capital?", arguments=KernelArguments(settings=settings()))
+    assert str(result) == "Oslo."
+
+
+@both_questions
+async def test_an_agents_thread_holds_question_and_answer(asks: ScriptedReply) -> None:
+    """The agent's thread has what was asked and answered before the reply."""
+    kernel, service = kernel_of(asks, say("Oslo."))
+    response = await ChatCompletionAgent(service=service, kernel=kernel, name="guide").get_response("The capital?")
+    assert (str(response.message), response.message.metadata["status"]) == ("Oslo.", "answered")
+    assert response.thread is not None
+    thread = [str(message.to_dict()) async for message in response.thread.get_messages()]  # type: ignore[attr-defined]
+    assert [WHERE in message for message in thread] == [False, True, False, False]
+    assert ["Norway." in message for message in thread] == [False, False, True, False]
+
+
+async def test_an_agent_that_asks_is_answered_with_the_next_message() -> None:
+    """Nobody answered: the question is the agent's reply, and the person's next message follows it in the thread."""
+    kernel, service = kernel_of(ASK, say("Oslo."), clarifier=nobody)
+    agent = ChatCompletionAgent(service=service, kernel=kernel, name="guide")
+    asked = await agent.get_response("The capital?")
+    assert (str(asked.message), asked.message.metadata["status"]) == (WHERE, "asked")
+    answered = await agent.get_response("Norway.", thread=asked.thread)
+    assert str(answered.message) == "Oslo."
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+async def test_a_session_does_not_take_an_open_question_for_an_answer(streamed: bool) -> None:
+    """It raises, with the run that waits; what the model asked is not lost, and the session is as it was."""
+    kernel, _ = kernel_of(ASK, say("Oslo."), clarifier=nobody)
+    session = ToolUseSession(kernel)
+    with pytest.raises(RunNotAnsweredError, match="question left open") as caught:
+        if streamed:
+            async for _ in session.prompt_streaming("The capital?"):
+                pass
+        else:
+            await session.prompt("The capital?")
+    assert caught.value.status == "asked"
+    assert caught.value.checkpoint is not None
+    assert session.history().messages == []
