@@ -22,6 +22,7 @@ from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
 from planner_ext.kernel.openai_members import BODY_FIELDS, is_as_expected, keeps_its_fields
+from planner_ext.kernel.openai_responses import ReadChunk, ReadCompletion
 from planner_ext.kernel.wire import ChatRequest, Wire
 
 __all__ = ["OpenAIWire"]
@@ -199,11 +200,11 @@ class OpenAIWire:
         try:
             response = await service.client.post(
                 encoded.path,
-                cast_to=ChatCompletion,
+                cast_to=ReadCompletion,
                 content=encoded.content,
                 options=encoded.options,
                 stream=streaming,
-                stream_cls=AsyncStream[ChatCompletionChunk],
+                stream_cls=AsyncStream[ReadChunk],
             )
             service.store_usage(response)
         except BadRequestError as error:
