@@ -248,6 +248,9 @@ class World:
     def message(self, purpose: str) -> Any:
         return {"role": "user", "text": purpose}
 
+    def watches(self, function: str) -> bool:
+        return True
+
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
         return [self.plan.decision(call.iteration, call.index) for call in calls]
 
