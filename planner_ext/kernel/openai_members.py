@@ -28,6 +28,7 @@ REPLACED: Mapping[str, str] = {
     "get_streaming_chat_message_contents": "4b8eba9df5e5b029",
     "_inner_get_chat_message_contents": "30f0a649f1ad1762",
     "_inner_get_streaming_chat_message_contents": "4aa5a6cb0100fc62",
+    "_prepare_chat_history_for_request": "d18d4ace92ca63a1",
     "_send_request": "80f1ddbd0009fd3e",
     "_send_completion_request": "8bcc8ad59490e0b4",
     "_update_function_choice_settings_callback": "437d3d94f17070c5",
@@ -35,7 +36,6 @@ REPLACED: Mapping[str, str] = {
 """Methods of the connector that are not called, and the digests of the sources of which we do the work."""
 
 CALLED: Mapping[str, tuple[str, ...]] = {
-    "_prepare_chat_history_for_request": ("chat_history",),
     "_handle_structured_output": ("request_settings", "settings"),
     "_get_metadata_from_chat_response": ("response",),
     "_get_metadata_from_streaming_chat_response": ("response",),

@@ -16,7 +16,7 @@ from openai import AsyncAzureOpenAI, AsyncStream, BadRequestError
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
@@ -61,11 +61,17 @@ class _Messages:
         if messages is not self._source or len(messages) < self._known:
             self._source, self._known, self._encoded = messages, 0, bytearray()
         if new := messages[self._known :]:
-            history = ChatHistory.model_construct(messages=new)
-            added = _encode(self._service._prepare_chat_history_for_request(history))[1:-1].encode()
+            added = _encode([self._sent(message) for message in new])[1:-1].encode()
             self._encoded += b"," + added if self._known else added
             self._known = len(messages)
         return self._encoded
+
+    def _sent(self, message: ChatMessageContent) -> dict[str, Any]:
+        """Convert a message as the connector does, which also renames the role of instructions where it is told to."""
+        sent = message.to_dict()
+        if sent["role"] == "system" and self._service.instruction_role == "developer":
+            sent["role"] = "developer"
+        return sent
 
 
 class _Tools:
