@@ -162,7 +162,7 @@ class OpenAIWire:
                 tools = b',"tools":' + self._tools.encoded(request.functions, request.schemas)
             rest = _encode(fields)[1:-1].encode()
             messages = self._messages.encoded(request.messages)
-        except Exception:
+        except Exception:  # the connector meets it again, and raises it in its own words
             self._messages = _Messages(service)
             return None
         return _Encoded(
