@@ -108,7 +108,7 @@ class Calls:
             for index in action.indexes:
                 await self._run_call(index)
         else:
-            slots = asyncio.Semaphore(limit or len(action.indexes))
+            slots = asyncio.Semaphore(limit) if limit is not None and limit < len(action.indexes) else None
             try:
                 async with asyncio.TaskGroup() as group:
                     for index in action.indexes:
