@@ -3,6 +3,7 @@
 This is the seam between a transcript and a request: the history is rendered here, incrementally, and nowhere else.
 """
 
+import logging
 from collections.abc import Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from semantic_kernel.functions import KernelArguments
 
 __all__ = ["KernelChat", "named_errors", "no_reply"]
+
+_logger = logging.getLogger(__name__)
 
 _NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """What connectors raise on a response that is not what they expect."""
@@ -162,8 +165,11 @@ def _wire_for(service: ChatCompletionClientBase, *, kernel: Kernel | None, argum
     generic = GenericWire(service, kernel=kernel, arguments=arguments)
     if not type(service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
         return generic
-    from planner_ext.kernel.openai_wire import OpenAIWire  # noqa: PLC0415  (only who has the connector pays for it)
-
+    try:
+        from planner_ext.kernel.openai_wire import OpenAIWire  # noqa: PLC0415  (only who has the connector pays for it)
+    except ImportError as error:
+        _logger.info("Requests are encoded anew each time: %s.", error)
+        return generic
     return OpenAIWire(service, generic)
 
 

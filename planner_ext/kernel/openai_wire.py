@@ -153,9 +153,9 @@ class OpenAIWire:
     def _encoded(self, request: ChatRequest, *, streaming: bool) -> _Encoded | None:
         """Encode a request; None where it has to go the connector's own way, which says what is wrong, if anything."""
         service = self._service
-        if diagnostics.are_model_diagnostics_enabled() or not is_as_expected(service):
-            return None
         try:
+            if diagnostics.are_model_diagnostics_enabled() or not is_as_expected(service):
+                return None
             fields, options = self._fields(request, streaming=streaming)
             tools = b""
             if request.choice is not None and "tools" not in fields:

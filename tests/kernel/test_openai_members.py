@@ -4,12 +4,16 @@ import functools
 import inspect
 import json
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from conftest import asked
 from openai import AsyncOpenAI
 from openai.resources.chat.completions import AsyncCompletions
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import (
     AzureChatCompletion,
     OpenAIChatCompletion,
@@ -20,6 +24,7 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 from wire_builders import Endpoint, openai_service, put
 
+from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, ServiceCallError
 from planner_ext.kernel import openai_members
 from planner_ext.kernel.chat import named_errors
@@ -221,6 +226,19 @@ async def test_fields_of_an_applications_own_settings_are_sent(
     assert not await takes_own_way(service, streamed=streamed, settings=Wide(extra_headers={"x-mine": "1"}))
     assert endpoint.seen[0][1]["verbosity"] == "low"
     assert "extra_headers" not in endpoint.seen[0][1]
+
+
+async def test_a_module_that_moved_costs_time_only(
+    service: Any, kernel: Kernel, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where what our encoding imports is gone, requests go the connector's own way, and the log says so."""
+    monkeypatch.setitem(sys.modules, "planner_ext.kernel.openai_wire", None)
+    settings = SETTINGS(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    history = ChatHistory(system_message="Be brief.")
+    with caplog.at_level(logging.INFO):
+        ours = FunctionInvokingChatCompletion(service)
+        answer = await asked(ours, history, kernel, settings, streamed=streamed)
+    assert (answer.text, "openai_wire" in caplog.text) == ("Hi.", True)
 
 
 async def test_another_kind_of_model_is_the_connectors_affair(service: Any) -> None:
