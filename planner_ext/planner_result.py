@@ -1,9 +1,10 @@
 """What a planner returns: a value for every expected end."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field
-from semantic_kernel.contents import ChatHistory
+from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import kernel_function
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
@@ -83,12 +84,14 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         )
 
 
-def result_of(state: State, facts: tuple[Fact, ...]) -> FunctionCallingStepwisePlannerResult:
-    """Read a result out of a run."""
+def result_of(
+    state: State, facts: tuple[Fact, ...], *, written: Sequence[ChatMessageContent] | None = None
+) -> FunctionCallingStepwisePlannerResult:
+    """Read a result out of a run; ``written`` is its transcript as messages, where there are such already."""
     ended = state.ended
     return FunctionCallingStepwisePlannerResult(
         final_answer=ended.answer if ended is not None else "",
-        chat_history=chat_history(state),
+        chat_history=chat_history(state, written),
         iterations=state.ledger.iterations,
         status=status_of(state),
         tool_calls=state.ledger.tool_calls,
