@@ -2,10 +2,10 @@
 
 import json
 from copy import deepcopy
-from dataclasses import replace
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.core.change import replace
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked

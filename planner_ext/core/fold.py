@@ -4,10 +4,10 @@ Pure and total over legal transitions; everything that `planner_ext.core.transit
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from planner_ext.core.batches import call_clarified, call_decided, call_finished, call_started, calls_withheld
+from planner_ext.core.change import replace
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import (
     AnswerChecked,
