@@ -234,8 +234,8 @@ class FunctionCallingStepwisePlanner:
         setting = self._setting(kernel, state.goal, arguments, budget=given.budget, kept=kept, streaming=streaming)
         if state.rules.structured and setting.loop.form is None:
             raise PlannerInvalidConfigurationError(
-                "The run of this checkpoint has to answer in a form, which a checkpoint does not hold; the options have "
-                "no response_format. Resume it with the one that it began with."
+                "The run of this checkpoint has to answer in a form, which a checkpoint does not hold; the options "
+                "have no response_format. Resume it with the one that it began with."
             )
         if given.budget is not None:
             given = replace(given, budget=setting.options.budget)
