@@ -137,7 +137,11 @@ class KernelFunctions:
             return Checked(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
         text = call.arguments if edited is None else edited
         parsed = parse_arguments(text, self._prepare(function).parameters)
-        names: dict[str, Any] = {"function": call.name, "plugin_name": function.plugin_name, "function_name": function.name}
+        names: dict[str, Any] = {
+            "function": call.name,
+            "plugin_name": function.plugin_name,
+            "function_name": function.name,
+        }
         if isinstance(parsed, InvalidArguments):
             return Checked(kind="invalid", **names, arguments={}, answer=parsed.message)
         if function is self._final_answer:
