@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.actions import ReviewCalls, RunCalls
-from planner_ext.core.change import replace
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
 from planner_ext.core.shares import Share

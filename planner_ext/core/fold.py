@@ -3,6 +3,7 @@
 Pure and total over legal transitions; everything that `planner_ext.core.transitions` does not list is refused.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -180,7 +181,7 @@ def _resumed(state: State, fact: Resumed) -> State:
     """Go on where the run stands; new limits replace the old ones, and what followed from those is forgotten."""
     state = replace(
         state,
-        rules=replace(state.rules, limits=fact.limits or state.rules.limits),
+        rules=dataclasses.replace(state.rules, limits=fact.limits or state.rules.limits),
         limit=state.limit if fact.limits is None else None,
         stopping=None,
         at=fact.at,
