@@ -84,11 +84,12 @@ class Calls:
         """Decide every call before any is recorded, so that no call runs before all were seen."""
         state, checked, at = self._journal.state, self._batch.checked, self._journal.now()
         facts = [first_verdict(state, index, checked[index], at) for index in indexes]
-        gated = [fact for fact in facts if fact.kind == "function"]
-        if self._ports.gate is None or not gated:
+        gate = self._ports.gate
+        gated = [fact for fact in facts if fact.kind == "function" and gate is not None and gate.watches(fact.function)]
+        if gate is None or not gated:
             return facts
         calls = [describe_call(state, fact, checked[fact.index]) for fact in gated]
-        decisions = await self._ports.gate.review(calls, state)
+        decisions = await gate.review(calls, state)
         decided = {fact.index: decision for fact, decision in zip(gated, decisions, strict=True)}
         at = self._journal.now()  # afterwards: a review may take its time, and questions expire from now on
         facts = [replace(fact, at=at) for fact in facts]
@@ -108,7 +109,7 @@ class Calls:
             for index in action.indexes:
                 await self._run_call(index, action.share)
         else:
-            slots = asyncio.Semaphore(limit or len(action.indexes))
+            slots = asyncio.Semaphore(limit) if limit is not None and limit < len(action.indexes) else None
             try:
                 async with asyncio.TaskGroup() as group:
                     for index in action.indexes:

@@ -7,6 +7,7 @@ Schema numbers:
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -19,9 +20,14 @@ __all__ = ["SCHEMA", "check_schema", "dump_facts", "dump_journal", "load_facts",
 
 SCHEMA = 1
 
-_FACTS: TypeAdapter[list[Fact]] = TypeAdapter(
-    list[Annotated[Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
-)
+
+@cache
+def _facts() -> TypeAdapter[list[Fact]]:
+    """Build what reads and writes facts; not at import, which it would make a tenth longer for everybody."""
+    return TypeAdapter(
+        list[Annotated[Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
+    )
+
 
 DumpMessage = Callable[[Message], Any]
 """Turns an opaque message into JSON values. What is JSON already, as after a load, it returns as it is."""
@@ -63,7 +69,7 @@ def check_schema(schema: object) -> None:
 
 def dump_facts(facts: Sequence[Fact], dump_message: DumpMessage) -> list[Any]:
     """Turn facts into JSON values."""
-    return _FACTS.dump_python([_with_plain_messages(fact, dump_message) for fact in facts], mode="json")
+    return _facts().dump_python([_with_plain_messages(fact, dump_message) for fact in facts], mode="json")
 
 
 def load_facts(data: object) -> tuple[Fact, ...]:
@@ -73,7 +79,7 @@ def load_facts(data: object) -> tuple[Fact, ...]:
         InvalidJournalError: Naming the first place that is not as expected.
     """
     try:
-        return tuple(_FACTS.validate_python(data, strict=False))
+        return tuple(_facts().validate_python(data, strict=False))
     except InvalidLimitError as error:
         raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
     except ValidationError as error:

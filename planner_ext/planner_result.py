@@ -1,9 +1,10 @@
 """What a planner returns: a value for every expected end."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pydantic import Field
-from semantic_kernel.contents import ChatHistory
+from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.core.facts import Fact, Planned
@@ -80,15 +81,26 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
 
 def result_of(
-    state: State, facts: tuple[Fact, ...], form: ResponseForm | None = None
+    state: State,
+    facts: tuple[Fact, ...],
+    form: ResponseForm | None = None,
+    *,
+    written: Sequence[ChatMessageContent] | None = None,
 ) -> FunctionCallingStepwisePlannerResult:
-    """Read a result out of a run, and its answer in the form that it was asked for in."""
+    """Read a result out of a run, and its answer in the form that it was asked for in.
+
+    Args:
+        state: Of the run.
+        facts: Its journal.
+        form: What the answer was asked for in, if anything.
+        written: The transcript as messages, where it was written already.
+    """
     ended, checked = state.ended, state.checked
     in_form = ended is not None and checked is not None and not checked.problem
     return FunctionCallingStepwisePlannerResult(
         final_answer=ended.answer if ended is not None else "",
         value=form.parse(ended.answer) if form is not None and ended is not None and in_form else None,
-        chat_history=chat_history(state),
+        chat_history=chat_history(state, written),
         iterations=state.ledger.iterations,
         status=status_of(state),
         tool_calls=state.ledger.tool_calls,

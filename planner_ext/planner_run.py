@@ -39,7 +39,8 @@ class PlannerRun:
             await engine.record(fact)
         await self._loop.drive(engine)
         raise_at_limit(engine.state, engine.facts)
-        return result_of(engine.state, tuple(engine.facts), self._loop.form)
+        written = self._loop.chat.messages(engine.state.transcript)
+        return result_of(engine.state, tuple(engine.facts), self._loop.form, written=written)
 
     async def events(self) -> AsyncGenerator[PlannerEvent, None]:
         """Run, and yield what happens; the result comes last."""

@@ -100,6 +100,10 @@ class Functions(Protocol):
 class Gate(Protocol):
     """Everything that has a say in whether a call runs."""
 
+    def watches(self, function: str) -> bool:
+        """Whether anybody has a say about the calls of a function; those that nobody watches run unseen."""
+        ...
+
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
         """Decide each call of a batch, in order, before any of them runs. Never raises but for cancellation."""
         ...

@@ -28,6 +28,7 @@ class Recorder:
         self._ports = ports
         self._emit = emit
         self._recording = asyncio.Lock()
+        self._told = ports.store is not None or bool(ports.observers) or emit is not None
         self._mark = ports.clock.monotonic()
 
     def now(self) -> float:
@@ -42,6 +43,8 @@ class Recorder:
 
     async def record(self, fact: Fact) -> None:
         """Add a fact to the journal, then tell everybody who watches; one after the other, in the journal's order."""
+        if not self._told:
+            return self._note(fact)  # nothing is waited for, so nothing can come in between
         async with self._recording:
             if self._ports.store is not None:
                 await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
@@ -50,6 +53,7 @@ class Recorder:
                 await _observe(observer, fact)
             if self._emit is not None:
                 await self._emit(fact)
+        return None
 
     async def settle(self, reason: str) -> None:
         """Answer every call of the open batch and end the run; then tell the observers, since nobody else listens."""

@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
@@ -26,29 +27,40 @@ def first_verdict(state: State, index: int, checked: Checked, at: float) -> Call
     batch = state.batch
     assert batch is not None
     request = batch.calls[index].request
-    fact = CallDecided(
+    digest = fingerprint = ""
+    if checked.kind in _BOUND:
+        digest = digest_of(checked.function, checked.arguments)
+        fingerprint = fingerprint_of(state.run_id, batch.iteration, request.id, digest)
+    return CallDecided(
         iteration=batch.iteration,
         index=index,
         call_id=request.id,
         function=checked.function,
         kind=checked.kind,
-        verdict="run",
         nested=checked.nested,
+        digest=digest,
+        fingerprint=fingerprint,
         at=at,
+        **_verdict(checked),
     )
-    digest = digest_of(checked.function, checked.arguments)
-    bound = replace(fact, digest=digest, fingerprint=fingerprint_of(state.run_id, batch.iteration, request.id, digest))
+
+
+_BOUND = frozenset({"function", "question"})
+"""Kinds of calls that somebody may decide."""
+
+
+def _verdict(checked: Checked) -> dict[str, Any]:
     match checked.kind:
         case "function":
-            return bound
+            return {"verdict": "run"}
         case "final_answer":
-            return replace(fact, verdict="final_answer", answer=FINAL_ANSWER_ACCEPTED, final_answer=checked.answer)
+            return {"verdict": "final_answer", "answer": FINAL_ANSWER_ACCEPTED, "final_answer": checked.answer}
         case "question":
-            return replace(bound, verdict="defer", prompt=checked.answer)
+            return {"verdict": "defer", "prompt": checked.answer}
         case "external":
-            return replace(fact, verdict="external")
+            return {"verdict": "external"}
         case "unknown" | "invalid":
-            return replace(fact, verdict="answer", answer=checked.answer, reason=checked.kind)
+            return {"verdict": "answer", "answer": checked.answer, "reason": checked.kind}
 
 
 def describe_call(state: State, fact: CallDecided, checked: Checked) -> ToolCall:

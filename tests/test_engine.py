@@ -5,7 +5,7 @@ Messages are plain dicts; time is a fake clock; whatever has to happen in an ord
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -140,6 +140,10 @@ class FakeGate:
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     on_review: Callable[[], None] = lambda: None
     seen: list[tuple[ToolCall, ...]] = field(default_factory=list)
+    unwatched: Set[str] = frozenset()
+
+    def watches(self, function: str) -> bool:
+        return function not in self.unwatched
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
         self.seen.append(tuple(calls))
@@ -757,6 +761,14 @@ async def test_a_gate_is_not_asked_about_calls_that_cannot_run() -> None:
     await engine_of(["unknown", "bad", "final"], gate=gate).run()
     await engine_of(["mine"], gate=gate).run()
     assert gate.seen == []
+
+
+async def test_a_call_that_nobody_watches_runs_unseen() -> None:
+    """The gate is shown the calls it watches, and no others; those run."""
+    functions, gate = FakeFunctions(), FakeGate({"f": Deny(), "g": Deny()}, unwatched={"f"})
+    await engine_of(["f", "g"], "done", functions=functions, gate=gate).run()
+    assert [[call.function_name for call in calls] for calls in gate.seen] == [["g"]]
+    assert functions.trace == ["start f", "end f"]
 
 
 async def test_an_approved_call_runs_and_says_who_approved() -> None:

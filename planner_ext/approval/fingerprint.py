@@ -7,6 +7,8 @@ from typing import Any
 
 __all__ = ["digest_of", "fingerprint_of"]
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
 
 def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
     """Digest a function's name and its arguments; equal JSON values give equal digests, whatever their key order."""
@@ -19,5 +21,4 @@ def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str) -> st
 
 
 def _sha256(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return hashlib.sha256(_CANONICAL.encode(value).encode("ascii")).hexdigest()

@@ -44,6 +44,11 @@ class InterceptorChain:
     checks: Sequence[CheckForIntervention] = ()
     marked: Callable[[str], Defer | None] = lambda _: None
 
+    def watches(self, function: str) -> bool:
+        """Whether a call of this function could come to anything but an approval that nobody gave."""
+        asked = self.interceptors or self.pre_invoke or self.checks or self.options.unmatched != "approve"
+        return bool(asked) or self.marked(function) is not None
+
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
         """Decide each call, in order, before any of them runs."""
         return [self._remembered(await self._decide(call), call, state) for call in calls]

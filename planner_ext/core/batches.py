@@ -1,8 +1,8 @@
 """What facts about the calls of the open batch do to a state."""
 
-from dataclasses import replace
 from typing import Any
 
+from planner_ext.core.change import replace
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, Clarified
 from planner_ext.core.shares import reserved, settled
@@ -18,10 +18,9 @@ def call_decided(state: State, fact: CallDecided) -> State:
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
     changed = replace(call, decided=fact, started=False, answer=_answer(state, fact), erred=fact.kind in _ERRED)
-    undecided = batch.undecided - (0 if call.decided else 1)
     state = replace(
         state,
-        batch=replace(_with_call(batch, fact.index, changed), undecided=undecided),
+        batch=_with_call(batch, fact.index, changed),
         final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
         sticky=state.sticky | _sticky_key(fact),
         at=fact.at,
@@ -52,14 +51,12 @@ def _sticky_key(fact: CallDecided) -> frozenset[str]:
 def calls_withheld(state: State, fact: CallsWithheld) -> State:
     """Answer calls that do not run."""
     batch = _open_batch(state)
-    undecided = batch.undecided
     for index in fact.indexes:
         _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
         call = batch.calls[index]
         _require(call.answer is None, fact, "it has its result")
-        undecided -= 0 if call.decided else 1
         batch = _with_call(batch, index, replace(call, answer=fact.answer))
-    state = replace(state, batch=replace(batch, undecided=undecided), limit=state.limit or fact.limit, at=fact.at)
+    state = replace(state, batch=batch, limit=state.limit or fact.limit, at=fact.at)
     return _settle_if_answered(state)
 
 
@@ -128,10 +125,18 @@ def _require(condition: bool, fact: _OfCalls, problem: str) -> None:
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
-    """Put a changed call in its place; a call that got its answer with the change is no longer unanswered."""
-    answered = batch.calls[index].answer is None and call.answer is not None
-    calls = (*batch.calls[:index], call, *batch.calls[index + 1 :])
-    return replace(batch, calls=calls, unanswered=batch.unanswered - answered)
+    """Put a changed call in its place, and count anew what is undecided and unanswered."""
+    before = batch.calls[index]
+    return replace(
+        batch,
+        calls=(*batch.calls[:index], call, *batch.calls[index + 1 :]),
+        undecided=batch.undecided - _is_undecided(before) + _is_undecided(call),
+        unanswered=batch.unanswered - (before.answer is None) + (call.answer is None),
+    )
+
+
+def _is_undecided(call: Call) -> bool:
+    return call.decided is None and call.answer is None
 
 
 def _settle_if_answered(state: State) -> State:

@@ -3,11 +3,12 @@
 Pure and total over legal transitions; everything that `planner_ext.core.transitions` does not list is refused.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from planner_ext.core.batches import call_clarified, call_decided, call_finished, call_started, calls_withheld
+from planner_ext.core.change import replace
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import (
     AnswerChecked,
@@ -180,7 +181,7 @@ def _resumed(state: State, fact: Resumed) -> State:
     """Go on where the run stands; new limits replace the old ones, and what followed from those is forgotten."""
     state = replace(
         state,
-        rules=replace(state.rules, limits=fact.limits or state.rules.limits),
+        rules=dataclasses.replace(state.rules, limits=fact.limits or state.rules.limits),
         limit=state.limit if fact.limits is None else None,
         stopping=None,
         at=fact.at,

@@ -115,7 +115,7 @@ _CHECKS: dict[str, Callable[[object], None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ledger:
     """What a run has spent so far; survives pause, process and resume.
 

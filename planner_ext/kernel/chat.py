@@ -3,7 +3,8 @@
 This is the seam between a transcript and a request: the history is rendered here, incrementally, and nowhere else.
 """
 
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+import logging
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.contents import ChatMessageContent
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 
 from planner_ext.core.actions import AskModel
@@ -20,16 +21,19 @@ from planner_ext.kernel.assembly import ReplyAssembly
 from planner_ext.kernel.budget import Price
 from planner_ext.kernel.errors import InvalidReplyError, ServiceCallError
 from planner_ext.kernel.messages import merge_reply, render, requested_calls, text_of
-from planner_ext.kernel.offer import Offer, RequestBehavior
+from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.prompt_size import PromptSize
 from planner_ext.kernel.told import told
 from planner_ext.kernel.usage import read_iterations, read_usage
+from planner_ext.kernel.wire import ChatRequest, GenericWire, Wire
 from planner_ext.ports import Emit, TextDelta
 
 if TYPE_CHECKING:
     from semantic_kernel.functions import KernelArguments
 
 __all__ = ["KernelChat", "named_errors", "no_reply"]
+
+_logger = logging.getLogger(__name__)
 
 _NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """What connectors raise on a response that is not what they expect."""
@@ -59,8 +63,7 @@ class KernelChat:
     ) -> None:
         self._service = service
         self._settings = settings
-        self._kernel = kernel
-        self._arguments = arguments
+        self._wire = _wire_for(service, kernel=kernel, arguments=arguments)
         self._offer = offer
         self._streaming = streaming
         self._strict = strict_finish_reason
@@ -73,11 +76,16 @@ class KernelChat:
 
     def messages(self, transcript: Sequence[Entry]) -> list[ChatMessageContent]:
         """Write a transcript as messages; what was written before is not written again."""
-        known = len(self._entries)
-        if self._entries != transcript[:known]:
-            self._rendered, known = [], 0
-        self._rendered = [*self._rendered[:known], *render(transcript[known:])]
-        self._entries = transcript
+        return list(self._written(transcript))
+
+    def _written(self, transcript: Sequence[Entry]) -> list[ChatMessageContent]:
+        """Bring what is written up to a transcript: the same list if that only goes on, else another one."""
+        if transcript is not self._entries:
+            known = len(self._entries)
+            if self._entries != transcript[:known]:
+                self._rendered, known = [], 0
+            self._rendered += render(transcript[known:])
+            self._entries = transcript
         return self._rendered
 
     async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
@@ -89,48 +97,42 @@ class KernelChat:
             KernelException: Whatever of that kind the connector raised.
         """
         self._offer.refresh()
-        messages = told(self.messages(transcript), request.left)
-        self._size.check(messages, self._offer if request.tool_choice else None)
-        history = ChatHistory.model_construct(messages=list(messages))  # connectors may add to it
-        settings = self._request_settings(request)
+        sent = self._request(transcript, request)
+        self._size.check(sent.sent, self._offer if request.tool_choice else None)
         with named_errors(self._service):
             if self._streaming:
-                message = await self._stream(history, settings, request.iteration, emit)
+                message = await self._stream(sent, request.iteration, emit)
             else:
-                message = merge_reply(self._nonempty(await self._plain(history, settings)))
+                message = merge_reply(self._nonempty(await self._wire.ask(sent)))
         return self._reply(message)
 
-    def _request_settings(self, request: AskModel) -> PromptExecutionSettings:
-        """Copy the settings for one request; the connector copies them once more, deeply."""
+    def _request(self, transcript: Sequence[Entry], request: AskModel) -> ChatRequest:
+        """Write a request, with settings of its own."""
         update: dict[str, Any] = {"function_choice_behavior": None}
         if request.iteration < 0:
             update |= {k: v for k, v in self._plan_settings.items() if k in type(self._settings).model_fields}
         if request.structured and not (request.offer and self._offer.available):
             update |= self._answer_settings
-        choice = request.tool_choice
-        if choice is not None and self._offer.functions:
-            schemas = self._offer.schemas
-            update["function_choice_behavior"] = RequestBehavior.of(self._offer.metadata(), choice, schemas=schemas)
-        elif choice == "none" and self._offer.schemas:
+        choice, offer = request.tool_choice, self._offer
+        offered = choice is not None and bool(offer.functions)
+        if choice == "none" and not offered and offer.schemas:
             update["tool_choice"] = choice
         elif choice is None:
             update |= {key: None for key in ("tools", "tool_choice") if hasattr(self._settings, key)}
-        return self._settings.model_copy(update=update)
-
-    async def _plain(self, history: ChatHistory, settings: PromptExecutionSettings) -> list[ChatMessageContent]:
-        return await self._service.get_chat_message_contents(
-            history, settings, kernel=self._kernel, arguments=self._arguments
+        messages = self._written(transcript)
+        return ChatRequest(
+            messages=messages,
+            last=told(messages, request.left),
+            settings=self._settings.model_copy(update=update),
+            choice=choice if offered else None,
+            functions=offer.metadata() if offered else (),
+            schemas=tuple(offer.schemas) if offered else (),
         )
 
-    async def _stream(
-        self, history: ChatHistory, settings: PromptExecutionSettings, iteration: int, emit: Emit | None
-    ) -> ChatMessageContent:
+    async def _stream(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
         assembly = ReplyAssembly()
-        chunks = self._service.get_streaming_chat_message_contents(
-            history, settings, kernel=self._kernel, arguments=self._arguments
-        )
-        async with aclosing(chunks):
-            async for chunk in _first_choices(chunks):
+        async with aclosing(self._wire.stream(request)) as chunks:
+            async for chunk in chunks:
                 text = assembly.add(chunk)
                 if emit is not None:
                     await emit(TextDelta(text=text, iteration=iteration, chunk=chunk))
@@ -169,14 +171,17 @@ class KernelChat:
         )
 
 
-async def _first_choices(
-    chunks: AsyncIterator[list[StreamingChatMessageContent]],
-) -> AsyncIterator[StreamingChatMessageContent]:
-    """Flatten a connector's stream; a loop that offers functions has one choice only."""
-    async for group in chunks:
-        for chunk in group:
-            if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
-                yield chunk
+def _wire_for(service: ChatCompletionClientBase, *, kernel: Kernel | None, arguments: "KernelArguments | None") -> Wire:
+    """Choose the way to a connector: those for OpenAI and Azure OpenAI have one that grows the request."""
+    generic = GenericWire(service, kernel=kernel, arguments=arguments)
+    if not type(service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
+        return generic
+    try:
+        from planner_ext.kernel.openai_wire import OpenAIWire  # noqa: PLC0415  (only who has the connector pays for it)
+    except ImportError as error:
+        _logger.info("Requests are encoded anew each time: %s.", error)
+        return generic
+    return OpenAIWire(service, generic)
 
 
 def no_reply(seen: str) -> InvalidReplyError:

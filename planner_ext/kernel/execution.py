@@ -119,13 +119,11 @@ def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
     update: dict[str, Any] = {}
     if threaded or absent:
         update["method"] = partial(_run_in_thread if threaded else _run, method, absent)
-    parameters = [
-        parameter.model_copy(update={"type_object": convertible_type(parameter.type_object)})
-        for parameter in function.parameters
-    ]
-    if any(
-        own.type_object is not other.type_object for own, other in zip(function.parameters, parameters, strict=True)
-    ):
+    types = [convertible_type(parameter.type_object) for parameter in function.parameters]
+    if any(own.type_object is not kind for own, kind in zip(function.parameters, types, strict=True)):
+        parameters = [
+            own.model_copy(update={"type_object": kind}) for own, kind in zip(function.parameters, types, strict=True)
+        ]
         update["metadata"] = function.metadata.model_copy(update={"parameters": parameters})
     return function.model_copy(update=update) if update else function
 

@@ -7,7 +7,7 @@ for cancellation, is a value that says what the model reads. Must not know the l
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -137,26 +137,26 @@ class KernelFunctions:
             return Checked(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
         text = call.arguments if edited is None else edited
         parsed = parse_arguments(text, self._prepare(function).parameters)
-        checked = Checked(
-            kind="function",
-            function=call.name,
-            plugin_name=function.plugin_name,
-            function_name=function.name,
-            arguments={},
-        )
+        names: dict[str, Any] = {
+            "function": call.name,
+            "plugin_name": function.plugin_name,
+            "function_name": function.name,
+        }
         if isinstance(parsed, InvalidArguments):
-            return replace(checked, kind="invalid", answer=parsed.message)
+            return Checked(kind="invalid", **names, arguments={}, answer=parsed.message)
         if function is self._final_answer:
             answer = result_text(parsed.get("answer"))
             if not answer.strip():
-                return replace(checked, kind="invalid", answer=f"{call.name} was given no answer. Call it with one.")
-            return replace(checked, kind="final_answer", answer=answer)
+                problem = f"{call.name} was given no answer. Call it with one."
+                return Checked(kind="invalid", **names, arguments={}, answer=problem)
+            return Checked(kind="final_answer", **names, arguments={}, answer=answer)
         if function is self._ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():
-                return replace(checked, kind="invalid", answer=f"{call.name} was given no question. Call it with one.")
-            return replace(checked, kind="question", arguments=parsed, answer=question)
-        return replace(checked, arguments=parsed)
+                problem = f"{call.name} was given no question. Call it with one."
+                return Checked(kind="invalid", **names, arguments={}, answer=problem)
+            return Checked(kind="question", **names, arguments=parsed, answer=question)
+        return Checked(kind="function", **names, arguments=parsed)
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
         """Run a function through the application's filters.
@@ -281,15 +281,9 @@ class KernelFunctions:
         target = self._prepare(function).runnable
         if run.unchanged is not None:
             target = _bound(target, run.unchanged)
+        invocation = target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
         seconds = self._execution.timeout_of(run.checked.function)
-        scope = asyncio.timeout(seconds)
-        try:
-            async with scope:
-                return await target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
-        except Exception as error:
-            if seconds is not None and scope.expired():
-                raise _TimedOutError(f"no result within {seconds:g} seconds") from error
-            raise
+        return await (invocation if seconds is None else _within(seconds, invocation))
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
         name = run.checked.function
@@ -307,6 +301,17 @@ class KernelFunctions:
             text = f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
         text = text or f"The function {name} failed."
         return Finished(outcome="failed", text=text, error=recorded, exception=error)
+
+
+async def _within(seconds: float, invocation: Awaitable[FunctionResult | None]) -> FunctionResult | None:
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            return await invocation
+    except Exception as error:
+        if scope.expired():
+            raise _TimedOutError(f"no result within {seconds:g} seconds") from error
+        raise
 
 
 def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finished | None) -> Finished:

@@ -162,6 +162,10 @@ class NobodyWaits:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
+    def watches(self, function: str) -> bool:
+        """Whether the other gate has a say."""
+        return self._gate.watches(function)
+
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
         """Decide; a deferred call is denied, by name."""
         decisions = await self._gate.review(calls, state)

@@ -1,6 +1,7 @@
 """Which functions a request offers, and that no other can be called: computed afresh from the kernel each time."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_not
 from typing import Any, Literal, Self
 
 from semantic_kernel import Kernel
@@ -95,6 +96,7 @@ class Offer:
         self._select = select
         self._schemas = _schemas(settings)
         self.functions: Mapping[str, KernelFunction] = {}
+        self._metadata: tuple[KernelFunctionMetadata, ...] = ()
         self.schema_only: frozenset[str] = frozenset()
         self.refresh()
 
@@ -110,11 +112,14 @@ class Offer:
                 )
             functions[name] = self._kernel.get_function(metadata.plugin_name, metadata.name)
         self.functions = functions
+        offered = tuple(function.metadata for function in functions.values())
+        if len(offered) != len(self._metadata) or any(map(is_not, offered, self._metadata)):
+            self._metadata = offered
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
 
-    def metadata(self) -> list[KernelFunctionMetadata]:
-        """List what is offered, for a request."""
-        return [function.metadata for function in self.functions.values()]
+    def metadata(self) -> tuple[KernelFunctionMetadata, ...]:
+        """List what is offered, for a request: one and the same tuple for as long as the functions are the same."""
+        return self._metadata
 
     @property
     def schemas(self) -> list[Any]:

@@ -30,12 +30,17 @@ def status_of(state: State) -> Status:
     return "asked" if only_asks(state) else "paused"
 
 
-def chat_history(state: State) -> ChatHistory:
-    """Write a run's transcript; a batch that was returned to the caller ends it."""
-    entries = list(state.transcript)
+def chat_history(state: State, written: Sequence[ChatMessageContent] | None = None) -> ChatHistory:
+    """Write a run's transcript; a batch that was returned to the caller ends it.
+
+    Args:
+        state: Of the run.
+        written: The transcript as messages, where it was written already.
+    """
+    messages = render(state.transcript) if written is None else list(written)
     if state.batch is not None and state.ended is not None and state.ended.returned:
-        entries.append(state.batch.message)
-    return as_history(render(entries))
+        messages += render((state.batch.message,))
+    return as_history(messages)
 
 
 def final_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:

@@ -10,7 +10,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.facts import Fact, IterationCompleted
+from planner_ext.core.facts import CallDecided, CallFinished, CallsWithheld, Clarified, Fact, IterationCompleted
 from planner_ext.core.state import Phase, State
 from planner_ext.engine import Engine, StopHandle
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
@@ -24,8 +24,8 @@ from planner_ext.streaming import watch
 
 __all__ = ["ServiceRun", "World", "bring_up_to_date", "store"]
 
-_SETTLING = frozenset({"CallDecided", "CallsWithheld", "CallFinished", "Clarified", "IterationCompleted"})
-"""Facts with which a batch may have moved into the transcript, or the transcript may have been replaced."""
+_SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
+"""Facts with which the last call of a batch may have got its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,18 +126,21 @@ class ServiceRun:
 
     def follow(self, state: State, fact: Fact) -> None:
         """Bring the history up to date with a fact."""
-        if fact.type not in _SETTLING:
-            return
-        rendered = self.loop.chat.messages(state.transcript)
-        if isinstance(fact, IterationCompleted) and fact.messages is not None:
-            self._history.messages[:] = rendered
-        elif state.phase is Phase.COMPLETING:
-            added = rendered[self._known :]
-            self._history.messages.extend(added)
-            self._settled.append(added)
-        elif state.phase is Phase.ASKING:
-            self._history.messages.extend(rendered[self._known :])
-        self._known = len(rendered)
+        if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
+            settled = self._added(state)
+            self._history.messages.extend(settled)
+            self._settled.append(settled)
+        elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
+            self._history.messages.extend(self._added(state))
+        elif isinstance(fact, IterationCompleted) and fact.messages is not None:
+            self._known = 0
+            self._history.messages[:] = self._added(state)
+
+    def _added(self, state: State) -> list[ChatMessageContent]:
+        """Give the messages of the transcript that are not in the history yet."""
+        transcript = self.loop.chat.messages(state.transcript)
+        known, self._known = self._known, len(transcript)
+        return transcript[known:]
 
 
 def store(history: ChatHistory, message: ChatMessageContent) -> None:

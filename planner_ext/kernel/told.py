@@ -18,8 +18,8 @@ _UNITS = {
 }
 
 
-def told(messages: Sequence[ChatMessageContent], left: Sequence[Left]) -> Sequence[ChatMessageContent]:
-    """Add what is left to a copy of the newest message.
+def told(messages: Sequence[ChatMessageContent], left: Sequence[Left]) -> ChatMessageContent | None:
+    """Copy the newest message with what is left added to it; None where nothing is to be said.
 
     It is added to the end of that message's text, and not sent as a message of its own: right after a tool message some
     providers take an assistant's turn only, and everywhere results have to follow their calls. All that stands before
@@ -31,10 +31,10 @@ def told(messages: Sequence[ChatMessageContent], left: Sequence[Left]) -> Sequen
         left: What to say; nothing for nothing.
     """
     if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
-        return messages
+        return None
     newest = messages[-1]
     words = f"[Budget left, this request included: {'; '.join(_words(item) for item in left)}.]"
-    return [*messages[:-1], newest.model_copy(update={"items": _ending(newest.items, words)})]
+    return newest.model_copy(update={"items": _ending(newest.items, words)})
 
 
 def _words(item: Left) -> str:

@@ -286,6 +286,9 @@ class World:
     def request(self, problem: str) -> Any:
         return {"role": "user", "text": problem}
 
+    def watches(self, function: str) -> bool:
+        return True
+
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
         return [self.plan.decision(call.iteration, call.index) for call in calls]
 

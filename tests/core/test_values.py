@@ -23,11 +23,15 @@ VALUES = sorted(
 )
 
 
+COPIED = {"Batch", "Call", "Ledger", "State"}
+"""What the fold copies for each fact, which goes by a dict of fields."""
+
+
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: value.__name__)
 def test_a_value_is_frozen_slotted_and_made_by_name(value: Any) -> None:
     """Nobody changes a value, adds to it, or mistakes the order of its fields."""
     assert value.__dataclass_params__.frozen
-    assert "__slots__" in vars(value)
+    assert ("__slots__" in vars(value)) is (value.__name__ not in COPIED)
     assert all(item.kw_only for item in dataclasses.fields(value))
 
 

@@ -15,14 +15,18 @@ from semantic_kernel.contents import (
     ChatHistory,
     ChatMessageContent,
     FunctionCallContent,
+    FunctionResultContent,
     StreamingChatMessageContent,
     TextContent,
 )
-from served import Answer, Served
+from served import Answer, Served, Tools
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
+from planner_ext.core.values import CallResult
 from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
+from planner_ext.kernel.chat import KernelChat
 from planner_ext.kernel.history import find_problems
+from planner_ext.kernel.offer import Offer
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 Ask = Callable[..., Awaitable[Answer]]
@@ -210,3 +214,34 @@ async def test_text_beside_calls_is_in_the_next_request(ask: Ask, serve: Serve) 
     await ask(FunctionInvokingChatCompletion(served.connector))
     said = served.server.requests[1].messages[1]
     assert (said["content"], len(said["tool_calls"])) == ("Let me see.", 1)  # type: ignore[arg-type]
+
+
+def test_a_transcript_is_written_once_for_as_long_as_it_only_goes_on(kernel: Kernel) -> None:
+    """Messages are the same objects in each request until what was before them changes; the list is the caller's."""
+    service = ScriptedChatCompletion([])
+    settings = service.instantiate_prompt_execution_settings()
+    offer = Offer(kernel, AUTO(), settings)
+    chat = KernelChat(service, settings, kernel=kernel, arguments=None, offer=offer, streaming=False)
+    results = tuple(CallResult(call_id=f"c{number}", name="t-add", text="3") for number in range(3))
+    first = chat.messages(results[:2])
+    first.clear()
+    two, three = chat.messages(results[:2]), chat.messages(results)
+    assert [message is before for message, before in zip(three, two, strict=False)] == [True, True]
+    assert [text_in(message) for message in chat.messages(results[1:])] == ["c1", "c2"]
+    assert [text_in(message) for message in chat.messages(())] == []
+
+
+def text_in(message: ChatMessageContent) -> Any:
+    return message.items[0].id if isinstance(message.items[0], FunctionResultContent) else None
+
+
+def test_what_is_offered_is_the_same_until_the_kernel_changes(kernel: Kernel, tools: Tools) -> None:
+    """One tuple of metadata for as long as the functions are the same: schemas are written once for it."""
+    offer = Offer(kernel, AUTO(), PromptExecutionSettings())
+    before = offer.metadata()
+    offer.refresh()
+    assert offer.metadata() is before
+    kernel.add_plugin(tools, "u")
+    offer.refresh()
+    assert offer.metadata()[: len(before)] == before
+    assert len(offer.metadata()) == 2 * len(before)

@@ -1,0 +1,43 @@
+"""Which calls the chain of deciders has to be shown at all."""
+
+from typing import Any
+
+import pytest
+
+from planner_ext.approval.decisions import Defer
+from planner_ext.approval.gate import InterceptorChain
+from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.approval.settings import ApprovalOptions
+
+
+async def asked(*_: object) -> None:
+    """A decider without an opinion."""
+
+
+def test_a_chain_of_nobody_watches_nothing() -> None:
+    """Without a decider, and where silence approves, no call has to be shown."""
+    assert not InterceptorChain(options=ApprovalOptions()).watches("math-add")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"interceptors": (asked,)},
+        {"interceptors": (ApprovalPolicy.from_dict({"default": "allow", "rules": []}),)},
+        {"pre_invoke": (asked,)},
+        {"checks": (asked,)},
+        {"options": ApprovalOptions(unmatched="defer")},
+        {"options": ApprovalOptions(unmatched="deny")},
+    ],
+    ids=["interceptor", "policy", "pre-invoke", "check", "defer", "deny"],
+)
+def test_whoever_has_a_say_watches_every_call(given: dict[str, Any]) -> None:
+    """Each kind of decider is enough, and so is a default that does not approve."""
+    assert InterceptorChain(**{"options": ApprovalOptions(), **given}).watches("math-add")
+
+
+def test_a_mark_watches_its_own_function() -> None:
+    """A function marked for approval is watched where no other is."""
+    chain = InterceptorChain(options=ApprovalOptions(), marked={"math-add": Defer()}.get)
+    assert chain.watches("math-add")
+    assert not chain.watches("math-sub")
