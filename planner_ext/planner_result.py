@@ -95,11 +95,12 @@ def result_of(
         form: What the answer was asked for in, if anything.
         written: The transcript as messages, where it was written already.
     """
-    ended, checked = state.ended, state.checked
-    in_form = ended is not None and checked is not None and not checked.problem
+    ended = state.ended
+    answer = ended.answer if ended is not None else ""
+    value = form.parse(answer) if form is not None and answer and not form.problem(answer) else None
     return FunctionCallingStepwisePlannerResult(
-        final_answer=ended.answer if ended is not None else "",
-        value=form.parse(ended.answer) if form is not None and ended is not None and in_form else None,
+        final_answer=answer,
+        value=value,
         chat_history=chat_history(state, written),
         iterations=state.ledger.iterations,
         status=status_of(state),

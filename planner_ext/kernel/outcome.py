@@ -7,10 +7,11 @@ from pydantic import ValidationError
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 
-from planner_ext.core.facts import Fact, ModelReplied, Planned
+from planner_ext.core.facts import CallFinished, Clarified, Fact, ModelReplied, Planned
 from planner_ext.core.questions import only_asks
+from planner_ext.core.shares import Spent
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Message, Status
+from planner_ext.core.values import Message, Status, Usage
 from planner_ext.kernel.approval import pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import not_answered
@@ -93,18 +94,26 @@ def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any]) -> 
 
 
 def _reported_usage(facts: Sequence[Fact]) -> Any:
-    """Sum what the connector reported for each request, in the connector's own type."""
+    """Sum what was reported for each request, a clarifier's and those of nested runs included.
+
+    In the connector's own type; of requests that were not the connector's the tokens alone are known.
+    """
     total: Any = None
     for fact in facts:
         match fact:
             case ModelReplied(message=message):
                 total = add_reported(total, _usage_in(message))
-            case Planned(usage=usage):
-                planned = CompletionUsage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
-                total = add_reported(total, planned)
+            case Planned(usage=usage) | Clarified(usage=usage) | CallFinished(spent=Spent(usage=usage)):
+                total = add_reported(total, _tokens(usage))
             case _:
                 pass
     return total
+
+
+def _tokens(usage: Usage) -> CompletionUsage | None:
+    if not usage.total_tokens:
+        return None
+    return CompletionUsage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
 
 
 def _usage_in(message: Message) -> Any:

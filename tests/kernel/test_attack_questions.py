@@ -1,5 +1,6 @@
 """Questions through doors that know nothing of them: streams, agents, prompts and sessions over one service."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,15 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion
+from planner_ext import (
+    BoundedFunctionChoiceBehavior,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionInvokingChatCompletion,
+)
 from planner_ext.errors import RunNotAnsweredError
-from planner_ext.hitl_manager import Question
+from planner_ext.hitl_manager import ModelClarifier, Question
+from planner_ext.plugin import PlannerPlugin
 from planner_ext.session import ToolUseSession
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, say
 
@@ -94,3 +101,32 @@ async def test_a_session_does_not_take_an_open_question_for_an_answer(streamed: 
     assert caught.value.status == "asked"
     assert caught.value.checkpoint is not None
     assert session.history().messages == []
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+async def test_the_usage_of_a_service_counts_whoever_answers_and_whoever_is_inside(streamed: bool) -> None:
+    """Tokens of a clarifying model and of a nested planner are in ``usage``, as their trips are in ``iterations``."""
+    tokens: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 1}
+    mind = ScriptedChatCompletion(
+        [replace(say("Norway."), **tokens), replace(say("PASS"), **tokens)], service_id="mind"
+    )
+    expert = ScriptedChatCompletion([replace(say("Oslo."), **tokens)], service_id="expert")
+    script = [replace(asks, **tokens) for asks in (ASK, call("expert-reach_goal", {"goal": "go"}), say("Oslo."))]
+    inner = ScriptedChatCompletion(script, service_id="chat")
+    kernel = Kernel(services=[mind, expert, inner])
+    options = FunctionCallingStepwisePlannerOptions(plan=False)
+    kernel.add_plugin(PlannerPlugin(FunctionCallingStepwisePlanner("expert", options)), "expert")
+    service = FunctionInvokingChatCompletion(inner, clarifier=ModelClarifier(kernel, service_id="mind"))
+    answer = await _asked(service, kernel, streamed=streamed)
+    usage = answer.metadata["usage"]
+    assert (answer.metadata["iterations"], usage.prompt_tokens, usage.completion_tokens) == (6, 60, 6)
+
+
+async def _asked(service: FunctionInvokingChatCompletion, kernel: Kernel, *, streamed: bool) -> Any:
+    """Ask plain or streamed; give what carries the metadata."""
+    history = ChatHistory()
+    history.add_user_message("What is the capital?")
+    if not streamed:
+        return await service.get_chat_message_content(history, settings(), kernel=kernel)
+    stream = service.get_streaming_chat_message_content(history, settings(), kernel=kernel)
+    return [chunk async for chunk in stream][-1]

@@ -26,6 +26,7 @@ from planner_ext import Budget
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import AnswerChecked
 from planner_ext.hitl_manager import Checkpoint
+from planner_ext.iteration import StopHandle
 from planner_ext.kernel.structured import response_form
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say
 from planner_ext.testing.service import ScriptedPromptExecutionSettings
@@ -198,6 +199,20 @@ async def test_an_answer_that_never_meets_its_form_is_not_asked_for_without_end(
     assert (done.status, done.value, len(service.requests)) == ("answered", VALUE, 16)
 
 
+@both_ways
+async def test_an_answer_that_came_with_a_stop_is_read_all_the_same(streamed: bool) -> None:
+    """A stop during the last request ends the run ``stopped``; an answer that is in its form has its value."""
+    stop = StopHandle()
+
+    def reply(request: ScriptedRequest) -> ScriptedReply:
+        stop.stop("Enough.")
+        return GOOD
+
+    kernel, service = scripted(reply)
+    result = await invoke(planner_with(plan=False, response_format=Sum), kernel, streamed=streamed, stop=stop)
+    assert (result.status, result.value, len(service.requests)) == ("stopped", VALUE, 1)
+
+
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(
     trips=st.integers(1, 6),
@@ -220,7 +235,7 @@ def test_the_budget_holds_whatever_the_answers_are(
     assert len(service.requests) == result.iterations <= trips
     form = response_form(Sum)
     assert form is not None
-    assert (result.value is not None) == (form.problem(result.final_answer) == "" and result.status != "stopped")
+    assert (result.value is not None) == (form.problem(result.final_answer) == "")
     assert result.status != "answered" or result.value == VALUE
 
 
