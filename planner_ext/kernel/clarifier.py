@@ -8,7 +8,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.kernel.budget import Price
+from planner_ext.kernel.budget import Budget, Price
 from planner_ext.kernel.chat import named_errors, no_reply
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.loop import connector_settings
@@ -63,6 +63,7 @@ class ModelClarifier:
         """
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlannerInvalidConfigurationError(f"instructions must be a text; got {instructions!r}.")
+        Budget(price=price)  # which checks it
         instance_of("kernel", kernel, Kernel)
         self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)
         self._settings = connector_settings(self._service, selected).model_copy(

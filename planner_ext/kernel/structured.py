@@ -6,7 +6,7 @@ answer is asked for: that is `planner_ext.core.answers`.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, cast
@@ -14,6 +14,10 @@ from typing import Any, cast
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticUserError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.exceptions import KernelException
@@ -30,6 +34,9 @@ _PROBLEMS = 5
 """Problems of one answer that the model is told."""
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_ITSELF_ALONE: Registry[Any] = Registry()
+"""Where references of a schema lead: nowhere but into itself."""
+
 _EXPECTED = (
     "response_format must be a pydantic model class, a JSON schema, or a response_format of the type json_schema or "
     "json_object"
@@ -80,12 +87,13 @@ class ResponseForm:
         if self.model is not None:
             return self.model.model_validate_json(answer)
         try:
-            value = json.loads(answer)
+            value = json.loads(answer, parse_constant=_no_number)
         except RecursionError:
             raise ValueError("The answer is nested too deeply.") from None
         except ValueError as error:
             raise ValueError(f"The answer is no JSON: {error}.") from None
-        errors: Any = validator_for(self.schema)(self.schema).iter_errors(value)  # pyright: ignore[reportUnknownMemberType]
+        validator: Any = validator_for(self.schema)(self.schema, registry=_ITSELF_ALONE)
+        errors = validator.iter_errors(value)
         if problem := "; ".join(f"{error.json_path}: {error.message}" for error in islice(errors, _PROBLEMS)):
             raise ValueError(problem)
         return value
@@ -97,6 +105,10 @@ class ResponseForm:
         return ChatMessageContent(role=AuthorRole.USER, content=f"{text}\nWhat was wrong: {problem}")
 
 
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def response_form(given: object) -> ResponseForm | None:
     """Read the option ``response_format``; None is no form.
 
@@ -106,7 +118,7 @@ def response_form(given: object) -> ResponseForm | None:
     if given is None:
         return None
     if isinstance(given, type) and issubclass(given, BaseModel):
-        schema = given.model_json_schema()
+        schema = _schema_of(given)
         return ResponseForm(model=given, schema=schema, wanted=(given, _named(schema)))
     if not isinstance(given, Mapping) or not given:
         raise PlannerInvalidConfigurationError(f"{_EXPECTED}; got {given!r}.")
@@ -118,6 +130,15 @@ def response_form(given: object) -> ResponseForm | None:
             return ResponseForm(schema=_checked(_inner(data)), wanted=(data,))
         case _:
             return ResponseForm(schema=_checked(data), wanted=(_named(data),))
+
+
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    try:
+        return model.model_json_schema()
+    except PydanticUserError as error:
+        raise PlannerInvalidConfigurationError(
+            f"{_EXPECTED}; {model.__name__} has no JSON schema: {error.message}."
+        ) from error
 
 
 def _inner(data: dict[str, Any]) -> dict[str, Any]:
@@ -141,11 +162,34 @@ def _copied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what is no schema, and one that is not whole: nothing is fetched for it."""
     try:
         validator_for(schema).check_schema(schema)
     except SchemaError as error:
         raise PlannerInvalidConfigurationError(f"{_EXPECTED}; its schema is none: {error.message}.") from error
+    resolver = _ITSELF_ALONE.resolver_with_root(DRAFT202012.create_resource(schema))
+    for reference in _references(schema):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable as error:
+            raise PlannerInvalidConfigurationError(
+                f"{_EXPECTED}; its schema refers to {reference!r}, which is not in it. Put that under $defs."
+            ) from error
     return schema
+
+
+def _references(part: Any) -> Iterator[str]:
+    """Walk the references of a schema."""
+    inner: list[Any] = []
+    if isinstance(part, dict):
+        known = cast("dict[str, Any]", part)
+        inner = list(known.values())
+        if isinstance(known.get("$ref"), str):
+            yield known["$ref"]
+    elif isinstance(part, list):
+        inner = cast("list[Any]", part)
+    for each in inner:
+        yield from _references(each)
 
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:

@@ -93,11 +93,13 @@ async def test_a_failing_model_is_a_fault_of_the_run() -> None:
 
 
 def test_a_clarifier_without_a_model_is_refused() -> None:
-    """A kernel without a service, and instructions that say nothing, are named at once."""
+    """A kernel without a service, instructions that say nothing, and a price that is none are named at once."""
     with pytest.raises(PlannerInvalidConfigurationError, match="no service"):
         ModelClarifier(Kernel())
     with pytest.raises(PlannerInvalidConfigurationError, match="instructions"):
         ModelClarifier(kernel_of(ScriptedChatCompletion([])), instructions=" ")
+    with pytest.raises(PlannerInvalidConfigurationError, match="price"):
+        ModelClarifier(kernel_of(ScriptedChatCompletion([])), price=3)  # type: ignore[arg-type]
 
 
 REPLIES = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -247,6 +248,40 @@ def test_what_is_no_form_is_refused_by_name(given: Any) -> None:
     """A response_format that means nothing is a configuration error before any request."""
     with pytest.raises(PlannerInvalidConfigurationError, match="response_format"):
         planner_with(response_format=given)
+
+
+class NoSchema(BaseModel):
+    """A model of what is no JSON."""
+
+    call: Callable[[int], int]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (NoSchema, "NoSchema has no JSON schema"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/gone"}}}, r"'#/\$defs/gone', which is not in it"),
+        ({"type": "array", "items": {"$ref": "http://127.0.0.1:9/a.json"}}, r"a\.json', which is not in it"),
+    ],
+)
+def test_a_form_that_is_not_whole_is_refused_by_name(given: Any, named: str) -> None:
+    """Before any request, and without fetching anything."""
+    with pytest.raises(PlannerInvalidConfigurationError, match=named):
+        planner_with(response_format=given)
+
+
+def test_a_schema_may_refer_to_itself() -> None:
+    """References within the schema hold, by pointer and by anchor; what is no number in JSON is none."""
+    tree: dict[str, Any] = {
+        "$id": "https://example.org/tree",
+        "$defs": {"leaf": {"$anchor": "leaf", "type": "integer"}},
+        "properties": {"left": {"$ref": "#"}, "leaf": {"$ref": "#leaf"}, "other": {"$ref": "#/$defs/leaf"}},
+    }
+    form = response_form(tree)
+    assert form is not None
+    assert form.problem('{"left": {"leaf": 3}, "other": 4}') == ""
+    assert form.problem('{"left": {"leaf": "x"}}') == "$.left.leaf: 'x' is not of type 'integer'"
+    assert "NaN is no number" in form.problem('{"leaf": NaN}')
 
 
 def test_any_object_is_a_form() -> None:
