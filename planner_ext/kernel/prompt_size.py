@@ -54,7 +54,7 @@ class PromptSize:
 
     Against the prompt tokens that OpenAI's API reported for ten recorded requests of 42 to 129 tokens (gpt-4o,
     gpt-4o-mini and gpt-4.1-mini, eight of them with functions) the estimate was off by -3 % to +7 %.
-    Images, audio and files are not counted.
+    Images, audio and files are not counted, nor is the form in which an answer is asked for.
     """
 
     def __init__(self, service: ChatCompletionClientBase, settings: PromptExecutionSettings, limit: int) -> None:
