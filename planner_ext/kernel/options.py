@@ -26,7 +26,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """What every door lets its caller set; see the doors for what each means."""
+    """What every door lets its caller set; see the doors for what each means.
+
+    Attributes:
+        held: The budget of a service that limits itself, which holds for a resumed run's new budget, too; or None.
+    """
 
     budget: Limits
     execution: ToolExecution
@@ -43,6 +47,7 @@ class LoopOptions:
     iteration_completed: IterationCallback | None = None
     clarifier: Clarifier | None = None
     max_clarifications: int | None = None
+    held: Limits | None = None
 
     @classmethod
     def of(
@@ -100,6 +105,7 @@ class LoopOptions:
         return replace(
             self,
             budget=tightest(self.budget, inner.budget),
+            held=tightest(inner.budget, self.held),
             price=self.price or inner.price,
             max_prompt_tokens=min(filter(None, (self.max_prompt_tokens, inner.max_prompt_tokens)), default=0),
             interceptors=(*self.interceptors, *inner.interceptors),

@@ -1,7 +1,7 @@
 """What a run is resumed with, as the facts that it goes on with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import Fact, Resumed
@@ -9,7 +9,7 @@ from planner_ext.core.fold import apply
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.kernel.approval import check_record, decision_facts, pending_calls
-from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.budget import Budget, tightest
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.ports import Functions
 
@@ -23,6 +23,14 @@ class Resumption:
     checkpoint: Checkpoint
     decisions: Mapping[str, Decision]
     budget: Limits | None
+
+    def within(self, held: Limits | None) -> "Resumption":
+        """Keep a new budget within one that holds all the same: of each limit the tighter holds."""
+        if self.budget is None or held is None:
+            return self
+        both = tightest(self.budget, held)
+        limits = {item.name: getattr(both, item.name) for item in fields(both)}
+        return replace(self, budget=replace(self.budget, **limits))
 
     def reopened(self, at: float) -> State:
         """Give the run as it is once it goes on, before any decision.

@@ -245,7 +245,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             settings: As before.
             kernel: Its functions run; need not be the one that the run began with.
             arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; what was spent stays spent. None keeps them.
+            budget: Replaces the run's limits; what was spent stays spent. The budget of a service that this one was
+                wrapped around holds all the same. None keeps them.
             stop: Ends the run from outside.
             store_final: Whether the final message is added to the history, too.
 
@@ -322,7 +323,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> ServiceRun:
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
-        at = self._options.clock.now()
+        at, given = self._options.clock.now(), given.within(self._options.held)
         reopened = given.reopened(at)
         transcript = reopened.transcript
         run = ServiceRun(chat_history, known=len(transcript), world=world, facts=given.checkpoint.facts)

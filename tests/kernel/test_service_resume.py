@@ -10,10 +10,17 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from served import Answer, Served, Tools
 
-from planner_ext import Approve, BoundedFunctionChoiceBehavior, Budget, Deny, FunctionInvokingChatCompletion
+from planner_ext import (
+    Approve,
+    BoundedFunctionChoiceBehavior,
+    Budget,
+    Deny,
+    FunctionInvokingChatCompletion,
+    ToolCallHandler,
+)
 from planner_ext.errors import PlannerException
 from planner_ext.hitl_manager import Defer
-from planner_ext.testing import call, calls, say
+from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -158,3 +165,19 @@ async def test_an_answered_run_has_nothing_to_resume(ask: Ask, serve: Serve) -> 
     """An answered run's message has no checkpoint, and its behaviour may be a stock one."""
     answer = await ask(FunctionInvokingChatCompletion(serve([say("Hi.")]).connector), FunctionChoiceBehavior.Auto())
     assert "checkpoint" not in answer.metadata
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+async def test_a_resumed_run_keeps_the_budget_of_a_service_that_limits_itself(streamed: bool) -> None:
+    """A handler's new budget replaces its own; that of the service which it was given holds all the same."""
+    inner = ScriptedChatCompletion(lambda request: call("t-echo") if request.tools else say("Enough."))
+    kernel = Tools().kernel()
+    kernel.add_service(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=3)))
+    handler, history = ToolCallHandler(kernel, budget=Budget(max_iterations=2)), ChatHistory()
+    history.add_user_message("Go.")
+    first = [message async for message in handler.invoke(history)][-1]
+    assert (first.metadata["iterations"], first.metadata["limit"]) == (2, "max_iterations")
+    resumed = handler.resume_stream if streamed else handler.resume
+    larger = Budget(max_iterations=50, price=lambda model, usage: 0.5)
+    last = [m async for m in resumed(history, first.metadata["checkpoint"], {}, budget=larger)][-1]
+    assert (last.metadata["iterations"], last.metadata["limit"], len(inner.requests)) == (3, "max_iterations", 3)
