@@ -11,14 +11,18 @@ from planner_ext.core.limits import Ledger
 from planner_ext.core.state import Batch, Call, State
 from planner_ext.core.values import RequestedCall
 
-
 CALL = Call(request=RequestedCall(id="c1", name="math-add", arguments="{}"))
 BATCH = Batch(iteration=0, message=None, text="", calls=(CALL,), undecided=1, unanswered=1)
 
 
 @pytest.mark.parametrize(
     ("value", "changes"),
-    [(State(), {"goal": "g", "at": 2.0}), (CALL, {"answer": "3"}), (BATCH, {"text": "t"}), (Ledger(), {"tool_calls": 1})],
+    [
+        (State(), {"goal": "g", "at": 2.0}),
+        (CALL, {"answer": "3"}),
+        (BATCH, {"text": "t"}),
+        (Ledger(), {"tool_calls": 1}),
+    ],
 )
 def test_a_copy_is_what_the_standard_librarys_would_be(value: Any, changes: dict[str, Any]) -> None:
     """A copy equals the standard library's, shares what was not changed, and leaves the original as it was."""
