@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, cast
 
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
 from pydantic import BaseModel, ValidationError
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
@@ -85,6 +83,8 @@ class ResponseForm:
             raise ValueError("The answer is nested too deeply.") from None
         except ValueError as error:
             raise ValueError(f"The answer is no JSON: {error}.") from None
+        from jsonschema.validators import validator_for  # noqa: PLC0415  (only who has a form pays for it)
+
         errors: Any = validator_for(self.schema)(self.schema).iter_errors(value)  # pyright: ignore[reportUnknownMemberType]
         if problem := "; ".join(f"{error.json_path}: {error.message}" for error in islice(errors, _PROBLEMS)):
             raise ValueError(problem)
@@ -141,6 +141,9 @@ def _copied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    from jsonschema.exceptions import SchemaError  # noqa: PLC0415  (likewise)
+    from jsonschema.validators import validator_for  # noqa: PLC0415  (likewise)
+
     try:
         validator_for(schema).check_schema(schema)
     except SchemaError as error:
