@@ -22,7 +22,7 @@ class InvalidPolicyError(PlannerExtError):
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class ArgumentPredicate(_Data):

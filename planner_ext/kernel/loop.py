@@ -4,6 +4,7 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, Literal
 
 from opentelemetry.trace import get_tracer
@@ -46,6 +47,8 @@ tracer = get_tracer("planner_ext")
 class Loop:
     """The world of one run. Make one for each run: it remembers what was offered and written.
 
+    Nothing in it refers back to it, so that all of it is freed at once when the run is over.
+
     Attributes:
         chat: The connector, as the engine asks it.
         offer: The functions that may be called.
@@ -67,7 +70,6 @@ class Loop:
         final_answer: KernelFunction | None = None,
         ask_user: KernelFunction | None = None,
         plan_settings: dict[str, Any] | None = None,
-        follow: Callable[[State, Fact], None] | None = None,
         planner: object | None = None,
         nested: bool = False,
         form: ResponseForm | None = None,
@@ -93,25 +95,26 @@ class Loop:
         )
         functions = KernelFunctions(
             kernel,
-            offered=lambda: self.offer.functions,
-            schema_only=lambda: self.offer.schema_only,
+            offered=lambda: offer.functions,
+            schema_only=lambda: offer.schema_only,
             arguments=arguments,
             execution=options.execution,
             final_answer=final_answer,
             ask_user=ask_user,
             settings=settings,
-            history=self.history,
+            history=partial(_history, self.chat),
             streaming=streaming,
         )
         around = run_around()
         outer = () if around is None else around.planners
         self.functions = NestingFunctions(
             functions,
-            offered=lambda: self.offer.functions,
+            offered=lambda: offer.functions,
             planners=outer if planner is None else (*outer, planner),
             price=options.price,
         )
-        self._ports = Ports(
+        self._ports = partial(
+            Ports,
             chat=self.chat,
             functions=self.functions,
             prompts=prompts,
@@ -121,18 +124,24 @@ class Loop:
             answer_form=form,
             respondent=self._respondent(),
             observers=options.observers,
-            follow=follow,
             max_concurrency=options.execution.max_concurrency,
             raise_errors=options.execution.on_error == "raise",
             stop_on_unknown=options.execution.stop_on_unknown_function,
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
         )
 
-    def engine(self, facts: Sequence[Fact], *, emit: Emit | None = None, stop: StopHandle | None = None) -> Engine:
-        """Make the engine that drives a journal in this world."""
+    def engine(
+        self,
+        facts: Sequence[Fact],
+        *,
+        emit: Emit | None = None,
+        stop: StopHandle | None = None,
+        follow: Callable[[State, Fact], None] | None = None,
+    ) -> Engine:
+        """Make the engine that drives a journal in this world; for ``follow`` see `planner_ext.ports.Ports`."""
         stop = stop or StopHandle()
         self.functions.stopped_by(stop)
-        return Engine(facts, self._ports, emit=emit, stop=stop)
+        return Engine(facts, self._ports(follow=follow), emit=emit, stop=stop)
 
     async def drive(self, engine: Engine) -> None:
         """Run an engine to its next pause or end, under the span that Semantic Kernel's own loop has.
@@ -153,13 +162,6 @@ class Loop:
                 carry_run(error, engine.state, engine.facts)
                 raise
 
-    def history(self, state: State) -> ChatHistory:
-        """Show a state as filters see it: the transcript, and the message whose calls are being run."""
-        messages = list(self.chat.messages(state.transcript))
-        if state.batch is not None:
-            messages += render((state.batch.message,))
-        return ChatHistory.model_construct(messages=messages)
-
     def _gate(self) -> InterceptorChain:
         options = self._options
         return InterceptorChain(
@@ -167,7 +169,7 @@ class Loop:
             interceptors=options.interceptors,
             pre_invoke=options.pre_invoke,
             checks=options.checks,
-            marked=self._mark,
+            marked=partial(_mark, self.offer),
         )
 
     def _hook(self, *, streaming: bool) -> IterationCompletedHook | None:
@@ -175,15 +177,8 @@ class Loop:
         return None if callback is None else IterationCompletedHook(callback, self.chat.messages, streaming=streaming)
 
     def _respondent(self) -> AskedClarifier | None:
-        clarifier = self._options.clarifier
-        return None if clarifier is None else AskedClarifier(clarifier=clarifier, history=self._transcript)
-
-    def _transcript(self, state: State) -> ChatHistory:
-        return as_history(deepcopy(self.chat.messages(state.transcript)))
-
-    def _mark(self, name: str) -> Defer | None:
-        """Read ``@requires_approval`` off a function of the kernel."""
-        return approval_required(getattr(self.offer.functions.get(name), "method", None))
+        clarifier, shown = self._options.clarifier, partial(_transcript, self.chat)
+        return None if clarifier is None else AskedClarifier(clarifier=clarifier, history=shown)
 
     def _report_unused_rules(self) -> None:
         """Say which rules of a policy are for no function that is offered: a misspelt name guards nothing."""
@@ -200,6 +195,23 @@ class Loop:
                 f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
                 f"{', '.join(sorted(self.offer.functions)) or 'no function'}. Name functions in full: plugin-function."
             )
+
+
+def _history(chat: KernelChat, state: State) -> ChatHistory:
+    """Show a state as filters see it: the transcript, and the message whose calls are being run."""
+    messages = chat.messages(state.transcript)
+    if state.batch is not None:
+        messages += render((state.batch.message,))
+    return ChatHistory.model_construct(messages=messages)
+
+
+def _transcript(chat: KernelChat, state: State) -> ChatHistory:
+    return as_history(deepcopy(chat.messages(state.transcript)))
+
+
+def _mark(offer: Offer, name: str) -> Defer | None:
+    """Read ``@requires_approval`` off a function of the kernel."""
+    return approval_required(getattr(offer.functions.get(name), "method", None))
 
 
 def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, offer: Offer) -> None:

@@ -144,7 +144,7 @@ class NestingFunctions:
         assert state.batch is not None, "a call is run while its batch is open"
         share = state.batch.calls[index].reserved
         purse = None if share is None else Purse(share.limits(state.rules.limits.deadline))
-        before = _AROUND.set(replace(self._around, purse=purse))
+        before = _AROUND.set(self._around if purse is None else replace(self._around, purse=purse))
         try:
             finished = await self._functions.run(call, checked, index=index, state=state)
         finally:

@@ -299,19 +299,16 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             )
         world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
         messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history))
-        run = ServiceRun(chat_history, known=len(messages), world=world)
-        run.loop = self._loop(world, settings, behavior, options=self._options, run=run, streaming=streaming)
+        loop = self._loop(world, settings, behavior, options=self._options, streaming=streaming)
         if self._on_invalid_history == "repair":
             chat_history.messages[:] = messages
-        run.first = (
-            RunStarted(
-                run_id=new_run_id(),
-                rules=_rules(self._options, behavior),
-                messages=messages,
-                at=self._options.clock.now(),
-            ),
+        started = RunStarted(
+            run_id=new_run_id(),
+            rules=_rules(self._options, behavior),
+            messages=messages,
+            at=self._options.clock.now(),
         )
-        return run
+        return ServiceRun(chat_history, loop, known=len(messages), world=world, first=(started,))
 
     def _resume(
         self,
@@ -326,12 +323,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         at, given = self._options.clock.now(), given.within(self._options.held)
         reopened = given.reopened(at)
         transcript = reopened.transcript
-        run = ServiceRun(chat_history, known=len(transcript), world=world, facts=given.checkpoint.facts)
         options = self._options.resumed(reopened.rules.limits, given.budget)
-        run.loop = self._loop(world, settings, behavior, options=options, run=run, streaming=streaming)
-        run.first = given.facts(run.loop.functions, at)
-        bring_up_to_date(chat_history, run.loop.chat.messages(transcript))
-        return run
+        loop = self._loop(world, settings, behavior, options=options, streaming=streaming)
+        first = given.facts(loop.functions, at)
+        bring_up_to_date(chat_history, loop.chat.messages(transcript))
+        return ServiceRun(
+            chat_history, loop, known=len(transcript), world=world, facts=given.checkpoint.facts, first=first
+        )
 
     def _loop(
         self,
@@ -340,7 +338,6 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         behavior: FunctionChoiceBehavior,
         *,
         options: LoopOptions,
-        run: ServiceRun,
         streaming: bool,
     ) -> Loop:
         own_settings = connector_settings(self._inner, settings)
@@ -356,7 +353,6 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             options=options.under(behavior),
             streaming=streaming,
             prompts=NoPrompts(),
-            follow=run.follow,
         )
 
 

@@ -55,32 +55,30 @@ class World:
 
 
 class ServiceRun:
-    """Drives one run and adds each settled batch to the caller's history, as soon as it has settled.
-
-    Attributes:
-        loop: The world of the run; set before it is driven, since that world tells this run its facts.
-        first: The facts that the run begins with, or goes on with.
-    """
-
-    loop: Loop
-    first: Sequence[Fact] = ()
+    """Drives one run and adds each settled batch to the caller's history, as soon as it has settled."""
 
     def __init__(
         self,
         history: ChatHistory,
+        loop: Loop,
         *,
         known: int,
         world: World,
         facts: Sequence[Fact] = (),
+        first: Sequence[Fact],
     ) -> None:
         """Bind a run to a history.
 
         Args:
             history: The caller's.
-            known: How many messages of the run's transcript are in it already.
+            loop: The world of the run.
+            known: How many messages of the run's transcript are in the history already.
             world: What the caller handed over.
             facts: The journal that the run goes on from.
+            first: What the run begins with, or goes on with.
         """
+        self._loop = loop
+        self._first = first
         self._store_final = world.store_final
         self._history = history
         self._known = known
@@ -111,10 +109,10 @@ class ServiceRun:
         yield streamed.last(self._returned(engines[0]))
 
     async def _drive(self, emit: Emit | None) -> Engine:
-        engine = self.loop.engine(self._facts, emit=emit, stop=self._stop)
-        for fact in self.first:
+        engine = self._loop.engine(self._facts, emit=emit, stop=self._stop, follow=self._follow)
+        for fact in self._first:
             await engine.record(fact)
-        await self.loop.drive(engine)
+        await self._loop.drive(engine)
         return engine
 
     def _returned(self, engine: Engine) -> ChatMessageContent:
@@ -124,7 +122,7 @@ class ServiceRun:
             store(self._history, message)
         return message
 
-    def follow(self, state: State, fact: Fact) -> None:
+    def _follow(self, state: State, fact: Fact) -> None:
         """Bring the history up to date with a fact."""
         if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
             settled = self._added(state)
@@ -138,7 +136,7 @@ class ServiceRun:
 
     def _added(self, state: State) -> list[ChatMessageContent]:
         """Give the messages of the transcript that are not in the history yet."""
-        transcript = self.loop.chat.messages(state.transcript)
+        transcript = self._loop.chat.messages(state.transcript)
         known, self._known = self._known, len(transcript)
         return transcript[known:]
 

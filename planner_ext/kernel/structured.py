@@ -6,18 +6,12 @@ answer is asked for: that is `planner_ext.core.answers`.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, cast
 
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
 from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.exceptions import KernelException
@@ -34,8 +28,6 @@ _PROBLEMS = 5
 """Problems of one answer that the model is told."""
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-_ITSELF_ALONE: Registry[Any] = Registry()
-"""Where references of a schema lead: nowhere but into itself."""
 
 _EXPECTED = (
     "response_format must be a pydantic model class, a JSON schema, or a response_format of the type json_schema or "
@@ -92,9 +84,9 @@ class ResponseForm:
             raise ValueError("The answer is nested too deeply.") from None
         except ValueError as error:
             raise ValueError(f"The answer is no JSON: {error}.") from None
-        validator: Any = validator_for(self.schema)(self.schema, registry=_ITSELF_ALONE)
-        errors = validator.iter_errors(value)
-        if problem := "; ".join(f"{error.json_path}: {error.message}" for error in islice(errors, _PROBLEMS)):
+        from planner_ext.kernel.schemas import answer_problems  # noqa: PLC0415  (only who has a form pays for it)
+
+        if problem := answer_problems(self.schema, value):
             raise ValueError(problem)
         return value
 
@@ -162,34 +154,12 @@ def _copied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what is no schema, and one that is not whole: nothing is fetched for it."""
-    try:
-        validator_for(schema).check_schema(schema)
-    except SchemaError as error:
-        raise PlannerInvalidConfigurationError(f"{_EXPECTED}; its schema is none: {error.message}.") from error
-    resolver = _ITSELF_ALONE.resolver_with_root(DRAFT202012.create_resource(schema))
-    for reference in _references(schema):
-        try:
-            resolver.lookup(reference)
-        except Unresolvable as error:
-            raise PlannerInvalidConfigurationError(
-                f"{_EXPECTED}; its schema refers to {reference!r}, which is not in it. Put that under $defs."
-            ) from error
+    """Refuse what is no schema, and one that is not whole."""
+    from planner_ext.kernel.schemas import schema_problem  # noqa: PLC0415  (likewise)
+
+    if problem := schema_problem(schema):
+        raise PlannerInvalidConfigurationError(f"{_EXPECTED}; {problem}")
     return schema
-
-
-def _references(part: Any) -> Iterator[str]:
-    """Walk the references of a schema."""
-    inner: list[Any] = []
-    if isinstance(part, dict):
-        known = cast("dict[str, Any]", part)
-        inner = list(known.values())
-        if isinstance(known.get("$ref"), str):
-            yield known["$ref"]
-    elif isinstance(part, list):
-        inner = cast("list[Any]", part)
-    for each in inner:
-        yield from _references(each)
 
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:
