@@ -10,7 +10,15 @@ from semantic_kernel import Kernel
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.core.facts import CallDecided, CallFinished, CallsWithheld, Clarified, Fact, IterationCompleted
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallsWithheld,
+    Clarified,
+    Fact,
+    IterationCompleted,
+    ModelReplied,
+)
 from planner_ext.core.state import Phase, State
 from planner_ext.engine import Engine, StopHandle
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
@@ -19,13 +27,16 @@ from planner_ext.kernel.loop import Loop
 from planner_ext.kernel.messages import calls_of, text_of
 from planner_ext.kernel.outcome import final_message, raise_at_limit
 from planner_ext.kernel.streamed import StreamedRun
-from planner_ext.ports import Emit, TextDelta
+from planner_ext.ports import Emit, Event, TextDelta
 from planner_ext.streaming import watch
 
 __all__ = ["ServiceRun", "World", "bring_up_to_date", "store"]
 
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""
+
+_SHOWN = (TextDelta, ModelReplied, IterationCompleted)
+"""Events that make chunks, and the one after which a caller may leave before the calls of a reply begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +107,7 @@ class ServiceRun:
         engines: list[Engine] = []
 
         async def run(emit: Emit) -> None:
-            engines.append(await self._drive(emit))
+            engines.append(await self._drive(_shown(emit)))
 
         async with aclosing(watch(run)) as events:
             async for event in events:
@@ -139,6 +150,16 @@ class ServiceRun:
         transcript = self._loop.chat.messages(state.transcript)
         known, self._known = self._known, len(transcript)
         return transcript[known:]
+
+
+def _shown(emit: Emit) -> Emit:
+    """Hand over only what a stream of chunks has a use for."""
+
+    async def show(event: Event) -> None:
+        if isinstance(event, _SHOWN):
+            await emit(event)
+
+    return show
 
 
 def store(history: ChatHistory, message: ChatMessageContent) -> None:
