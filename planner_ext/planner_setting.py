@@ -30,6 +30,7 @@ from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import unwrapped
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner_result import UserInteraction
+from planner_ext.ports import RunStore
 
 __all__ = ["PlannerSetting", "PlannerTemplates", "loop_options", "setting_of"]
 
@@ -123,6 +124,7 @@ def setting_of(
     goal: str,
     arguments: KernelArguments,
     budget: Limits | None = None,
+    store: RunStore | None = None,
     streaming: bool,
 ) -> PlannerSetting:
     """Find the service, its settings and the functions for one run.
@@ -165,6 +167,7 @@ def setting_of(
         prompts=prompts,
         final_answer=final_answer,
         plan_settings=templates.plan_settings,
+        store=store,
     )
     return PlannerSetting(planner=planner, options=options, loop=loop, prompts=prompts, behavior=behavior, goal=goal)
 

@@ -128,7 +128,10 @@ GET_FACTS = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_i
 OPEN_APPROVAL = """
     INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at)
     VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at)
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (id) DO UPDATE
+    SET status = 'open', fingerprint = excluded.fingerprint, call = excluded.call, asked_at = excluded.asked_at,
+        expires_at = excluded.expires_at, decision = NULL, decided_at = NULL, problem = NULL
+    WHERE planner_approvals.status = 'closed'
 """
 CLOSE_APPROVAL = "UPDATE planner_approvals SET status = 'closed' WHERE id = :id"
 _APPROVAL = "id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem"

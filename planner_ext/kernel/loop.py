@@ -30,7 +30,7 @@ from planner_ext.kernel.messages import render
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.outcome import carry_run
-from planner_ext.ports import Emit, Ports, Prompts
+from planner_ext.ports import Emit, Ports, Prompts, RunStore
 
 __all__ = ["Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
 
@@ -60,6 +60,7 @@ class Loop:
         final_answer: KernelFunction | None = None,
         plan_settings: dict[str, Any] | None = None,
         follow: Callable[[State, Fact], None] | None = None,
+        store: RunStore | None = None,
     ) -> None:
         self.offer = offer
         self._options = options
@@ -101,6 +102,7 @@ class Loop:
                 marked=self._mark,
             ),
             hook=self._hook(streaming=streaming),
+            store=store,
             observers=options.observers,
             follow=follow,
             max_concurrency=options.execution.max_concurrency,

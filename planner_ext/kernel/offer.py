@@ -10,6 +10,7 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 
+from planner_ext.effects import KEY_PARAMETER, takes_key
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
 __all__ = ["Offer", "RequestBehavior"]
@@ -113,8 +114,8 @@ class Offer:
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
 
     def metadata(self) -> list[KernelFunctionMetadata]:
-        """List what is offered, for a request."""
-        return [function.metadata for function in self.functions.values()]
+        """List what is offered, for a request; without the key of `effect`, which is none of the model's concern."""
+        return [_without_key(function) for function in self.functions.values()]
 
     @property
     def schemas(self) -> list[Any]:
@@ -139,6 +140,14 @@ class Offer:
             raise PlannerInvalidConfigurationError(f"The behaviour's filters cannot be used: {error}") from error
         offered = config.available_functions or []
         return offered if self._select is None else self._select(offered)
+
+
+def _without_key(function: KernelFunction) -> KernelFunctionMetadata:
+    metadata = function.metadata
+    if not takes_key(getattr(function, "method", None)):
+        return metadata
+    shown = [parameter for parameter in metadata.parameters if parameter.name != KEY_PARAMETER]
+    return metadata.model_copy(update={"parameters": shown})
 
 
 def _schemas(settings: PromptExecutionSettings) -> dict[str, Any]:
