@@ -8,14 +8,16 @@ it was. A server that restarts is waited for; what was recorded before stays, an
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.database import Row, Step
-from planner_ext.durable.errors import DuplicateRowError, StoreError
+from planner_ext.durable.errors import DuplicateRowError
 from planner_ext.durable.postgres_errors import is_passing, store_error
 from planner_ext.durable.statements import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, translated
 
@@ -69,14 +71,15 @@ async def connect(url: str) -> Connection:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """One of the connections, and its name in ``planner_commits``; opened when it is first needed."""
+    """One of the connections, opened when it is first needed, and its name in ``planner_commits``, where it writes."""
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     connection: Connection | None = None
+    entered: bool = False
 
 
 class PostgresDatabase:
-    """A PostgreSQL database with the tables of a store; satisfies `planner_ext.durable.database.Database`.
+    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.database.Database`.
 
     Args:
         url: ``postgresql://...``.
@@ -96,7 +99,8 @@ class PostgresDatabase:
         """Reach the server, and create the tables where they are not there; needs no right to, where they are.
 
         Raises:
-            StoreError: If the server cannot be reached or used, or the tables are newer than this version.
+            StoreError: If the server cannot be reached or used.
+            NewerSchemaError: If the tables were made by a newer version of this package.
         """
         try:
             connection = await connect(self._url)
@@ -126,12 +130,11 @@ class PostgresDatabase:
         await asyncio.gather(*self._writing, return_exceptions=True)
         for seat in self._seats:
             if seat.connection is not None:
-                try:
-                    await seat.connection.execute(_LEAVE, {"connection": seat.name})
+                with suppress(psycopg.Error):  # a server that is away has let go of it already
+                    if seat.entered:
+                        await seat.connection.execute(_LEAVE, {"connection": seat.name})
                     await seat.connection.close()
-                except psycopg.Error:  # a server that is away has let go of it already
-                    pass
-                seat.connection = None
+            seat.connection, seat.entered = None, False
 
     def _written(self, task: asyncio.Task[Sequence[Sequence[Row]]]) -> None:
         self._writing.discard(task)
@@ -188,6 +191,9 @@ class PostgresDatabase:
     ) -> tuple[Connection, Sequence[Sequence[Row]]]:
         """Perform steps in a transaction that is left open, and fetch what they return."""
         connection = await self._connected(seat)
+        if not seat.entered:  # before the transaction, so that whoever asks for the token waits for its row
+            await connection.execute(_ENTER, {"connection": seat.name})
+            seat.entered = True
         try:
             async with connection.pipeline():
                 await connection.execute("BEGIN")
@@ -207,7 +213,6 @@ class PostgresDatabase:
     async def _connected(self, seat: _Seat) -> Connection:
         if seat.connection is None or seat.connection.closed:
             seat.connection = await connect(self._url)
-            await seat.connection.execute(_ENTER, {"connection": seat.name})
         return seat.connection
 
 
@@ -233,8 +238,8 @@ async def _prepare(connection: Connection) -> None:
             await connection.execute(_query(PUT_SCHEMA), {"number": TABLE_SCHEMA})
     row = await (await connection.execute(_query(GET_SCHEMA))).fetchone()
     number = row[0] if row is not None else None
-    if number != TABLE_SCHEMA:
-        raise StoreError(
-            f"The tables in this database have number {number}; this version of planner_ext knows {TABLE_SCHEMA}. "
-            "Use the version that made them, or a newer one, or another database."
+    if isinstance(number, int) and number > TABLE_SCHEMA:
+        raise NewerSchemaError(
+            f"This database has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
+            "Use the version that made them, or a newer one."
         )
