@@ -8,7 +8,7 @@ from typing import Any
 
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.core.facts import Fact
-from planner_ext.durable.database import Row
+from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError
 
 __all__ = ["PendingApproval", "RunRecord", "StoredRun", "approval_id", "read_approval", "read_run"]
@@ -69,6 +69,7 @@ class PendingApproval:
         asked_at: Since when it waits.
         expires_at: When the question is no longer open, or None.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
+        decided_at: When a person decided, or None.
         problem: Why the last decision could not be taken, "" where there was none.
     """
 
@@ -84,6 +85,7 @@ class PendingApproval:
     asked_at: datetime
     expires_at: datetime | None
     status: str
+    decided_at: datetime | None
     problem: str
 
 
@@ -106,13 +108,17 @@ def read_run(row: Row) -> RunRecord:
     )
 
 
+def _moment(at: Value) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(float(at), UTC)
+
+
 def read_approval(row: Row) -> PendingApproval:
     """Read a row of ``planner_approvals``.
 
     Raises:
         ApprovalRefusedError: If what it shows is not what the fingerprint was made of: nobody may decide on that.
     """
-    key, run_id, status, fingerprint, text, asked_at, expires_at, _, _, problem = row
+    key, run_id, status, fingerprint, text, asked_at, expires_at, _, decided_at, problem = row
     try:
         call = json.loads(str(text))
         digest = digest_of(call["function"], call["arguments"])
@@ -128,8 +134,9 @@ def read_approval(row: Row) -> PendingApproval:
             fingerprint=str(fingerprint),
             in_doubt=call["in_doubt"] is True,
             asked_at=datetime.fromtimestamp(float(asked_at or 0), UTC),
-            expires_at=None if expires_at is None else datetime.fromtimestamp(float(expires_at), UTC),
+            expires_at=_moment(expires_at),
             status=str(status),
+            decided_at=_moment(decided_at),
             problem=str(json.loads(str(problem))) if problem else "",
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError, OSError) as error:
