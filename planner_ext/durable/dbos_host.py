@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from dbos import error as dbos_error
@@ -25,7 +25,7 @@ from planner_ext.journal import SCHEMA
 __all__ = ["DbosHost", "SegmentRow", "Work"]
 
 Work = Callable[[str], Coroutine[Any, Any, None]]
-"""Drives the run of this name to its next pause or end, and never fails: what goes wrong is told elsewhere."""
+"""Works off a segment of the run of this name, and does not fail: what goes wrong is told elsewhere."""
 
 _APPLICATION = "planner-ext"
 _VERSION = f"planner_ext-{SCHEMA}.{TABLE_SCHEMA}"
@@ -34,9 +34,12 @@ _TABLES = "planner_ext_dbos"
 _QUEUE = "planner_ext"
 _POLLING_SECONDS = 0.25
 _CONNECTIONS = 5
-_RUNNING = "PENDING"
 
 _Result = TypeVar("_Result")
+
+
+SegmentState = Literal["queued", "delayed", "running", "ended"]
+_STATES: Mapping[str, SegmentState] = {"ENQUEUED": "queued", "DELAYED": "delayed", "PENDING": "running"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +48,13 @@ class SegmentRow:
 
     Attributes:
         key: ``{run_id}:{n}``.
-        executor: The process that runs it, or ran it last; None while it waits.
-        running: Whether it was taken by that process and has not ended.
-        ended: Whether it has.
+        executor: The process that runs it, or ran it last; None where none did.
+        state: ``queued``; ``delayed``; ``running``, also where its process died; or ``ended``.
     """
 
     key: str
     executor: str | None
-    running: bool
-    ended: bool
+    state: SegmentState
 
 
 class DbosHost:
@@ -63,7 +64,7 @@ class DbosHost:
         url: ``postgresql://...``.
         executor: The name of this process among all that ever were: with DBOS's default, "local", every process
             takes every other's live segments for its own, lost ones.
-        work: Drives a run; called in the event loop of whoever opens the host.
+        work: Works off the segments that come from the queue, in the event loop of whoever opens the host.
     """
 
     def __init__(self, url: str, executor: str, work: Work) -> None:
@@ -72,7 +73,7 @@ class DbosHost:
         self._work = work
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self._contexts: dict[str, contextvars.Context] = {}
+        self._given: dict[str, tuple[Work, contextvars.Context]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._home: asyncio.AbstractEventLoop
         self._loop: asyncio.AbstractEventLoop
@@ -95,38 +96,43 @@ class DbosHost:
         threading.Thread(target=self._live, name="planner_ext-dbos", daemon=True).start()
         await asyncio.wrap_future(self._opened)
 
-    async def listen(self) -> None:
-        """Take segments of others from the queue, from now on."""
+    async def listen(self, *, at_most: int) -> None:
+        """Take segments from the queue, from now on, as long as fewer than this many from there run here."""
 
         async def listen() -> None:
+            await DBOS.register_queue_async(_QUEUE, worker_concurrency=at_most, polling_interval_sec=_POLLING_SECONDS)
             self._dbos._listening_queues = [_QUEUE]  # pyright: ignore[reportPrivateUsage]  (public before launch only)
 
         await self._there(listen)
 
-    async def close(self) -> None:
-        """Interrupt what runs here, leave it to others, and let DBOS go."""
+    async def interrupt(self) -> None:
+        """Cancel what runs here, and wait for it; to DBOS it runs still."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Let DBOS go."""
         self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.wrap_future(self._closed)
 
-    async def begin(self, key: str, run_id: str) -> bool:
-        """Run a segment in this process at once; False where DBOS has one of this name already."""
-        context = contextvars.copy_context()
+    async def begin(self, key: str, run_id: str, work: Work) -> bool:
+        """Run a segment in this process at once, by ``work``; False where DBOS has one of this name already."""
+        self._given[key] = (work, contextvars.copy_context())
 
         async def begin() -> bool:
             try:
                 with SetWorkflowID(key, workflow_id_reuse_policy="reject"):
-                    self._contexts[key] = context
                     await DBOS.start_workflow_async(_segment, run_id)
             except dbos_error.DBOSWorkflowIDInUseError:
-                self._contexts.pop(key, None)
                 return False
             return True
 
-        return await self._there(begin)
+        begun = await self._there(begin)
+        if not begun:
+            self._given.pop(key, None)
+        return begun
 
     async def enqueue(self, key: str, run_id: str, *, delay: float | None = None) -> None:
         """Let any process that listens run a segment, now or after some seconds; one of this name is left as it is."""
@@ -151,19 +157,19 @@ class DbosHost:
 
     async def running(self) -> list[SegmentRow]:
         """List the segments that some process took and has not ended."""
-        return await self._list(status=_RUNNING, name=_NAME)
+        return await self._list(status="PENDING", name=_NAME)
 
     async def run_here(self, key: str, run_id: str) -> None:
-        """Run a segment in the loop of whoever opened the host, and wait for it from DBOS's."""
-        context = self._contexts.pop(key, contextvars.Context())
-        await asyncio.wrap_future(context.run(asyncio.run_coroutine_threadsafe, self._worked(run_id), self._home))
+        """Work off a segment in the loop of whoever opened the host, and wait for it from DBOS's."""
+        work, context = self._given.pop(key, (self._work, contextvars.Context()))
+        await asyncio.wrap_future(context.run(asyncio.run_coroutine_threadsafe, self._worked(work, run_id), self._home))
 
-    async def _worked(self, run_id: str) -> None:
+    async def _worked(self, work: Work, run_id: str) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._work(run_id)
+            await work(run_id)
         finally:
             self._tasks.discard(task)
 
@@ -173,12 +179,7 @@ class DbosHost:
             lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False)
         )
         return [
-            SegmentRow(
-                key=row.workflow_id,
-                executor=row.executor_id,
-                running=row.status == _RUNNING,
-                ended=row.status not in (_RUNNING, "ENQUEUED", "DELAYED"),
-            )
+            SegmentRow(key=row.workflow_id, executor=row.executor_id, state=_STATES.get(row.status, "ended"))
             for row in found
         ]
 
@@ -212,7 +213,6 @@ class DbosHost:
             raise StoreError("another application of DBOS lives in this process. Give the planner one of its own")
         DBOS.listen_queues([])
         DBOS.launch()
-        await DBOS.register_queue_async(_QUEUE, polling_interval_sec=_POLLING_SECONDS)
         self._opened.set_result(None)
         await self._stop.wait()
 

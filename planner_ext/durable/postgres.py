@@ -21,7 +21,7 @@ from planner_ext.durable.errors import DuplicateRowError
 from planner_ext.durable.postgres_errors import is_passing, store_error
 from planner_ext.durable.statements import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, translated
 
-__all__ = ["Connection", "PostgresDatabase", "connect"]
+__all__ = ["Connection", "PostgresDatabase", "connect", "patiently"]
 
 Connection = psycopg.AsyncConnection[Row]
 
@@ -67,6 +67,24 @@ async def connect(url: str) -> Connection:
     for name, value in _KEEPALIVES.items():
         await connection.execute(cast("LiteralString", f"SET tcp_{name} = {value}"))
     return connection
+
+
+async def patiently(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
+    """Try until the server is there, for as long as the patience lasts; something else that is wrong is raised at once.
+
+    Raises:
+        psycopg.Error: Of the last attempt.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, wait = loop.time() + seconds, 0.05
+    while True:
+        try:
+            return await attempt()
+        except (psycopg.Error, OSError) as error:
+            if not is_passing(error) or loop.time() + wait > deadline:
+                raise
+        await asyncio.sleep(wait)
+        wait = min(wait * 2, 1.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +137,7 @@ class PostgresDatabase:
             StoreError: If the database cannot be used, or was away for longer than the patience.
         """
         if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
-            return await self._seated(lambda seat: self._patiently(lambda: self._read(seat, steps)))
+            return await self._seated(lambda seat: patiently(lambda: self._read(seat, steps), seconds=self._patience))
         task = asyncio.create_task(self._seated(lambda seat: self._commit(seat, steps)))
         self._writing.add(task)
         task.add_done_callback(self._written)
@@ -153,19 +171,6 @@ class PostgresDatabase:
             finally:
                 self._free.append(seat)
 
-    async def _patiently(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Try until the server is there, for as long as the patience lasts."""
-        loop = asyncio.get_running_loop()
-        deadline, wait = loop.time() + self._patience, 0.05
-        while True:
-            try:
-                return await attempt()
-            except (psycopg.Error, OSError) as error:
-                if not is_passing(error) or loop.time() + wait > deadline:
-                    raise
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, 1.0)
-
     async def _read(self, seat: _Seat, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
         connection = await self._connected(seat)
         async with connection.pipeline():
@@ -176,13 +181,15 @@ class PostgresDatabase:
         """Perform steps and commit; where the connection breaks in between, find out, and begin again if need be."""
         while True:
             token = uuid.uuid4().hex
-            connection, rows = await self._patiently(lambda token=token: self._write(seat, steps, token))
+            connection, rows = await patiently(
+                lambda token=token: self._write(seat, steps, token), seconds=self._patience
+            )
             try:
                 await connection.execute("COMMIT")
             except (psycopg.Error, OSError) as error:
                 if not is_passing(error):
                     raise
-                if not await self._patiently(lambda token=token: self._signed(seat, token)):
+                if not await patiently(lambda token=token: self._signed(seat, token), seconds=self._patience):
                     continue
             return rows
 

@@ -3,12 +3,14 @@
 import asyncio
 import hashlib
 import uuid
+from typing import LiteralString
 
 import psycopg
 
-from planner_ext.durable.errors import StoreError, WorkerInUseError
+from planner_ext.durable.database import Row
+from planner_ext.durable.errors import WorkerInUseError
 from planner_ext.durable.locks import check_worker_id
-from planner_ext.durable.postgres import Connection, connect
+from planner_ext.durable.postgres import Connection, connect, patiently
 from planner_ext.durable.postgres_errors import store_error
 
 __all__ = ["PostgresWorkers"]
@@ -32,8 +34,13 @@ class PostgresWorkers:
         worker_id: Its name among all workers that ever were: one that is started again is another one.
     """
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, *, patience: float = 60.0) -> None:
         """Name the worker.
+
+        Args:
+            url: ``postgresql://...``.
+            name: What it is called.
+            patience: Seconds for which a server that went away is waited for.
 
         Raises:
             StoreError: If the name cannot be used.
@@ -42,6 +49,7 @@ class PostgresWorkers:
         self.name = name
         self.worker_id = f"{name}/{uuid.uuid4().hex}"
         self._url = url
+        self._patience = patience
         self._connection: Connection | None = None
         self._turn = asyncio.Lock()
 
@@ -52,35 +60,36 @@ class PostgresWorkers:
             WorkerInUseError: If a process that lives has the name.
             StoreError: If the database cannot be used.
         """
-        async with self._turn:
-            try:
-                if self._connection is not None and not self._connection.closed:
-                    await self._connection.execute("SELECT 1")
-                    return
-                self._connection = await self._locked()
-            except (psycopg.Error, OSError) as error:
-                raise store_error(self._url, error) from error
+        await self._ask("SELECT 1")
 
     async def alive(self, worker_id: str) -> bool:
         """Whether a worker's session lives.
 
         Raises:
-            StoreError: If the database cannot be used, or this worker's own session is lost: it may not judge others.
+            WorkerInUseError: If this worker's own session was lost, and a process that lives has the name.
+            StoreError: If the database cannot be used.
         """
-        async with self._turn:
-            if self._connection is None or self._connection.closed:
-                raise StoreError(f"Worker {self.name!r} has lost its session in the database; it is being taken again.")
-            try:
-                row = await (await self._connection.execute(_HELD, (_key(worker_id),))).fetchone()
-            except (psycopg.Error, OSError) as error:
-                raise store_error(self._url, error) from error
-        return row == (True,)
+        return await self._ask(_HELD, _key(worker_id)) == (True,)
 
     async def leave(self) -> None:
         """End the session, and with it the locks."""
         async with self._turn:
             if self._connection is not None:
                 await self._connection.close()
+
+    async def _ask(self, question: LiteralString, *values: int) -> Row | None:
+        """Ask in this worker's session, taken again if need be: who has none may not judge others."""
+
+        async def ask() -> Row | None:
+            if self._connection is None or self._connection.closed:
+                self._connection = await self._locked()
+            return await (await self._connection.execute(question, values)).fetchone()
+
+        async with self._turn:
+            try:
+                return await patiently(ask, seconds=0 if self._connection is None else self._patience)
+            except (psycopg.Error, OSError) as error:
+                raise store_error(self._url, error) from error
 
     async def _locked(self) -> Connection:
         connection = await connect(self._url)

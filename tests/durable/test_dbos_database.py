@@ -1,4 +1,4 @@
-"""PostgreSQL as a store's database: each transaction once, whatever happens to the connection, and errors with names."""
+"""PostgreSQL as a database of runs: each transaction once, whatever becomes of the connection; errors with names."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -98,7 +98,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_done_again() -> None:
         admin.execute("SELECT pg_reload_conf()")
         asked = asyncio.create_task(database.transact(fact(0)))
         while (waiting := await asyncio.to_thread(lambda: admin.execute(COMMITTED).fetchall())) == []:
-            await asyncio.sleep(0)
+            pass
         admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
         admin.execute("SELECT pg_reload_conf()")
         admin.execute("SELECT pg_terminate_backend(%s)", waiting[0])
