@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 class DbosSegments:
-    """The segments of one worker.
+    """The segments of one worker; implements `planner_ext.durable.segments.Segments`.
 
     Args:
         url: ``postgresql://...``.
@@ -135,8 +135,8 @@ class DbosSegments:
         try:
             await self._serving(run_id)
             await self._set_timer(run_id)
-        except Exception:
-            logger.exception("Run %r stopped on a fault; it goes on when it is started again.", run_id)
+        except Exception as error:  # whoever serves has told of it; to DBOS the segment is done
+            logger.debug("The segment of run %s was left: %s", run_id, error)
 
     async def _set_timer(self, run_id: str) -> None:
         """Where a run waits for an answer that has a date, have its next segment begin then at the latest."""

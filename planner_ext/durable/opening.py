@@ -1,11 +1,17 @@
 """Which database a path or an address means."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from planner_ext.durable.database import Database
 from planner_ext.durable.errors import StoreError
 
-__all__ = ["open_database"]
+if TYPE_CHECKING:
+    from planner_ext.durable.dbos_segments import DbosSegments
+    from planner_ext.durable.postgres import PostgresDatabase
+    from planner_ext.durable.postgres_workers import PostgresWorkers
+
+__all__ = ["open_database", "open_segments"]
 
 
 async def open_database(where: str | Path, *, create: bool = True) -> Database:
@@ -20,8 +26,10 @@ async def open_database(where: str | Path, *, create: bool = True) -> Database:
     """
     text = str(where)
     if text.startswith(("postgresql://", "postgres://")):
-        from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
-
+        try:
+            from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
+        except ImportError as error:
+            _ask_for_extra(error)
         database = PostgresDatabase(text)
         await database.open()
         return database
@@ -30,3 +38,27 @@ async def open_database(where: str | Path, *, create: bool = True) -> Database:
     from planner_ext.durable.sqlite import SqliteDatabase  # noqa: PLC0415  (likewise not for everybody)
 
     return await SqliteDatabase.open(Path(where), create=create)
+
+
+async def open_segments(url: str, name: str) -> "tuple[PostgresDatabase, PostgresWorkers, DbosSegments]":
+    """Open the PostgreSQL database of a store as the worker of this name, and DBOS beside it.
+
+    Raises:
+        WorkerInUseError: If a process that lives has the name.
+        StoreError: If the database or DBOS cannot be used.
+    """
+    try:
+        from planner_ext.durable.dbos_segments import DbosSegments  # noqa: PLC0415  (an optional dependency)
+        from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415
+        from planner_ext.durable.postgres_workers import PostgresWorkers  # noqa: PLC0415
+    except ImportError as error:
+        _ask_for_extra(error)
+    workers, database = PostgresWorkers(url, name), PostgresDatabase(url)
+    await database.open()
+    segments = DbosSegments(url, database, workers)
+    await segments.open()
+    return database, workers, segments
+
+
+def _ask_for_extra(error: ImportError) -> NoReturn:
+    raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error

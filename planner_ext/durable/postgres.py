@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.database import Row, Step
-from planner_ext.durable.errors import DuplicateRowError
+from planner_ext.durable.errors import DuplicateRowError, StoreError
 from planner_ext.durable.postgres_errors import is_passing, store_error
 from planner_ext.durable.statements import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, translated
 
@@ -111,6 +111,7 @@ class PostgresDatabase:
         self._free = [_Seat() for _ in range(connections)]
         self._seats = tuple(self._free)
         self._turn = asyncio.Semaphore(connections)
+        self._closed = False
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
     async def open(self) -> None:
@@ -136,6 +137,8 @@ class PostgresDatabase:
             DuplicateRowError: If a key is there already.
             StoreError: If the database cannot be used, or was away for longer than the patience.
         """
+        if self._closed:
+            raise StoreError("The store was closed. Use it inside its async with block.")
         if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
             return await self._seated(lambda seat: patiently(lambda: self._read(seat, steps), seconds=self._patience))
         task = asyncio.create_task(self._seated(lambda seat: self._commit(seat, steps)))
@@ -145,6 +148,7 @@ class PostgresDatabase:
 
     async def close(self) -> None:
         """Let every transaction end, and the connections go."""
+        self._closed = True
         await asyncio.gather(*self._writing, return_exceptions=True)
         for seat in self._seats:
             if seat.connection is not None:

@@ -4,28 +4,25 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.clock import SystemClock
-from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.core.limits import Limits
-from planner_ext.core.settle import stopping_facts
-from planner_ext.core.state import Phase
+from planner_ext.durable.cancelling import cancel_run
 from planner_ext.durable.driver import SegmentDriver
 from planner_ext.durable.errors import RunConflictError, RunFencedError, StoreError, UnknownRunError
 from planner_ext.durable.handle import RunHandle
 from planner_ext.durable.liveness import Workers
 from planner_ext.durable.locks import LockedWorkers
-from planner_ext.durable.opening import open_database
+from planner_ext.durable.opening import open_database, open_segments
 from planner_ext.durable.records import RunRecord, StoredRun
 from planner_ext.durable.segment import DurablePlanner, InDoubt
+from planner_ext.durable.segments import Segments
 from planner_ext.durable.store import JournalStore
-from planner_ext.durable.writer import JournalWriter
-from planner_ext.kernel.messages import dump_message
 from planner_ext.ports import Clock
 
 __all__ = ["Runs"]
@@ -53,11 +50,13 @@ class Runs:
         workers: Workers,
         *,
         in_doubt: InDoubt = "person",
+        segments: Segments | None = None,
         poll_seconds: float = 0.25,
         clock: Clock | None = None,
     ) -> None:
         self._store = store
         self._workers = workers
+        self._segments = segments
         self._driver = SegmentDriver(store, in_doubt=in_doubt)
         self._poll_seconds = poll_seconds
         self._clock = clock or SystemClock()
@@ -95,7 +94,7 @@ class Runs:
         file = Path(path)
         database = await open_database(file)
         try:
-            workers = LockedWorkers(file, worker_id or f"worker-{uuid.uuid4().hex[:12]}")
+            workers = LockedWorkers(file, worker_id or _new_name())
         except BaseException:
             await database.close()
             raise
@@ -106,6 +105,49 @@ class Runs:
         finally:
             await runs.close()
             workers.release()
+
+    @classmethod
+    @asynccontextmanager
+    async def dbos(
+        cls,
+        url: str,
+        *,
+        worker_id: str | None = None,
+        in_doubt: InDoubt = "person",
+        poll_seconds: float = 0.25,
+        clock: Clock | None = None,
+    ) -> AsyncGenerator["Runs", None]:
+        """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.dbos(url) as runs``.
+
+        DBOS queues, times and recovers: what a worker that died had begun goes on at another one that `work`s, within
+        half a minute. Needs the extra ``planner-ext[dbos]``. A process can have this open once at a time. Leaving the
+        block interrupts what runs, and leaves it to the workers that live.
+
+        Args:
+            url: ``postgresql://...``; straight to the server or through a pooler that keeps sessions.
+            worker_id: As for `sqlite`, as are the others.
+            in_doubt: Who hears of a call in doubt.
+            poll_seconds: How often to look whether another worker, or an approver, has done something.
+            clock: Tells the time; the expiry of questions goes by the machine's all the same.
+
+        Raises:
+            StoreError: If the database or DBOS cannot be used; says why, and the way out.
+            WorkerInUseError: If a living process has the worker's name.
+            NewerSchemaError: If a newer version of this package made the tables.
+        """
+        database, workers, segments = await open_segments(url, worker_id or _new_name())
+        runs = cls(
+            JournalStore(database),
+            workers,
+            in_doubt=in_doubt,
+            segments=segments,
+            poll_seconds=poll_seconds,
+            clock=clock,
+        )
+        try:
+            yield runs
+        finally:
+            await runs.close()
 
     @property
     def worker_id(self) -> str:
@@ -189,21 +231,7 @@ class Runs:
             UnknownRunError: If there is no such run.
         """
         who = f"Cancelled by {by}" if by else "Cancelled"
-        text = f"{who}: {reason}" if reason else f"{who}."
-        while True:
-            stored = await self._store.load(run_id)
-            writer = JournalWriter(self._store, run_id, stored.facts, dump_message)
-            if writer.state.phase is Phase.ENDED:
-                return False
-            at = self._clock.now()
-            if writer.state.phase is Phase.NEW:
-                begun = RunStarted(run_id=run_id, rules=Rules(), messages=(), goal=stored.record.goal, at=at)
-                with suppress(RunFencedError):
-                    await writer.append(run_id, 0, (begun,))
-                continue
-            with suppress(RunFencedError):  # somebody went on with it meanwhile: read it again
-                await writer.append(run_id, len(stored.facts), stopping_facts(writer.state, reason=text, at=at))
-                return True
+        return await cancel_run(self._store, run_id, f"{who}: {reason}" if reason else f"{who}.", self._clock)
 
     async def recover(
         self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100
@@ -247,9 +275,19 @@ class Runs:
             arguments_for: Gives the application's arguments for a run.
             max_concurrency: How many runs go on at once.
         """
+
+        async def see_through(run_id: str) -> None:
+            arguments = None if arguments_for is None else arguments_for(run_id)
+            if run_id not in self._driven:  # else what drives it here sees to this too
+                await self._begun(run_id, self._see_through(run_id, planner, kernel, arguments, {}))
+
+        if self._segments is not None:
+            await self._segments.serve(see_through, at_most=max_concurrency)
         while True:
             if (free := max_concurrency - len(self._driven)) > 0:
                 await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
+            if self._segments is not None:
+                await asyncio.Event().wait()  # what comes from now on, comes from there
             await self._clock.sleep(self._poll_seconds)
 
     async def list(self, *, status: str | None = None, limit: int = 50) -> list[RunRecord]:
@@ -271,6 +309,8 @@ class Runs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._segments is not None:
+            await self._segments.close()
         await self._store.close()
 
     def _handle(
@@ -279,13 +319,24 @@ class Runs:
         def task() -> asyncio.Task[R]:
             driven = self._driven.get(run_id)
             if driven is None or driven.done():
-                driven = asyncio.create_task(self._see_through(run_id, planner, kernel, arguments, dict(first)))
+                driven = self._begun(run_id, self._segment(run_id, planner, kernel, arguments, dict(first)))
                 first.clear()
-                self._driven[run_id] = driven
-                driven.add_done_callback(lambda done: self._let_go(run_id, done))
             return cast("asyncio.Task[R]", driven)
 
         return RunHandle(run_id, task, lambda: self._decided(run_id))
+
+    def _begun(self, run_id: str, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        driven = self._driven[run_id] = asyncio.create_task(work)
+        driven.add_done_callback(lambda done: self._let_go(run_id, done))
+        return driven
+
+    async def _segment(
+        self, run_id: str, planner: DurablePlanner[R], kernel: Any, arguments: Any, first: dict[str, Any]
+    ) -> R:
+        async def work() -> R:
+            return await self._see_through(run_id, planner, kernel, arguments, first)
+
+        return await (work() if self._segments is None else self._segments.run(run_id, work))
 
     def _let_go(self, run_id: str, task: asyncio.Task[Any]) -> None:
         if self._driven.get(run_id) is task:
@@ -332,6 +383,10 @@ class Runs:
         if record is None:
             raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
         return record
+
+
+def _new_name() -> str:
+    return f"worker-{uuid.uuid4().hex[:12]}"
 
 
 def _checked_name(run_id: str) -> str:

@@ -68,7 +68,7 @@ async def test_workers_may_open_an_empty_database_at_once(postgres_url: str) -> 
     await asyncio.gather(*(database.close() for database in databases))
 
 
-async def test_a_transaction_outlives_whoever_asked(database: PostgresDatabase) -> None:
+async def test_a_transaction_outlives_whoever_asked(database: PostgresDatabase, postgres_url: str) -> None:
     """A caller that is cancelled does not take back, nor cut in two, what it had begun."""
     asked = asyncio.create_task(database.transact(fact(0), fact(1)))
     await asyncio.sleep(0)
@@ -76,7 +76,11 @@ async def test_a_transaction_outlives_whoever_asked(database: PostgresDatabase) 
     with pytest.raises(asyncio.CancelledError):
         await asked
     await database.close()
-    assert await counted(database) == (2, 1)
+    with pytest.raises(StoreError, match="was closed"):
+        await counted(database)
+    again = PostgresDatabase(postgres_url)
+    assert await counted(again) == (2, 1)
+    await again.close()
 
 
 async def test_a_commit_that_was_lost_is_done_again(database: PostgresDatabase, postgres_url: str) -> None:
