@@ -336,7 +336,9 @@ class Runs:
         async def work() -> R:
             return await self._see_through(run_id, planner, kernel, arguments, first)
 
-        return await (work() if self._segments is None else self._segments.run(run_id, work))
+        if self._segments is None or not (first or (await self._record(run_id)).unfinished):
+            return await work()
+        return await self._segments.run(run_id, work)
 
     def _let_go(self, run_id: str, task: asyncio.Task[Any]) -> None:
         if self._driven.get(run_id) is task:
