@@ -1,27 +1,15 @@
 """Which workers of one host live, by locks that the operating system drops when a process ends, however it ends."""
 
 import os
-import re
 import sys
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
 from planner_ext.durable.errors import StoreError, WorkerInUseError
+from planner_ext.durable.names import check_worker_id
 
-__all__ = ["LockedWorkers", "check_worker_id"]
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-
-
-def check_worker_id(worker_id: str) -> None:
-    """Refuse a name that cannot be part of a file's.
-
-    Raises:
-        StoreError: Saying what it may consist of.
-    """
-    if not isinstance(worker_id, str) or _NAME.fullmatch(worker_id) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StoreError(f"worker_id must be 1 to 100 letters, digits, dots, dashes or underscores; got {worker_id!r}.")
+__all__ = ["LockedWorkers"]
 
 
 class LockedWorkers:

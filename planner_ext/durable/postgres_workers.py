@@ -9,7 +9,7 @@ import psycopg
 
 from planner_ext.durable.database import Row
 from planner_ext.durable.errors import WorkerInUseError
-from planner_ext.durable.locks import check_worker_id
+from planner_ext.durable.names import check_worker_id
 from planner_ext.durable.postgres import Connection, connect, patiently
 from planner_ext.durable.postgres_errors import store_error
 

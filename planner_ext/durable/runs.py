@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import re
-import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,6 +16,7 @@ from planner_ext.durable.errors import RunConflictError, RunFencedError, StoreEr
 from planner_ext.durable.handle import RunHandle
 from planner_ext.durable.liveness import Workers
 from planner_ext.durable.locks import LockedWorkers
+from planner_ext.durable.names import checked_run_id, new_worker_id
 from planner_ext.durable.opening import open_database, open_segments
 from planner_ext.durable.records import RunRecord, StoredRun
 from planner_ext.durable.segment import DurablePlanner, InDoubt
@@ -33,8 +32,6 @@ R = TypeVar("R")
 
 ArgumentsFor = Callable[[str], Any]
 """Gives the application's arguments for a run, by its name: they are not stored."""
-
-_RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
 class Runs:
@@ -94,7 +91,7 @@ class Runs:
         file = Path(path)
         database = await open_database(file)
         try:
-            workers = LockedWorkers(file, worker_id or _new_name())
+            workers = LockedWorkers(file, worker_id or new_worker_id())
         except BaseException:
             await database.close()
             raise
@@ -135,7 +132,7 @@ class Runs:
             WorkerInUseError: If a living process has the worker's name.
             NewerSchemaError: If a newer version of this package made the tables.
         """
-        database, workers, segments = await open_segments(url, worker_id or _new_name())
+        database, workers, segments = await open_segments(url, worker_id or new_worker_id())
         runs = cls(
             JournalStore(database),
             workers,
@@ -179,7 +176,7 @@ class Runs:
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
-        name = uuid.uuid4().hex if run_id is None else _checked_name(run_id)
+        name = checked_run_id(run_id)
         created = await self._store.create(name, goal, owner=self.worker_id, at=self._clock.now())
         if not created and (record := await self._record(name)).goal != goal:
             raise RunConflictError(
@@ -277,9 +274,11 @@ class Runs:
         """
 
         async def see_through(run_id: str) -> None:
+            if run_id in self._driven or not await self._claimed(await self._record(run_id)):
+                return  # somebody drives it, and sees to this too
             arguments = None if arguments_for is None else arguments_for(run_id)
-            if run_id not in self._driven:  # else what drives it here sees to this too
-                await self._begun(run_id, self._see_through(run_id, planner, kernel, arguments, {}))
+            if run_id not in self._driven:
+                await self._begun(run_id, self._see_through(run_id, planner, kernel, arguments, {}, queued=True))
 
         if self._segments is not None:
             await self._segments.serve(see_through, at_most=max_concurrency)
@@ -319,7 +318,7 @@ class Runs:
         def task() -> asyncio.Task[R]:
             driven = self._driven.get(run_id)
             if driven is None or driven.done():
-                driven = self._begun(run_id, self._segment(run_id, planner, kernel, arguments, dict(first)))
+                driven = self._begun(run_id, self._see_through(run_id, planner, kernel, arguments, dict(first)))
                 first.clear()
             return cast("asyncio.Task[R]", driven)
 
@@ -330,16 +329,6 @@ class Runs:
         driven.add_done_callback(lambda done: self._let_go(run_id, done))
         return driven
 
-    async def _segment(
-        self, run_id: str, planner: DurablePlanner[R], kernel: Any, arguments: Any, first: dict[str, Any]
-    ) -> R:
-        async def work() -> R:
-            return await self._see_through(run_id, planner, kernel, arguments, first)
-
-        if self._segments is None or not (first or (await self._record(run_id)).unfinished):
-            return await work()
-        return await self._segments.run(run_id, work)
-
     def _let_go(self, run_id: str, task: asyncio.Task[Any]) -> None:
         if self._driven.get(run_id) is task:
             del self._driven[run_id]
@@ -348,18 +337,36 @@ class Runs:
             logger.error("Run %s was interrupted: %s: %s", run_id, type(error).__name__, error)
 
     async def _see_through(
-        self, run_id: str, planner: DurablePlanner[R], kernel: Any, arguments: Any, first: dict[str, Any]
+        self,
+        run_id: str,
+        planner: DurablePlanner[R],
+        kernel: Any,
+        arguments: Any,
+        first: dict[str, Any],
+        *,
+        queued: bool = False,
     ) -> R:
-        """Drive a run to its next pause or end, or wait until whoever does has."""
+        """Drive a run to its next pause or end, or wait until whoever does has.
+
+        It is claimed before a segment begins: one that waited for its run would be in the way of whoever has that.
+        """
+
+        async def drive() -> R:
+            return await self._driver.drive(run_id, planner, kernel, arguments=arguments, **first)
+
         while True:
             record = await self._record(run_id)
             if not await self._claimed(record):
                 await self._clock.sleep(self._poll_seconds)
                 continue
             try:
-                return await self._driver.drive(run_id, planner, kernel, arguments=arguments, **first)
+                if self._segments is None or queued or not (first or record.unfinished):
+                    return await drive()
+                return await self._segments.run(run_id, drive)
             except RunFencedError as error:
                 logger.info("Run %s is gone on with elsewhere: %s", run_id, error)
+                if queued:
+                    raise
             finally:
                 with suppress(StoreError):
                     await self._store.release(run_id, self.worker_id)
@@ -385,13 +392,3 @@ class Runs:
         if record is None:
             raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
         return record
-
-
-def _new_name() -> str:
-    return f"worker-{uuid.uuid4().hex[:12]}"
-
-
-def _checked_name(run_id: str) -> str:
-    if not isinstance(run_id, str) or _RUN_ID.fullmatch(run_id) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StoreError(f"run_id must be 1 to 200 characters, without / and control characters; got {run_id!r}.")
-    return run_id

@@ -116,12 +116,11 @@ async def test_two_workers_that_want_the_same_runs_do_nothing_twice(
 async def test_a_worker_that_is_killed_is_replaced(lives: Lives, postgres_url: str, tmp_path: Path) -> None:
     """A worker that lives takes over what one that was killed had begun, within half a minute and by itself."""
     effects, names = tmp_path / "effects", [f"order-{n}" for n in range(4)]
-    process = lives.begin(booking_life, postgres_url, effects, "a", names, 0.2)
-    await written(effects, 16)
-    process.kill()
-    process.join()
-
     async with working(postgres_url, effects, books) as runs:
+        process = lives.begin(booking_life, postgres_url, effects, "a", names, 0.2)
+        await written(effects, 16)
+        process.kill()
+        process.join()
 
         async def taken_over() -> bool:
             return not await runs.list(status="running")
