@@ -22,7 +22,7 @@ from planner_ext.durable.errors import StoreError
 from planner_ext.durable.statements import TABLE_SCHEMA
 from planner_ext.journal import SCHEMA
 
-__all__ = ["DbosHost", "SegmentRow", "Work"]
+__all__ = ["TABLES", "DbosHost", "SegmentRow", "Work"]
 
 Work = Callable[[str], Coroutine[Any, Any, None]]
 """Works off a segment of the run of this name, and does not fail: what goes wrong is told elsewhere."""
@@ -30,7 +30,8 @@ Work = Callable[[str], Coroutine[Any, Any, None]]
 _APPLICATION = "planner-ext"
 _VERSION = f"planner_ext-{SCHEMA}.{TABLE_SCHEMA}"
 """Pinned: left alone it is a hash of the source, and a worker of the next release would not see what waits."""
-_TABLES = "planner_ext_dbos"
+TABLES = "planner_ext_dbos"
+"""The PostgreSQL schema with DBOS's tables."""
 _QUEUE = "planner_ext"
 _POLLING_SECONDS = 0.25
 _CONNECTIONS = 5
@@ -232,7 +233,7 @@ def _config(url: str, executor: str) -> DBOSConfig:
     return DBOSConfig(
         name=_APPLICATION,
         system_database_url=url,
-        dbos_system_schema=_TABLES,
+        dbos_system_schema=TABLES,
         executor_id=executor,
         application_version=_VERSION,
         serializer=DBOSPortableJSONSerializer(),

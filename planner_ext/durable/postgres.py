@@ -63,9 +63,13 @@ async def connect(url: str) -> Connection:
     options = {name: str(value) for name, value in _KEEPALIVES.items()}
     where = make_conninfo(url, connect_timeout="10", application_name="planner_ext", **options)
     connection = await psycopg.AsyncConnection.connect(where, autocommit=True)
-    await connection.execute(_SETUP)
-    for name, value in _KEEPALIVES.items():
-        await connection.execute(cast("LiteralString", f"SET tcp_{name} = {value}"))
+    try:
+        await connection.execute(_SETUP)
+        for name, value in _KEEPALIVES.items():
+            await connection.execute(cast("LiteralString", f"SET tcp_{name} = {value}"))
+    except BaseException:
+        await connection.close()
+        raise
     return connection
 
 

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,17 @@ async def decide_all(store: str | Path, by: str = "ann") -> int:
     return sum(won)
 
 
+def open_runs(store: str | Path, **options: Any) -> AbstractAsyncContextManager[Runs]:
+    """Open the runs in a SQLite file, or in a PostgreSQL database."""
+    return Runs.dbos(str(store), **options) if "://" in str(store) else Runs.sqlite(store, **options)
+
+
 async def see_through(
-    store: Path, effects: Path, run_id: str, *, seconds: float = 0.0, worker_id: str | None = None
+    store: str | Path, effects: Path, run_id: str, *, seconds: float = 0.0, worker_id: str | None = None
 ) -> FunctionCallingStepwisePlannerResult:
     """Drive a run to its end, deciding whatever it asks."""
     planner, kernel = world(effects, seconds=seconds)
-    async with Runs.sqlite(store, worker_id=worker_id, poll_seconds=0.01) as runs:
+    async with open_runs(store, worker_id=worker_id, poll_seconds=0.01) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id=run_id)
         result = await handle.result()
         while result.status == "paused":
@@ -166,12 +172,12 @@ def _live(work: Callable[..., Any], arguments: Sequence[Any], environment: dict[
     work(*arguments)
 
 
-def run_life(store: Path, effects: Path, run_id: str, seconds: float, worker_id: str | None = None) -> None:
+def run_life(store: str | Path, effects: Path, run_id: str, seconds: float, worker_id: str | None = None) -> None:
     """Drive a run to its end."""
     asyncio.run(see_through(store, effects, run_id, seconds=seconds, worker_id=worker_id))
 
 
-def deciding_life(store: Path, report: Path) -> None:
+def deciding_life(store: str | Path, report: Path) -> None:
     """Decide what waits, twice, and write down who won."""
 
     async def decide() -> dict[str, object]:

@@ -65,10 +65,10 @@ class PostgresServer:
         """Return the URL of a database of this server."""
         return f"postgresql://postgres@/{database}?host={self._folder}"
 
-    def create(self, database: str) -> str:
-        """Create an empty database and return its URL."""
+    def create(self, database: str, *, template: str = "template1") -> str:
+        """Create a database, empty or as a copy of another one, and return its URL."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{database}"'.encode())
+            connection.execute(f'CREATE DATABASE "{database}" TEMPLATE "{template}"'.encode())
         return self.url(database)
 
     def close(self) -> None:

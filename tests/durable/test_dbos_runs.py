@@ -98,18 +98,19 @@ def booking_life(url: str, effects: Path, worker_id: str, names: list[str], seco
 
 
 async def test_two_workers_that_want_the_same_runs_do_nothing_twice(
-    lives: Lives, postgres_url: str, tmp_path: Path
+    lives: Lives, postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    """Two processes are given the same runs at the same time: each call runs once, and both see every run end."""
+    """Two processes make the tables and are given the same runs, all at once: each call runs once."""
     effects, names = tmp_path / "effects", [f"order-{n}" for n in range(8)]
+    empty = postgres.create("two_workers")
 
-    processes = [lives.begin(booking_life, postgres_url, effects, name, names, 0.01) for name in ("a", "b")]
+    processes = [lives.begin(booking_life, empty, effects, name, names, 0.01) for name in ("a", "b")]
     for process in processes:
         await asyncio.to_thread(process.join, 60)
 
     assert [process.exitcode for process in processes] == [0, 0]
     assert len(effects_in(effects)) == len(names) * 16
-    async with open_runs(postgres_url) as runs:
+    async with open_runs(empty) as runs:
         assert await ended(runs, *names) == {"answered"}
 
 

@@ -26,9 +26,11 @@ def counted(effects: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
-async def test_the_second_life_finishes_what_the_first_began(point: str, lives: Lives, tmp_path: Path) -> None:
+async def test_the_second_life_finishes_what_the_first_began(
+    point: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
     """Killed at any point, a run goes on: ``once`` never twice, the others twice at most, one result each."""
-    store, effects = tmp_path / "runs.db", tmp_path / "effects"
+    effects = tmp_path / "effects"
     seconds = 0.2 if point == "mid_tool" else 0.0
 
     assert lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) == KILLED
@@ -48,9 +50,11 @@ async def test_the_second_life_finishes_what_the_first_began(point: str, lives: 
 
 
 @pytest.mark.parametrize("point", ["after_intent", "mid_tool", "after_outcome"])
-async def test_a_run_survives_being_killed_again_and_again(point: str, lives: Lives, tmp_path: Path) -> None:
+async def test_a_run_survives_being_killed_again_and_again(
+    point: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
     """Three lives die at the same point; what is finished stays finished, and the fourth ends the run."""
-    store, effects = tmp_path / "runs.db", tmp_path / "effects"
+    effects = tmp_path / "effects"
     seconds = 0.2 if point == "mid_tool" else 0.0
 
     codes = [lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) for _ in range(3)]
