@@ -4,6 +4,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,11 @@ __all__ = ["SqliteDatabase"]
 
 _BUSY_SECONDS = 30.0
 """How long a transaction waits for the ones of other processes."""
+
+_AGAIN_SECONDS = 0.001
+
+_GROUP = 100
+"""How many that wait are served by one transaction at most."""
 
 _Rows: TypeAlias = list[list[Row]]
 _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows], asyncio.AbstractEventLoop]
@@ -34,7 +40,8 @@ class SqliteDatabase:
         self._connection = connection
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"planner_ext {path.name}", daemon=True)
-        self._closed = False
+        self._closed = False  # nothing more is taken
+        self._closing = False  # nothing more is there
         self._thread.start()
 
     @classmethod
@@ -68,43 +75,78 @@ class SqliteDatabase:
             await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            steps, done, loop = work
-            try:
-                deliver = _delivery(done, self._transact(steps), None)
-            except Exception as error:
-                deliver = _delivery(done, None, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(deliver)
+        while group := self._next_group():
+            outcomes = self._transact([steps for steps, _, _ in group])
+            for (_, done, loop), outcome in zip(group, outcomes, strict=True):
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(_deliver, done, outcome)
         self._connection.close()
 
-    def _transact(self, steps: Sequence[Step]) -> _Rows:
+    def _next_group(self) -> list[_Work]:
+        """Wait for work, and take all there is: one wait for the disk serves everybody who waits for it."""
+        group: list[_Work] = []
+        work = None if self._closing else self._work.get()
+        while work is not None:
+            group.append(work)
+            if len(group) == _GROUP or self._work.empty():
+                return group
+            work = self._work.get()
+        self._closing = True
+        return group
+
+    def _transact(self, group: Sequence[Sequence[Step]]) -> Sequence[_Rows | StoreError]:
+        begin = "BEGIN IMMEDIATE" if any(_writes(step) for steps in group for step in steps) else "BEGIN"
         connection = self._connection
         try:
-            connection.execute("BEGIN IMMEDIATE" if any(map(_writes, steps)) else "BEGIN")
-            answers = [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
+            _patiently(lambda: connection.execute(begin))
+            outcomes = [self._perform(steps) for steps in group]
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):
                 connection.rollback()
-            raise _named(self._path, error) from error
-        return answers
+            return [_named(self._path, error)] * len(group)
+        return outcomes
+
+    def _perform(self, steps: Sequence[Step]) -> _Rows | StoreError:
+        """Perform one's steps among those of others: a key that is there already is nobody else's concern."""
+        connection = self._connection
+        connection.execute("SAVEPOINT one")
+        try:
+            return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
+        except sqlite3.IntegrityError as error:
+            connection.execute("ROLLBACK TO one")
+            return _named(self._path, error)
+        finally:
+            with suppress(sqlite3.Error):  # where the whole transaction is gone, so is this
+                connection.execute("RELEASE one")
 
 
 def _writes(step: Step) -> bool:
     return not step[0].lstrip().startswith("SELECT")
 
 
-def _delivery(done: asyncio.Future[_Rows], rows: _Rows | None, error: Exception | None) -> Callable[[], None]:
-    def deliver() -> None:
-        if done.done():  # who waited was cancelled
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(rows or [])
+def _deliver(done: asyncio.Future[_Rows], outcome: _Rows | StoreError) -> None:
+    if done.done():  # who waited was cancelled
+        return
+    if isinstance(outcome, StoreError):
+        done.set_exception(outcome)
+    else:
+        done.set_result(outcome)
 
-    return deliver
+
+def _patiently(work: Callable[[], object]) -> None:
+    """Repeat what another process is in the way of: soon, since SQLite's own waits grow to a tenth of a second."""
+    end = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            work()
+        except sqlite3.OperationalError as error:
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not busy or time.monotonic() > end:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+        else:
+            return
 
 
 def _connect(path: Path, create: bool) -> sqlite3.Connection:
@@ -113,11 +155,11 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
     if not create and not path.exists():
         raise StoreError(f"There is no store {path}. Give the file that the workers use.")
     try:
-        connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise _named(path, error) from error
     try:
-        _prepare(connection)
+        _patiently(lambda: _prepare(connection))
     except sqlite3.Error as error:
         connection.close()
         raise _named(path, error) from error
