@@ -74,7 +74,8 @@ def demo() -> None:
     """Show what the package does: offline, no key, seconds.
 
     First a model that never stops calling functions: Semantic Kernel's own loop and this package's side by side. Then a
-    goal with a plan, functions that run at the same time, a failure and the way around it.
+    goal with a plan, functions that run at the same time, a failure and the way around it. Last a refund that a person
+    decides, in processes of their own, one of which is killed.
     """
     import asyncio  # noqa: PLC0415  (with what needs it)
 

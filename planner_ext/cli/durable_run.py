@@ -5,8 +5,8 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -35,6 +35,7 @@ from planner_ext.cli.show import Progress, spent_line
 from planner_ext.cli.text import exact, printable
 from planner_ext.clock import SystemClock
 from planner_ext.core.errors import InvalidJournalError
+from planner_ext.core.limits import Limits
 from planner_ext.durable import RunConflictError, RunHandle, Runs, StoredRun, StoreError, UnknownRunError
 from planner_ext.durable.cancelling import cancel_run
 from planner_ext.durable.rows import fold_journal
@@ -95,7 +96,7 @@ def resume_kept(kept: Kept, setup: Setup, *, max_iterations: int | None) -> int:
 
     async def begin(runs: Runs, planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> RunHandle[_Result]:
         limits = fold_journal(run_id, found[0].facts).rules.limits
-        budget = None if max_iterations is None else replace(limits, max_iterations=max_iterations)
+        budget = None if max_iterations is None else _with_trips(limits, max_iterations)
         return await runs.resume(run_id, planner, kernel, budget=budget)
 
     return _conduct(kept, setup, open, begin)
@@ -132,6 +133,13 @@ async def cancel_kept(run_id: str, where: str, *, by: str | None, reason: str) -
     text = "is cancelled." if ended else "had ended before; nothing changed."
     say(stderr_console(), Text(f"{exact(run_id)} {text}"))
     return ANSWERED if ended else NO_ANSWER
+
+
+def _with_trips(limits: Limits, max_iterations: int) -> Budget:
+    """Replace the round trips alone; every other limit of the run stays."""
+    kept: dict[str, Any] = {item.name: getattr(limits, item.name) for item in fields(Limits)}
+    kept["max_iterations"] = max_iterations
+    return Budget(**kept)
 
 
 async def _stored(run_id: str, where: str) -> StoredRun:
