@@ -159,7 +159,7 @@ class PostgresDatabase:
                 with suppress(psycopg.Error):  # a server that is away has let go of it already
                     if seat.entered:
                         await seat.connection.execute(_LEAVE, {"connection": seat.name})
-                    await seat.connection.close()
+                await seat.connection.close()
             seat.connection, seat.entered = None, False
 
     def _written(self, task: asyncio.Task[Sequence[Sequence[Row]]]) -> None:
@@ -181,9 +181,13 @@ class PostgresDatabase:
 
     async def _read(self, seat: _Seat, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
         connection = await self._connected(seat)
-        async with connection.pipeline():
-            cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
-        return [await cursor.fetchall() for cursor in cursors]
+        try:
+            async with connection.pipeline():
+                cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
+            return [await cursor.fetchall() for cursor in cursors]
+        except asyncio.CancelledError:  # in the midst of an answer that nobody will read
+            await connection.close()
+            raise
 
     async def _commit(self, seat: _Seat, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
         """Perform steps and commit; where the connection breaks in between, find out, and begin again if need be."""
