@@ -1,5 +1,6 @@
 """Approvals from another process: what waits, exactly as it will run, and decisions on it. No kernel, no functions."""
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from planner_ext.durable.store import JournalStore
 from planner_ext.ports import Clock
 
 __all__ = ["Approvals"]
+
+logger = logging.getLogger(__name__)
 
 
 class Approvals:
@@ -44,10 +47,15 @@ class Approvals:
     async def pending(self, limit: int = 50) -> list[PendingApproval]:
         """List the calls that wait, those first that wait longest; expired ones are not among them.
 
-        Raises:
-            ApprovalRefusedError: If a row shows other arguments than were asked about: it was altered.
+        A row that was altered is left out and logged by its name: nobody may decide on it, see `show`.
         """
-        return [read_approval(row) for row in await self._store.open_approvals(self._clock.now(), limit=limit)]
+        found: list[PendingApproval] = []
+        for row in await self._store.open_approvals(self._clock.now(), limit=limit):
+            try:
+                found.append(read_approval(row))
+            except ApprovalRefusedError as error:
+                logger.error("A call that waits cannot be shown: %s", error)
+        return found
 
     async def show(self, approval_id: str) -> PendingApproval:
         """Show one call, whatever became of it.

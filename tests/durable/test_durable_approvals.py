@@ -145,6 +145,19 @@ async def test_a_question_that_expired_cannot_be_decided(tmp_path: Path) -> None
     assert [fact.reason for fact in result.facts if isinstance(fact, CallDecided)] == ["", "expired"]
 
 
+async def test_a_worker_notices_what_expired(tmp_path: Path) -> None:
+    """Nobody has to ask: a worker that looks for what is left to do finds the run, and not before its time."""
+    clock = Clock()
+    options = {"clock": clock, "interceptors": [lambda _: Defer(expires_in=60)]}
+    await drive(tmp_path, **options)
+    planner, kernel = world(tmp_path / "effects", pays, **options)
+    async with Runs.sqlite(tmp_path / "runs.db", clock=clock) as runs:
+        assert await runs.recover(planner, kernel) == []
+        clock.seconds += 60
+        (handle,) = await runs.recover(planner, kernel)
+        assert (await handle.result()).status == "answered"
+
+
 async def test_a_decision_made_in_time_counts_though_it_is_taken_late(tmp_path: Path) -> None:
     """A worker that lives again after the question expired takes what was decided before."""
     clock = Clock()
@@ -187,14 +200,16 @@ async def test_an_unknown_call_is_refused_by_name(tmp_path: Path) -> None:
 
 
 async def test_an_altered_row_is_not_shown(tmp_path: Path) -> None:
-    """An approver is not shown other arguments than those that will run: the row's fingerprint tells."""
+    """An approver neither sees nor decides other arguments than those that will run: the row's fingerprint tells."""
     await drive(tmp_path)
     database = await SqliteDatabase.open(tmp_path / "runs.db")
     await database.transact(("UPDATE planner_approvals SET call = replace(call, '5', '1')", {}))
     await database.close()
 
-    with pytest.raises(ApprovalRefusedError, match="'order-7/0/pay' was altered"):
-        await pending(tmp_path)
+    assert await pending(tmp_path) == []
+    async with Approvals.connect(tmp_path / "runs.db") as approvals:
+        with pytest.raises(ApprovalRefusedError, match="'order-7/0/pay' was altered"):
+            await approvals.decide("order-7/0/pay", Approve(by="ann"))
 
 
 @pytest.mark.parametrize("forged", ['{"schema":1,"kind":"eval"}', "os.system('x')", '{"schema":2,"kind":"deny"}'])
