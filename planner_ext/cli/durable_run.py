@@ -65,7 +65,7 @@ def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
     async def begin(runs: Runs, planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> RunHandle[_Result]:
         return await runs.start(planner, kernel, goal.text, run_id=kept.run_id)
 
-    def open(console: Console) -> Journey:
+    def prepare(console: Console) -> Journey:
         for name, given in (("--checkpoint", goal.checkpoint), ("--timeout", goal.timeout)):
             if given is not None:
                 raise PlannerInvalidConfigurationError(
@@ -78,7 +78,7 @@ def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
         )
         return journey
 
-    return _conduct(kept, setup, open, begin)
+    return _conduct(kept, setup, prepare, begin)
 
 
 def resume_kept(kept: Kept, setup: Setup, *, max_iterations: int | None) -> int:
@@ -86,7 +86,7 @@ def resume_kept(kept: Kept, setup: Setup, *, max_iterations: int | None) -> int:
     run_id = kept.run_id or ""
     found: list[StoredRun] = []
 
-    def open(console: Console) -> Journey:
+    def prepare(console: Console) -> Journey:
         found.append(asyncio.run(_stored(run_id, kept.store)))
         facts = found[0].facts
         rules = fold_journal(run_id, facts).rules
@@ -99,7 +99,7 @@ def resume_kept(kept: Kept, setup: Setup, *, max_iterations: int | None) -> int:
         budget = None if max_iterations is None else _with_trips(limits, max_iterations)
         return await runs.resume(run_id, planner, kernel, budget=budget)
 
-    return _conduct(kept, setup, open, begin)
+    return _conduct(kept, setup, prepare, begin)
 
 
 def show_run(run_id: str, where: str, *, as_json: bool) -> int:
@@ -155,7 +155,7 @@ async def _known_facts(kept: Kept) -> tuple[Fact, ...]:
         return ()
 
 
-def _conduct(kept: Kept, setup: Setup, open: Callable[[Console], Journey], begin: _Begin) -> int:
+def _conduct(kept: Kept, setup: Setup, prepare: Callable[[Console], Journey], begin: _Begin) -> int:
     """Drive a run here to its next pause or end, and put whatever comes of it into words."""
     out, console = sys.stdout, stderr_console()
     names: list[str] = []
@@ -169,7 +169,7 @@ def _conduct(kept: Kept, setup: Setup, open: Callable[[Console], Journey], begin
 
     with redirect_stdout(sys.stderr):
         try:
-            with open(console) as journey:
+            with prepare(console) as journey:
                 result = journey.drive(drive)
         except _CANNOT_BE_USED as error:
             complain(console, str(error))

@@ -1,11 +1,11 @@
 """The store that ``--store`` names: opened, named in commands, and its refusals put into words."""
 
 import os
+import re
 import shlex
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from planner_ext.cli.console import INTERRUPTED, UNUSABLE, complain, stderr_console
 from planner_ext.cli.options import STORE_VARIABLE
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from planner_ext.durable import Runs
 
 __all__ = ["command_on", "is_url", "opened_runs", "opened_store", "store_name", "told"]
+
+_PASSWORD = re.compile(r"(?<=password=)[^&]*")
 
 
 @asynccontextmanager
@@ -55,15 +57,13 @@ def is_url(where: str) -> bool:
 
 
 def store_name(where: str) -> str:
-    """Name a store without the password that may be in its address."""
-    if not is_url(where):
+    """Name a store; a password in its address is not told."""
+    scheme, sign, rest = where.partition("://")
+    if not sign:
         return printable(where)
-    try:
-        parts = urlsplit(where)
-    except ValueError:
-        return printable(where.partition("://")[0] + "://...")
-    place = parts.netloc.rpartition("@")[2]
-    return printable(f"{parts.scheme}://{place}{parts.path}")
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return printable(f"{scheme}{sign}{user}{':***' if colon else ''}{at}" + _PASSWORD.sub("***", place))
 
 
 def command_on(where: str, *words: str) -> str:

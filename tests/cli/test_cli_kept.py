@@ -2,12 +2,15 @@
 
 import json
 import re
+import shlex
 import sqlite3
 from pathlib import Path
 
 import pytest
 from command_line import Command
 from durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
+
+from planner_ext.cli.durable_store import command_on, store_name
 
 __all__ = ["till"]
 
@@ -147,6 +150,24 @@ def test_the_environment_may_name_the_store(command: Command, monkeypatch: pytes
     """An address may hold a password, and a command line can be read by others."""
     monkeypatch.setenv("PLANNER_EXT_STORE", str(paused))
     assert CALL in command("approvals", "list").out
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("runs.db", "runs.db"),
+        ("postgresql://ann:secret@host:5432/db?x=1", "postgresql://ann:***@host:5432/db?x=1"),
+        ("postgresql://ann:se@c/ret@host/db", "postgresql://ann:***@host/db"),
+        ("postgresql://host/db?user=ann&password=secret&x=1", "postgresql://host/db?user=ann&password=***&x=1"),
+        ("postgresql://ann@/db?host=/run/pg", "postgresql://ann@/db?host=/run/pg"),
+    ],
+)
+def test_a_password_is_never_printed(where: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands that are suggested name the store without it, or leave it out where the environment has it."""
+    assert store_name(where) == named
+    assert shlex.split(command_on(where, "approvals", "list"))[-1] == named
+    monkeypatch.setenv("PLANNER_EXT_STORE", where)
+    assert command_on(where, "approvals", "list") == "planner-ext approvals list"
 
 
 # Runs.
