@@ -104,16 +104,16 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):
                 connection.rollback()
-            return [_named(self._path, error)] * len(group)
+            return [_named(self._path, error) for _ in group]
         return outcomes
 
     def _perform(self, steps: Sequence[Step]) -> _Rows | StoreError:
-        """Perform one's steps among those of others: a key that is there already is nobody else's concern."""
+        """Perform the steps of one among those of others, whose concern a key or value of this one is not."""
         connection = self._connection
         connection.execute("SAVEPOINT one")
         try:
             return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
-        except sqlite3.IntegrityError as error:
+        except (sqlite3.IntegrityError, ValueError, OverflowError) as error:
             connection.execute("ROLLBACK TO one")
             return _named(self._path, error)
         finally:
@@ -200,7 +200,7 @@ _WAYS_OUT: dict[int, str] = {
 }
 
 
-def _named(path: Path, error: sqlite3.Error) -> StoreError:
+def _named(path: Path, error: Exception) -> StoreError:
     """Say what a database's error means for the one who has to mend it."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):

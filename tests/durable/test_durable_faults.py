@@ -141,6 +141,9 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"SQLite refused .*no such table: nowhere"):
         await database.transact(WRITE, ("DELETE FROM nowhere", {}))
     assert await database.transact(("SELECT number FROM planner_schema", {})) == [[(1,)]]
+    for odd in (10**30, "\ud800"):
+        with pytest.raises(StoreError, match="SQLite refused"):
+            await database.transact(("INSERT INTO planner_schema (number) VALUES (:number)", {"number": odd}))
     await database.close()
     await database.close()
     with pytest.raises(StoreError, match=r"was closed. Use it inside its async with block"):
