@@ -8,8 +8,10 @@ import pytest
 __all__ = ["APP", "CALL", "GOAL", "RUN", "STORE", "TILL", "refunds", "till"]
 
 TILL = """
+import asyncio
+
 from semantic_kernel import Kernel
-from semantic_kernel.functions import KernelArguments
+from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
 from planner_ext.cli.demo_refund import Shop, refund_script
@@ -42,6 +44,25 @@ def failing():
     made = kernel()
     made.add_service(ScriptedChatCompletion([ScriptedFault(status=500)]), overwrite=True)
     return made
+
+
+class Slow:
+    @kernel_function(description="Takes its time.")
+    async def pay(self) -> str:
+        await asyncio.sleep(60)
+        return "paid"
+
+
+def slow():
+    made = Kernel()
+    made.add_service(ScriptedChatCompletion(slow_script))
+    made.add_plugin(Slow(), "slow")
+    return made
+
+
+def slow_script(request):
+    results = [message["content"] for message in request.messages if message["role"] == "tool"]
+    return say(f"Result: {results[0]}") if results else call("slow-pay")
 
 
 def restless():

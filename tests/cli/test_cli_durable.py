@@ -1,6 +1,7 @@
 """Runs kept in a store, as whole stories in real processes: decided elsewhere, killed, finished by whoever lives."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,18 +19,17 @@ LIMIT_SECONDS = 60
 
 
 @contextmanager
-def living_worker(here: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
-    """A worker that works until it is told to end, and the lines that it prints; killed where a test takes too long."""
-    words = command_line("worker", *STORE, *APP, *options)
-    with subprocess.Popen(words, cwd=here, stderr=subprocess.PIPE, text=True, encoding="utf-8") as worker:
-        guard = threading.Timer(LIMIT_SECONDS, worker.kill)
+def living(words: list[str], here: Path) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """A process that a test tells to end, and the lines that it prints; killed where that takes too long."""
+    with subprocess.Popen(words, cwd=here, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process:
+        guard = threading.Timer(LIMIT_SECONDS, process.kill)
         guard.start()
-        assert worker.stderr is not None
+        assert process.stderr is not None
         try:
-            yield worker, iter(worker.stderr)
+            yield process, iter(process.stderr)
         finally:
             guard.cancel()
-            worker.kill()
+            process.kill()
 
 
 @pytest.mark.usefixtures("till")
@@ -63,7 +63,7 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
 def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here: Path) -> None:
     """A living worker goes on as soon as another process decides; SIGTERM ends it with 0; its name is its own."""
     assert command(*RUN).code == 4
-    with living_worker(here, "--worker-id", "w1") as (worker, lines):
+    with living(command_line("worker", *STORE, *APP, "--worker-id", "w1"), here) as (worker, lines):
         assert next(line for line in lines if line.startswith("Worker")) == "Worker w1 of runs.db\n"
         second = command("worker", *STORE, *APP, "--worker-id", "w1")
         assert second.code == 2
@@ -87,6 +87,23 @@ def test_an_interrupted_run_is_kept(command: Command, here: Path) -> None:
     assert again.code == 4
     assert "Round trip 2 of 15" in again.err
     assert "shop-find" not in again.err
+
+
+@pytest.mark.usefixtures("till")
+def test_a_call_that_was_cut_short_is_in_doubt(command: Command, here: Path) -> None:
+    """Ctrl-C keeps the run; the call that ran then is not run again unasked: a person says what became of it."""
+    words = command_line("run", GOAL, "--kernel", "till:slow", "--no-plan", "--run-id", "order-7", *STORE)
+    with living(words, here) as (running, lines):
+        assert next(line for line in lines if "slow-pay()" in line)
+        running.send_signal(signal.SIGINT)
+        told = "".join(lines)
+        assert running.wait() == 130
+    assert "planner-ext runs resume order-7 --kernel till:slow --store runs.db" in told
+    resume = ("runs", "resume", "order-7", "--kernel", "till:slow", *STORE)
+    assert command(*resume).code == 4
+    assert command("approvals", "list", *STORE).out.startswith("order-7/0/call_1  IN DOUBT: it may have run already\n")
+    assert command("approvals", "supply", "order-7/0/call_1", "paid", *STORE).code == 0
+    assert command(*resume).out == "Result: paid\n"
 
 
 @pytest.mark.usefixtures("till")
