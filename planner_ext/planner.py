@@ -15,6 +15,7 @@ from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.settle import stopping_facts
+from planner_ext.durable.segment import Segment
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent
 from planner_ext.kernel.approval import check_record
@@ -27,7 +28,9 @@ from planner_ext.kernel.resumption import Resumption
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, result_of
 from planner_ext.planner_run import PlannerRun
+from planner_ext.planner_segment import segment_facts
 from planner_ext.planner_setting import PlannerSetting, PlannerTemplates, loop_options, setting_of
+from planner_ext.ports import RunStore
 
 __all__ = ["FunctionCallingStepwisePlanner"]
 
@@ -188,6 +191,27 @@ class FunctionCallingStepwisePlanner:
         journal = (*checkpoint.facts, *facts)
         return result_of(fold(journal), journal)
 
+    def journaled(self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None) -> PlannerRun:
+        """Get ready to drive a run out of a store to its next pause or end; see `planner_ext.durable.Runs`.
+
+        Args:
+            kernel: Its functions may be called; need not be the one that the run began with.
+            segment: Where the run stands, and what it goes on with.
+            arguments: The application's arguments; never stored, so given again in each process.
+
+        Raises:
+            PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
+        """
+        setting = self._setting(
+            kernel,
+            segment.goal,
+            _merged(arguments, {}),
+            budget=segment.budget,
+            store=segment.store,
+            streaming=False,
+        )
+        return PlannerRun(setting.loop, segment.facts, lambda: segment_facts(setting, segment), None)
+
     def _start(
         self,
         kernel: Kernel,
@@ -254,6 +278,7 @@ class FunctionCallingStepwisePlanner:
         *,
         budget: Limits | None = None,
         kept: Limits | None = None,
+        store: RunStore | None = None,
         streaming: bool,
     ) -> PlannerSetting:
         return setting_of(
@@ -266,6 +291,7 @@ class FunctionCallingStepwisePlanner:
             arguments=arguments,
             budget=budget,
             kept=kept,
+            store=store,
             streaming=streaming,
         )
 

@@ -33,6 +33,7 @@ from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import unwrapped
 from planner_ext.kernel.structured import response_form
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
+from planner_ext.ports import RunStore
 
 __all__ = ["PlannerSetting", "PlannerTemplates", "loop_options", "setting_of"]
 
@@ -135,6 +136,7 @@ def setting_of(
     arguments: KernelArguments,
     budget: Limits | None = None,
     kept: Limits | None = None,
+    store: RunStore | None = None,
     streaming: bool,
 ) -> PlannerSetting:
     """Find the service, its settings and the functions for one run.
@@ -186,6 +188,7 @@ def setting_of(
         planner=owner,
         nested=nested,
         form=None if form is None else form.within(settings),
+        store=store,
     )
     return PlannerSetting(
         planner=planner,

@@ -109,7 +109,9 @@ FACTS: tuple[Fact, ...] = (
         at=4.0,
     ),
     CallsWithheld(iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0),
-    CallStarted(iteration=0, index=1, call_id="c1", function="plugin-f", reserved=Share(iterations=3, cost=0.1), at=6.0),
+    CallStarted(
+        iteration=0, index=1, call_id="c1", function="plugin-f", reserved=Share(iterations=3, cost=0.1), at=6.0
+    ),
     CallFinished(
         iteration=0,
         index=1,

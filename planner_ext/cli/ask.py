@@ -12,9 +12,9 @@ from rich.text import Text
 from planner_ext.cli.report import say
 from planner_ext.cli.show import WIDEST
 from planner_ext.cli.text import one_line, printable
+from planner_ext.core.questions import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
-from planner_ext.kernel.interaction import ASK_USER
 
 __all__ = ["Desk", "edited_arguments", "print_pending"]
 

@@ -24,8 +24,8 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
 )
+from planner_ext.cli.console import say
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
-from planner_ext.cli.report import say
 from planner_ext.cli.show import Progress
 from planner_ext.core.fold import fold
 from planner_ext.core.settle import stopping_facts
@@ -147,6 +147,19 @@ class Journey:
             lambda: planner.resume(kernel, checkpoint, decisions, budget=budget),
             lambda: planner.resume_stream(kernel, checkpoint, decisions, budget=budget),
         )
+
+    def drive(
+        self,
+        stretch: Callable[[FunctionCallingStepwisePlanner, Kernel], Awaitable[FunctionCallingStepwisePlannerResult]],
+    ) -> FunctionCallingStepwisePlannerResult:
+        """Let something else, such as a store, drive the planner with the kernel, and watch what the planner does.
+
+        Raises:
+            KeyboardInterrupt: If somebody pressed Ctrl-C; what ran is cancelled.
+            Exception: Any fault.
+        """
+        planner, kernel = self._ready()
+        return self._runner.run(self._plain(lambda: stretch(planner, kernel)))
 
     def stopped(self, reason: str) -> FunctionCallingStepwisePlannerResult:
         """Make a result of a run that was cancelled: every call answered, everything spent on the record."""

@@ -5,6 +5,7 @@ from typing import Any
 from planner_ext.core.change import replace
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, Clarified
+from planner_ext.core.limits import Ledger
 from planner_ext.core.shares import reserved, settled
 from planner_ext.core.state import Batch, Call, Phase, State
 from planner_ext.core.values import CallResult, Entry, ReplyEntry
@@ -22,10 +23,22 @@ def call_decided(state: State, fact: CallDecided) -> State:
         state,
         batch=_with_call(batch, fact.index, changed),
         final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
+        ledger=_taken_back(state.ledger, call) if call.started and fact.verdict == "run" else state.ledger,
         sticky=state.sticky | _sticky_key(fact),
         at=fact.at,
     )
     return _settle_if_answered(state)
+
+
+def _taken_back(ledger: Ledger, call: Call) -> Ledger:
+    """Uncharge a call in doubt that is to run again: it is charged once, however often its process died."""
+    assert call.decided is not None
+    return replace(
+        ledger,
+        tool_calls=ledger.tool_calls - 1,
+        calls_by_function=_counted(ledger.calls_by_function, call.decided.function, -1),
+        calls_by_digest=_counted(ledger.calls_by_digest, call.decided.digest, -1),
+    )
 
 
 _ERRED = frozenset({"unknown", "invalid"})
@@ -181,5 +194,5 @@ def _entries(batch: Batch, removed: set[str]) -> list[Entry]:
     return [message, *results]
 
 
-def _counted(counts: Any, key: str) -> dict[str, int]:
-    return {**counts, key: counts.get(key, 0) + 1}
+def _counted(counts: Any, key: str, more: int = 1) -> dict[str, int]:
+    return {**counts, key: counts.get(key, 0) + more}

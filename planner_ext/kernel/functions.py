@@ -26,6 +26,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.effects import KEY_PARAMETER, idempotency_key, takes_key
 from planner_ext.kernel.arguments import (
     InvalidArguments,
     Parameters,
@@ -137,7 +138,11 @@ class KernelFunctions:
             return Checked(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
         text = call.arguments if edited is None else edited
         parsed = parse_arguments(text, self._prepare(function).parameters)
-        names: dict[str, Any] = {"function": call.name, "plugin_name": function.plugin_name, "function_name": function.name}
+        names: dict[str, Any] = {
+            "function": call.name,
+            "plugin_name": function.plugin_name,
+            "function_name": function.name,
+        }
         if isinstance(parsed, InvalidArguments):
             return Checked(kind="invalid", **names, arguments={}, answer=parsed.message)
         if function is self._final_answer:
@@ -175,7 +180,8 @@ class KernelFunctions:
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
-        run = self._start(call, checked, function, batch.calls[index])
+        key = idempotency_key(state.run_id, batch.iteration, call.id)
+        run = self._start(call, checked, function, batch.calls[index], key)
         if self._kernel.auto_function_invocation_filters:  # pyright: ignore[reportUnknownMemberType]
             return await self._run_filtered(run, state, batch.iteration, index, len(batch.calls))
         ended = await self._invoke(run, function, run.arguments)
@@ -208,7 +214,7 @@ class KernelFunctions:
             self._prepared[id(function)] = prepared
         return prepared
 
-    def _start(self, call: RequestedCall, checked: Checked, function: KernelFunction, planned: Call) -> _Run:
+    def _start(self, call: RequestedCall, checked: Checked, function: KernelFunction, planned: Call, key: str) -> _Run:
         prepared = self._prepare(function)
         arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
         values = cast("dict[str, Any]", arguments)
@@ -217,6 +223,8 @@ class KernelFunctions:
                 values.pop(name, None)
             else:
                 values[name] = value  # as an item: KernelArguments(settings=...) means something else
+        if takes_key(getattr(function, "method", None)):
+            values[KEY_PARAMETER] = key
         decided, unchanged = planned.decided, None
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)

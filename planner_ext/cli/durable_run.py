@@ -1,0 +1,204 @@
+"""Runs kept in a store, from the command line: started, gone on with, shown and cancelled."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.text import Text
+from semantic_kernel import Kernel
+from semantic_kernel.exceptions import KernelException
+
+from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
+from planner_ext.cli.ask import print_pending
+from planner_ext.cli.conduct import CANNOT_BE_USED, setup_options
+from planner_ext.cli.console import (
+    ANSWERED,
+    FAULT,
+    INTERRUPTED,
+    NO_ANSWER,
+    PAUSED,
+    UNUSABLE,
+    complain,
+    say,
+    stderr_console,
+)
+from planner_ext.cli.durable_store import command_on, opened_runs, opened_store, store_name
+from planner_ext.cli.journey import Journey, Setup
+from planner_ext.cli.report import document, exit_code, tell
+from planner_ext.cli.run import Goal
+from planner_ext.cli.show import Progress, spent_line
+from planner_ext.cli.text import exact, printable
+from planner_ext.clock import SystemClock
+from planner_ext.core.errors import InvalidJournalError
+from planner_ext.core.limits import Limits
+from planner_ext.durable import RunConflictError, RunHandle, Runs, StoredRun, StoreError, UnknownRunError
+from planner_ext.durable.cancelling import cancel_run
+from planner_ext.durable.rows import fold_journal
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.events import Fact
+from planner_ext.planner_result import result_of
+
+__all__ = ["Kept", "cancel_kept", "resume_kept", "show_run", "start_kept"]
+
+_CANNOT_BE_USED = (*CANNOT_BE_USED, InvalidJournalError, RunConflictError, StoreError, UnknownRunError)
+
+_Result = FunctionCallingStepwisePlannerResult
+_Begin: TypeAlias = Callable[[Runs, FunctionCallingStepwisePlanner, Kernel], Awaitable[RunHandle[_Result]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Where a run is kept, and its name; None has one made."""
+
+    store: str
+    run_id: str | None = None
+
+
+def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
+    """Start a run in a store, or go on with the one of this name; return the exit code."""
+
+    async def begin(runs: Runs, planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> RunHandle[_Result]:
+        return await runs.start(planner, kernel, goal.text, run_id=kept.run_id)
+
+    def prepare(console: Console) -> Journey:
+        for name, given in (("--checkpoint", goal.checkpoint), ("--timeout", goal.timeout)):
+            if given is not None:
+                raise PlannerInvalidConfigurationError(
+                    f"{name} and --store contradict each other: a kept run is not cut short, and needs no file. Leave "
+                    "one of them out."
+                )
+        journey = Journey(setup, console, facts=asyncio.run(_known_facts(kept)))
+        journey.open(
+            plan=goal.plan, max_iterations=goal.max_iterations, budget=Budget(max_tool_calls=goal.max_tool_calls)
+        )
+        return journey
+
+    return _conduct(kept, setup, prepare, begin)
+
+
+def resume_kept(kept: Kept, setup: Setup, *, max_iterations: int | None) -> int:
+    """Go on with a run of a store; return the exit code."""
+    run_id = kept.run_id or ""
+    found: list[StoredRun] = []
+
+    def prepare(console: Console) -> Journey:
+        found.append(asyncio.run(_stored(run_id, kept.store)))
+        facts = found[0].facts
+        rules = fold_journal(run_id, facts).rules
+        journey = Journey(setup, console, facts=facts)
+        journey.open(plan=rules.plan if facts else None, require_final_answer_function=rules.require_final_answer)
+        return journey
+
+    async def begin(runs: Runs, planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> RunHandle[_Result]:
+        limits = fold_journal(run_id, found[0].facts).rules.limits
+        budget = None if max_iterations is None else _with_trips(limits, max_iterations)
+        return await runs.resume(run_id, planner, kernel, budget=budget)
+
+    return _conduct(kept, setup, prepare, begin)
+
+
+def show_run(run_id: str, where: str, *, as_json: bool) -> int:
+    """Tell a run from its journal, without going on with it."""
+    stored = asyncio.run(_stored(run_id, where))
+    record, facts = stored.record, stored.facts
+    result = result_of(fold_journal(run_id, facts), facts)
+    if as_json:
+        print(
+            json.dumps({"run_id": run_id, "goal": record.goal, **document(result), "status": record.status}, indent=2)
+        )
+        return ANSWERED
+    console = stderr_console()
+    say(console, Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
+    with Progress(console) as progress:
+        for fact in facts:
+            progress.show(fact)
+    if record.unfinished:
+        _tell_what_waits(console, result, where)
+        say(console, Text(spent_line(result, ended=record.status), "dim"))
+    else:
+        tell(result, sys.stdout, console, as_json=False)
+    return ANSWERED
+
+
+async def cancel_kept(run_id: str, where: str, *, by: str | None, reason: str) -> int:
+    """End a run of a store."""
+    who = f"Cancelled by {by}" if by else "Cancelled"
+    async with opened_store(where) as store:
+        ended = await cancel_run(store, run_id, f"{who}: {reason}" if reason else f"{who}.", SystemClock())
+    text = "is cancelled." if ended else "had ended before; nothing changed."
+    say(stderr_console(), Text(f"{exact(run_id)} {text}"))
+    return ANSWERED if ended else NO_ANSWER
+
+
+def _with_trips(limits: Limits, max_iterations: int) -> Budget:
+    """Replace the round trips alone; every other limit of the run stays."""
+    kept: dict[str, Any] = {item.name: getattr(limits, item.name) for item in fields(Limits)}
+    kept["max_iterations"] = max_iterations
+    return Budget(**kept)
+
+
+async def _stored(run_id: str, where: str) -> StoredRun:
+    async with opened_store(where) as store:
+        return await store.load(run_id)
+
+
+async def _known_facts(kept: Kept) -> tuple[Fact, ...]:
+    """Read what happened so far in a run that may not be there yet; a store that cannot be used says so when opened."""
+    try:
+        return () if kept.run_id is None else (await _stored(kept.run_id, kept.store)).facts
+    except (StoreError, UnknownRunError):
+        return ()
+
+
+def _conduct(kept: Kept, setup: Setup, prepare: Callable[[Console], Journey], begin: _Begin) -> int:
+    """Drive a run here to its next pause or end, and put whatever comes of it into words."""
+    out, console = sys.stdout, stderr_console()
+    names: list[str] = []
+
+    async def drive(planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> _Result:
+        async with opened_runs(kept.store) as runs:
+            handle = await begin(runs, planner, kernel)
+            names.append(handle.run_id)
+            say(console, Text(f"Run {exact(handle.run_id)}, kept in {store_name(kept.store)}", "dim"))
+            return await handle.result()
+
+    with redirect_stdout(sys.stderr):
+        try:
+            with prepare(console) as journey:
+                result = journey.drive(drive)
+        except _CANNOT_BE_USED as error:
+            complain(console, str(error))
+            return UNUSABLE
+        except KeyboardInterrupt:
+            _tell_how_to_go_on(console, kept.store, names, setup)
+            return INTERRUPTED
+        except Exception as error:  # whatever it is, a command line says it in words
+            complain(console, str(error) if isinstance(error, KernelException) else f"{type(error).__name__}: {error}")
+            _tell_how_to_go_on(console, kept.store, names, setup)
+            return FAULT
+        if (code := exit_code(result)) == PAUSED:
+            _tell_what_waits(console, result, kept.store)
+            _tell_how_to_go_on(console, kept.store, names, setup)
+    tell(result, out, console, as_json=setup.as_json, run_id=names[0])
+    return code
+
+
+def _tell_what_waits(console: Console, result: _Result, where: str) -> None:
+    for call in result.pending:
+        print_pending(console, call)
+    if result.pending:
+        say(console, Text("Decided from this or any other process, with approve, deny, edit or supply:"))
+        console.print(Text(f"  {command_on(where, 'approvals', 'list')}"), soft_wrap=True)
+
+
+def _tell_how_to_go_on(console: Console, where: str, names: list[str], setup: Setup) -> None:
+    """Say how a run that is kept and unfinished goes on."""
+    for run_id in names:
+        say(console, Text("The run is kept. A planner-ext worker goes on with it, or:"))
+        words = ("runs", "resume", run_id, *setup_options(setup))
+        console.print(Text(f"  {command_on(where, *words)}"), soft_wrap=True)
