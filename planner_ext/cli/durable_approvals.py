@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Literal, cast
@@ -21,7 +20,7 @@ __all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_app
 
 async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
     """Print the calls that wait."""
-    async with _approvals(where) as approvals:
+    async with Approvals.connect(where) as approvals:
         waiting = await approvals.pending(limit=limit)
     if as_json:
         print(_document([asdict(call) for call in waiting]))
@@ -35,7 +34,7 @@ async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
 
 async def show_approval(where: str, id: str, *, as_json: bool) -> int:
     """Print one call in full."""
-    async with _approvals(where) as approvals:
+    async with Approvals.connect(where) as approvals:
         call = await approvals.show(id)
     if as_json:
         print(_document(asdict(call)))
@@ -69,12 +68,8 @@ async def supply_result(where: str, id: str, result: str, *, by: str | None) -> 
     return await _decide(where, id, lambda _: Supply(_value(result), by=by))
 
 
-def _approvals(where: str) -> AbstractAsyncContextManager[Approvals]:
-    return Approvals.connect(where)
-
-
 async def _decide(where: str, id: str, decide: Callable[[PendingApproval], Decision]) -> int:
-    async with _approvals(where) as approvals:
+    async with Approvals.connect(where) as approvals:
         call = await approvals.show(id)
         decision = decide(call)
         won = await approvals.decide(id, decision)
