@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
-from planner_ext.cli.console import ANSWERED, NO_ANSWER, say, stderr_console, stdout_console
+from planner_ext.cli.console import ANSWERED, NO_ANSWER, complaints_of, say, stderr_console, stdout_console
 from planner_ext.cli.durable_store import store_name
 from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
@@ -19,9 +19,10 @@ __all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_app
 
 
 async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
-    """Print the calls that wait."""
+    """Print the calls that wait; of one whose row was altered it is said that it was."""
     async with Approvals.connect(where) as approvals:
-        waiting = await approvals.pending(limit=limit)
+        with complaints_of("planner_ext.durable"):
+            waiting = await approvals.pending(limit=limit)
     if as_json:
         print(_document([asdict(call) for call in waiting]))
         return ANSWERED
