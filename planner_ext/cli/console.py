@@ -1,6 +1,9 @@
 """What every command prints with: exit codes, paragraphs on stderr, complaints. Imports nothing heavy."""
 
+import logging
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.text import Text
@@ -15,6 +18,7 @@ __all__ = [
     "PAUSED",
     "UNUSABLE",
     "complain",
+    "complaints_of",
     "say",
     "stderr_console",
     "stdout_console",
@@ -46,3 +50,19 @@ def complain(console: Console, text: str) -> None:
 def say(console: Console, text: Text) -> None:
     """Print a paragraph; only a terminal gets it wrapped, so that a log can be searched."""
     console.print(text, soft_wrap=not console.is_terminal)
+
+
+@contextmanager
+def complaints_of(name: str) -> Generator[None]:
+    """Say what a logger warns of, too; the command line leaves logs alone otherwise."""
+
+    class Complaints(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            complain(stderr_console(), record.getMessage())
+
+    logger, handler = logging.getLogger(name), Complaints(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Literal, cast
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
-from planner_ext.cli.console import ANSWERED, NO_ANSWER, say, stderr_console, stdout_console
+from planner_ext.cli.console import ANSWERED, NO_ANSWER, complaints_of, say, stderr_console, stdout_console
 from planner_ext.cli.durable_store import store_name
 from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
@@ -20,9 +19,10 @@ __all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_app
 
 
 async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
-    """Print the calls that wait."""
-    async with _approvals(where) as approvals:
-        waiting = await approvals.pending(limit=limit)
+    """Print the calls that wait; of one whose row was altered it is said that it was."""
+    async with Approvals.connect(where) as approvals:
+        with complaints_of("planner_ext.durable"):
+            waiting = await approvals.pending(limit=limit)
     if as_json:
         print(_document([asdict(call) for call in waiting]))
         return ANSWERED
@@ -35,7 +35,7 @@ async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
 
 async def show_approval(where: str, id: str, *, as_json: bool) -> int:
     """Print one call in full."""
-    async with _approvals(where) as approvals:
+    async with Approvals.connect(where) as approvals:
         call = await approvals.show(id)
     if as_json:
         print(_document(asdict(call)))
@@ -69,12 +69,8 @@ async def supply_result(where: str, id: str, result: str, *, by: str | None) -> 
     return await _decide(where, id, lambda _: Supply(_value(result), by=by))
 
 
-def _approvals(where: str) -> AbstractAsyncContextManager[Approvals]:
-    return Approvals.connect(where)
-
-
 async def _decide(where: str, id: str, decide: Callable[[PendingApproval], Decision]) -> int:
-    async with _approvals(where) as approvals:
+    async with Approvals.connect(where) as approvals:
         call = await approvals.show(id)
         decision = decide(call)
         won = await approvals.decide(id, decision)

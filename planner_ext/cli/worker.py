@@ -12,7 +12,7 @@ EXIT_CODES = """\b
 Exit codes:
   0    told to end, by SIGTERM or Ctrl-C; or with --once, nothing is left to do
   2    the store, the application or the worker's name cannot be used
-  3    a fault of the store; or with --once, a fault interrupted a run
+  3    with --once: a fault interrupted a run, which is kept
 """
 
 AppPath = Annotated[

@@ -144,6 +144,9 @@ def test_an_altered_row_is_refused_by_name(command: Command, paused: Path) -> No
     refused = command("approvals", "approve", CALL, *STORE)
     assert refused.code == 2
     assert "was altered" in refused.err
+    listed = command("approvals", "list", *STORE)
+    assert (listed.code, listed.out) == (0, "")
+    assert f"The row of approval '{CALL}' was altered" in listed.err
 
 
 def test_the_environment_may_name_the_store(command: Command, monkeypatch: pytest.MonkeyPatch, paused: Path) -> None:
