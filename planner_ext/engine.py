@@ -103,7 +103,10 @@ class Engine:
     async def _next(self) -> Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
-        return next_action(self.state)
+        action = next_action(self.state)
+        if isinstance(action, AskPlan | AskModel) and await self._waited():
+            return next_action(replace(self.state, at=self._journal.now()))  # a deadline may have passed meanwhile
+        return action
 
     async def _perform(self, action: Action) -> None:
         match action:
@@ -150,7 +153,6 @@ class Engine:
     async def _ask_plan(self) -> None:
         prompts = self._ports.prompts
         request = AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
-        await self._pace()
         reply = await self._ports.chat.ask(await prompts.plan_request(), request, self._emit)
         planned = Planned(
             plan=reply.text,
@@ -166,7 +168,6 @@ class Engine:
             await self.record(planned)
 
     async def _ask_model(self, action: AskModel) -> None:
-        await self._pace()
         reply = await self._ports.chat.ask(self.state.transcript, action, self._emit)
         await self.record(
             ModelReplied(
@@ -213,14 +214,14 @@ class Engine:
             )
         )
 
-    async def _pace(self) -> None:
-        """Keep the least time between the starts of two requests."""
+    async def _waited(self) -> bool:
+        """Keep the least time between the starts of two requests; say whether there was anything to wait for."""
         clock, least = self._ports.clock, self._ports.min_iteration_seconds
-        if least > 0 and self._asked_at is not None:
-            wait = self._asked_at + least - clock.monotonic()
-            if wait > 0:
-                await clock.sleep(wait)
+        wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()
+        if wait > 0:
+            await clock.sleep(wait)
         self._asked_at = clock.monotonic()
+        return wait > 0
 
     async def _complete_iteration(self, action: CompleteIteration) -> None:
         asked: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from planner_ext.compare.kernels import copy_of
 from planner_ext.compare.planner_loop import NEXT_STEP, StepReply, left_behind, run_planner_loop
 from planner_ext.compare.scripts import FINAL_ANSWER
 from planner_ext.compare.stage import Outcome, Stage, calls_of, opened
-from planner_ext.planner_result import UserInteraction
+from planner_ext.kernel.interaction import own_function
 
 __all__ = ["removed_planner", "stock_loop"]
 
@@ -53,7 +53,7 @@ async def stock_loop(stage: Stage) -> Outcome:
 async def removed_planner(stage: Stage) -> Outcome:
     """Play as the removed planner does: one request an iteration, and no plain reply is ever an answer."""
     history, charged = opened(stage.goal), 0
-    plugin = KernelPlugin.from_object("UserInteraction", UserInteraction())
+    plugin = KernelPlugin("UserInteraction", functions=[own_function("SendFinalAnswer")])
     kernel = copy_of(stage.kernel, plugins={"UserInteraction": plugin})
     try:
         for charged in range(1, stage.max_iterations + 1):

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from conftest import Answer, Served, Tools
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -20,6 +19,7 @@ from semantic_kernel.contents import (
     StreamingChatMessageContent,
     TextContent,
 )
+from served import Answer, Served, Tools
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.core.values import CallResult

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
-from conftest import Answer, Served, Tools, asked
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.exceptions import KernelException, ServiceInvalidResponseError, ServiceResponseException
+from served import Answer, Served, Tools, asked
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, PlannerExtError, ServiceCallError

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import Answer, Tools, asked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, ImageContent, TextContent
 from semantic_kernel.functions import KernelArguments
+from served import Answer, Tools, asked
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.core.facts import RunStarted

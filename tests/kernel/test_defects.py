@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
-from conftest import Answer, Served, asked
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
+from served import Answer, Served, asked
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError

@@ -8,13 +8,13 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from conftest import Answer, Served, Tools, asked
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import FunctionResult, KernelArguments, kernel_function
+from served import Answer, Served, Tools, asked
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.errors import PlannerInvalidConfigurationError

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import Answer, Served, Tools
 from hypothesis import given
 from hypothesis import strategies as st
 from semantic_kernel.contents import (
@@ -15,6 +14,7 @@ from semantic_kernel.contents import (
     FunctionResultContent,
     TextContent,
 )
+from served import Answer, Served, Tools
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidHistoryError

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import asked
 from openai import AsyncOpenAI
 from openai.resources.chat.completions import AsyncCompletions
 from semantic_kernel import Kernel
@@ -22,6 +21,7 @@ from semantic_kernel.connectors.ai.open_ai import (
 from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import OpenAIModelTypes
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
+from served import asked
 from wire_builders import Endpoint, openai_service, put
 
 from planner_ext import FunctionInvokingChatCompletion

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from conftest import Answer, Served, Tools, asked
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
+from served import Answer, Served, Tools, asked
 
 from planner_ext import (
     Approve,

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 import pytest
-from conftest import Answer, Served, Tools, asked
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -12,6 +11,7 @@ from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSetti
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, TextContent
 from semantic_kernel.functions import kernel_function
+from served import Answer, Served, Tools, asked
 
 from planner_ext import Budget, Deny, FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from conftest import Answer, Served, Tools
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.contents import (
@@ -16,6 +15,7 @@ from semantic_kernel.contents import (
     StreamingChatMessageContent,
 )
 from semantic_kernel.exceptions import KernelException
+from served import Answer, Served, Tools
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.engine import StopHandle

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import Served, Tools, asked
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -18,6 +17,7 @@ from semantic_kernel.contents import (
     StreamingChatMessageContent,
 )
 from semantic_kernel.functions import KernelArguments
+from served import Served, Tools, asked
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import Answer, Tools
 from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
+from served import Answer, Tools
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.core.facts import Fact

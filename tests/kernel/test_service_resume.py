@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import Answer, Served, Tools
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
+from served import Answer, Served, Tools
 
 from planner_ext import Approve, BoundedFunctionChoiceBehavior, Budget, Deny, FunctionInvokingChatCompletion
 from planner_ext.errors import PlannerException

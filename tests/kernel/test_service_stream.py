@@ -9,12 +9,12 @@ from operator import add
 from typing import Any
 
 import pytest
-from conftest import Served, Tools
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, StreamingChatMessageContent
 from semantic_kernel.functions import kernel_function
+from served import Served, Tools
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.errors import LimitReachedError
