@@ -22,7 +22,7 @@ class ApprovedArgumentsChangedError(PlannerException):
 
 
 def bound(function: KernelFunction, unchanged: Unchanged) -> KernelFunction:
-    """Copy a function, so that it refuses to run with other arguments than those approved, whichever filter changed them.
+    """Copy a function so that it refuses to run with other arguments than those approved, whatever filter changed them.
 
     ``_invoke_internal`` is what Semantic Kernel calls behind the last filter, and what each kind of function overrides;
     an attribute of the instance overrides it for this one call, and leaves class and metadata as filters expect them.
