@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from planner_ext.core.facts import Fact, RunStarted
+from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.state import Phase
 from planner_ext.durable.segment import Segment
 from planner_ext.effects import Effect, effect_of
@@ -13,7 +13,18 @@ from planner_ext.kernel.recovery import recovery_facts
 from planner_ext.kernel.resumption import Resumption
 from planner_ext.planner_setting import PlannerSetting
 
-__all__ = ["segment_facts"]
+__all__ = ["rules_kept", "segment_facts"]
+
+
+def rules_kept(segment: Segment) -> Rules | None:
+    """Give the rules of a run that goes on; None of one that starts, or that has ended and is only told again.
+
+    Raises:
+        InvalidCheckpointError: If the journal contradicts itself.
+    """
+    state = Checkpoint(tuple(segment.facts)).state()
+    told_again = state.ended is not None and segment.budget is None
+    return None if state.phase is Phase.NEW or told_again else state.rules
 
 
 async def segment_facts(setting: PlannerSetting, segment: Segment) -> Sequence[Fact]:

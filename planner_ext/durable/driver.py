@@ -15,6 +15,7 @@ from planner_ext.durable.segment import DurablePlanner, InDoubt, Segment
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.kernel.approval import DecisionRefusedError
+from planner_ext.kernel.budget import Price
 from planner_ext.kernel.messages import dump_message
 from planner_ext.ports import RunStore
 
@@ -52,6 +53,7 @@ class SegmentDriver:
         *,
         arguments: Any = None,
         budget: Limits | None = None,
+        price: Price | None = None,
         decisions: Mapping[str, Decision] | None = None,
     ) -> R:
         """Go on with a run to its end, or to a pause that nobody has decided on yet.
@@ -62,6 +64,7 @@ class SegmentDriver:
             kernel: Whose functions may be called.
             arguments: The application's arguments, which are not stored.
             budget: Replaces the run's limits; also of a run that a limit ended.
+            price: Prices the requests in place of the planner's own, over all segments.
             decisions: By call id, beside those that were made through `Approvals`: all of them are taken, or none.
 
         Raises:
@@ -82,6 +85,7 @@ class SegmentDriver:
                 decisions={**made.by_call, **(decisions or {})},
                 decided_at=made.decided_at,
                 budget=budget,
+                price=price,
                 in_doubt=self._in_doubt,
             )
             try:

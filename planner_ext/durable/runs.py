@@ -1,18 +1,18 @@
 """Runs that survive their process: started, gone on with, recovered, resumed and cancelled by whoever lives."""
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
 from planner_ext.durable.cancelling import cancel_run
+from planner_ext.durable.driven import ArgumentsFor, DrivenRuns
 from planner_ext.durable.driver import SegmentDriver
-from planner_ext.durable.errors import RunConflictError, RunFencedError, StoreError, UnknownRunError
+from planner_ext.durable.errors import RunConflictError
 from planner_ext.durable.handle import RunHandle
 from planner_ext.durable.liveness import Workers
 from planner_ext.durable.locks import LockedWorkers
@@ -22,16 +22,12 @@ from planner_ext.durable.records import RunRecord, StoredRun
 from planner_ext.durable.segment import DurablePlanner, InDoubt
 from planner_ext.durable.segments import Segments
 from planner_ext.durable.store import JournalStore
+from planner_ext.kernel.options import checked_goal
 from planner_ext.ports import Clock
 
 __all__ = ["Runs"]
 
-logger = logging.getLogger(__name__)
-
 R = TypeVar("R")
-
-ArgumentsFor = Callable[[str], Any]
-"""Gives the application's arguments for a run, by its name: they are not stored."""
 
 
 class Runs:
@@ -57,8 +53,9 @@ class Runs:
         self._driver = SegmentDriver(store, in_doubt=in_doubt)
         self._poll_seconds = poll_seconds
         self._clock = clock or SystemClock()
-        self._driven: dict[str, asyncio.Task[Any]] = {}
-        self._faulted: set[str] = set()
+        self._driven = DrivenRuns(
+            store, workers, self._driver, segments=segments, poll_seconds=poll_seconds, clock=self._clock
+        )
 
     @classmethod
     @asynccontextmanager
@@ -173,17 +170,19 @@ class Runs:
             arguments: The application's arguments; never stored, so given again by whoever goes on.
 
         Raises:
+            PlannerInvalidConfigurationError: If the goal is empty; nothing is stored of it.
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
+        checked_goal(goal)
         name = checked_run_id(run_id)
         created = await self._store.create(name, goal, owner=self.worker_id, at=self._clock.now())
-        if not created and (record := await self._record(name)).goal != goal:
+        if not created and (record := await self._driven.record(name)).goal != goal:
             raise RunConflictError(
                 f"Run {name!r} is there already, with another goal: {record.goal!r}. Start this one under a name of "
                 "its own, or resume that one."
             )
-        return self._handle(name, planner, kernel, arguments)
+        return self._driven.handle(name, planner, kernel, arguments)
 
     async def resume(
         self,
@@ -202,14 +201,16 @@ class Runs:
             planner: Drives the run.
             kernel: Its functions may be called.
             decisions: On calls that wait, by call id, beside those made through `Approvals`; all or none are taken.
-            budget: Replaces the run's limits; what was spent stays spent.
+            budget: Replaces the run's limits, what was spent stays spent: a `planner_ext.Budget`, or limits alone as
+                a journal keeps them. No store keeps its ``price``: that prices the requests of this handle, and
+                whoever else goes on with the run has the planner's.
             arguments: The application's arguments.
 
         Raises:
             UnknownRunError: If there is no such run.
         """
-        await self._record(run_id)
-        return self._handle(run_id, planner, kernel, arguments, decisions=decisions, budget=budget)
+        await self._driven.record(run_id)
+        return self._driven.handle(run_id, planner, kernel, arguments, decisions=decisions, budget=budget)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
         """End a run for good, whoever drives it: no further function starts, every open call is answered.
@@ -250,10 +251,8 @@ class Runs:
         for record in await self._store.due(self._clock.now()):
             if len(taken) >= limit:
                 break
-            if record.run_id in self._driven or record.run_id in self._faulted or not await self._claimed(record):
-                continue
-            arguments = None if arguments_for is None else arguments_for(record.run_id)
-            taken.append(self._handle(record.run_id, planner, kernel, arguments))
+            if (handle := await self._driven.taken(record, planner, kernel, arguments_for)) is not None:
+                taken.append(handle)
         return taken
 
     async def work(
@@ -273,15 +272,11 @@ class Runs:
             max_concurrency: How many runs go on at once.
         """
 
-        async def see_through(run_id: str) -> None:
-            if run_id in self._driven or not await self._claimed(await self._record(run_id)):
-                return  # somebody drives it, and sees to this too
-            arguments = None if arguments_for is None else arguments_for(run_id)
-            if run_id not in self._driven:
-                await self._begun(run_id, self._see_through(run_id, planner, kernel, arguments, {}, queued=True))
+        async def work_off(run_id: str) -> None:
+            await self._driven.work_off(run_id, planner, kernel, arguments_for)
 
         if self._segments is not None:
-            await self._segments.serve(see_through, at_most=max_concurrency)
+            await self._segments.serve(work_off, at_most=max_concurrency)
         while True:
             if (free := max_concurrency - len(self._driven)) > 0:
                 await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
@@ -304,91 +299,7 @@ class Runs:
 
     async def close(self) -> None:
         """Interrupt what runs, and let go of the store."""
-        tasks = list(self._driven.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._driven.close()
         if self._segments is not None:
             await self._segments.close()
         await self._store.close()
-
-    def _handle(
-        self, run_id: str, planner: DurablePlanner[R], kernel: Any, arguments: Any, **first: Any
-    ) -> RunHandle[R]:
-        def task() -> asyncio.Task[R]:
-            driven = self._driven.get(run_id)
-            if driven is None or driven.done():
-                driven = self._begun(run_id, self._see_through(run_id, planner, kernel, arguments, dict(first)))
-                first.clear()
-            return cast("asyncio.Task[R]", driven)
-
-        return RunHandle(run_id, task, lambda: self._decided(run_id))
-
-    def _begun(self, run_id: str, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        driven = self._driven[run_id] = asyncio.create_task(work)
-        driven.add_done_callback(lambda done: self._let_go(run_id, done))
-        return driven
-
-    def _let_go(self, run_id: str, task: asyncio.Task[Any]) -> None:
-        if self._driven.get(run_id) is task:
-            del self._driven[run_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._faulted.add(run_id)
-            logger.error("Run %s was interrupted: %s: %s", run_id, type(error).__name__, error)
-
-    async def _see_through(
-        self,
-        run_id: str,
-        planner: DurablePlanner[R],
-        kernel: Any,
-        arguments: Any,
-        first: dict[str, Any],
-        *,
-        queued: bool = False,
-    ) -> R:
-        """Drive a run to its next pause or end, or wait until whoever does has.
-
-        It is claimed before a segment begins: one that waited for its run would be in the way of whoever has that.
-        """
-
-        async def drive() -> R:
-            return await self._driver.drive(run_id, planner, kernel, arguments=arguments, **first)
-
-        while True:
-            record = await self._record(run_id)
-            if not await self._claimed(record):
-                await self._clock.sleep(self._poll_seconds)
-                continue
-            try:
-                if self._segments is None or queued or not (first or record.unfinished):
-                    return await drive()
-                return await self._segments.run(run_id, drive)
-            except RunFencedError as error:
-                logger.info("Run %s is gone on with elsewhere: %s", run_id, error)
-                if queued:
-                    raise
-            finally:
-                with suppress(StoreError):
-                    await self._store.release(run_id, self.worker_id)
-
-    async def _claimed(self, record: RunRecord) -> bool:
-        """Take a run that nobody drives, or whose worker died."""
-        if record.owner == self.worker_id:
-            return True
-        if record.owner is not None and await self._workers.alive(record.owner):
-            return False
-        return await self._store.claim(record.run_id, self.worker_id, seen=record.owner)
-
-    async def _decided(self, run_id: str) -> bool:
-        while (record := await self._record(run_id)).unfinished:
-            expired = record.wake_at is not None and record.wake_at <= self._clock.now()
-            if record.status == "running" or expired or await self._store.decisions(run_id):
-                return True
-            await self._clock.sleep(self._poll_seconds)
-        return False
-
-    async def _record(self, run_id: str) -> RunRecord:
-        record = await self._store.record(run_id)
-        if record is None:
-            raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
-        return record

@@ -3,13 +3,14 @@
 Stores know planners by these protocols alone, and so nothing of Semantic Kernel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Limits
+from planner_ext.core.values import Usage
 from planner_ext.ports import RunStore
 
 __all__ = ["DurablePlanner", "InDoubt", "Segment", "SegmentRun"]
@@ -32,6 +33,7 @@ class Segment:
         decisions: On calls that wait, by call id.
         decided_at: When each was made, in seconds since the epoch, by call id.
         budget: Replaces the run's limits; None keeps them.
+        price: Prices the requests in place of the planner's own; no journal holds it.
         in_doubt: Who hears of calls in doubt.
     """
 
@@ -42,6 +44,7 @@ class Segment:
     decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
     budget: Limits | None = None
+    price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
 
 
