@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Approvals:
-    """The calls that wait for a person, in the store that the workers use."""
+    """The calls and questions that wait for a person, in the store that the workers use."""
 
     def __init__(self, store: JournalStore, *, clock: Clock | None = None) -> None:
         self._store = store
@@ -44,13 +44,17 @@ class Approvals:
         finally:
             await store.close()
 
-    async def pending(self, limit: int = 50) -> list[PendingApproval]:
-        """List the calls that wait, those first that wait longest; expired ones are not among them.
+    async def pending(self, run_id: str | None = None, *, limit: int = 50) -> list[PendingApproval]:
+        """List the calls and questions that wait, those first that wait longest; expired ones are not among them.
 
         A row that was altered is left out and logged by its name: nobody may decide on it, see `show`.
+
+        Args:
+            run_id: Only those of this run; None lists those of all.
+            limit: How many at most.
         """
         found: list[PendingApproval] = []
-        for row in await self._store.open_approvals(self._clock.now(), limit=limit):
+        for row in await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit):
             try:
                 found.append(read_approval(row))
             except ApprovalRefusedError as error:
@@ -73,12 +77,14 @@ class Approvals:
     async def decide(self, approval_id: str, decision: Decision) -> bool:
         """Decide a call; a worker takes the decision into the run's journal, now or when one lives again.
 
-        The decision binds to what `show` shows. Edited arguments are checked when a worker takes them, since nothing
-        here knows the function: if they do not pass, the call waits again, with the ``problem`` shown.
+        The decision binds to what `show` shows. Whether it fits is found out when a worker takes it, since nothing
+        here knows the function: edited arguments that do not pass, or an `Approve` of a question, have it wait again,
+        with the ``problem`` shown.
 
         Args:
             approval_id: The call's id, from `pending`.
-            decision: `Approve`, `Deny` or `Supply`, with ``by``; what is in it must be JSON values.
+            decision: `Approve`, `Deny` or `Supply`, with ``by``; what is in it must be JSON values. A question is
+                answered with `Supply`, or with `Deny` where nobody will.
 
         Returns:
             Whether this decision is the one that counts: False where somebody else was first. Then nothing changed.

@@ -1,13 +1,14 @@
-"""What a store knows, as values: a run, and a call that waits for a person."""
+"""What a store knows, as values: a run, and a call or question that waits for a person."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.core.facts import Fact
+from planner_ext.core.questions import ASK_USER
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError
 
@@ -52,15 +53,16 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingApproval:
-    """A call that waits for a person, or did.
+    """A call that waits for a person, or did; a question of the model is one, too.
 
     Attributes:
         id: ``{run_id}/{iteration}/{call_id}``; decisions go by it. A call that a person approved and that then came to
             be in doubt asks anew, under an id of its own: with the number of its start behind an ``@``.
         run_id: The run that waits.
         call_id: The call's id within its batch.
-        fully_qualified_name: The function that will run.
-        arguments: Exactly what it will get from the model.
+        kind: ``function``: a call, which `Approve` runs; ``question``: the model asks, and `Supply` answers it.
+        fully_qualified_name: The function that will run; of a question ``UserInteraction-AskUser``, which does not.
+        arguments: Exactly what it will get from the model; of a question ``{"question"}``.
         goal: What the run is to reach.
         prompt: What the person is asked, "" for nothing in particular.
         fingerprint: Digest of run, trip, call, function and arguments; decisions bind to it.
@@ -76,6 +78,7 @@ class PendingApproval:
     id: str
     run_id: str
     call_id: str
+    kind: Literal["function", "question"]
     fully_qualified_name: str
     arguments: Mapping[str, Any]
     goal: str
@@ -108,6 +111,11 @@ def read_run(row: Row) -> RunRecord:
     )
 
 
+def _kind(call: Mapping[str, Any]) -> Literal["function", "question"]:
+    """Read what waits: only the fingerprint is proof, so a question is one by the name of its function, too."""
+    return "question" if call.get("kind") == "question" and call["function"] == ASK_USER else "function"
+
+
 def _moment(at: Value) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
@@ -127,6 +135,7 @@ def read_approval(row: Row) -> PendingApproval:
             id=str(key),
             run_id=str(run_id),
             call_id=call["call_id"],
+            kind=_kind(call),
             fully_qualified_name=call["function"],
             arguments=call["arguments"],
             goal=call["goal"],

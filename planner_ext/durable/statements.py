@@ -26,6 +26,7 @@ __all__ = [
     "GET_SCHEMA",
     "LIST_DECISIONS",
     "LIST_OPEN_APPROVALS",
+    "LIST_OPEN_APPROVALS_OF_RUN",
     "LIST_RUNS",
     "LIST_RUNS_BY_STATUS",
     "MOVE_RUN",
@@ -136,9 +137,12 @@ OPEN_APPROVAL = """
 CLOSE_APPROVAL = "UPDATE planner_approvals SET status = 'closed' WHERE id = :id"
 _APPROVAL = "id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem"
 GET_APPROVAL = f"SELECT {_APPROVAL} FROM planner_approvals WHERE id = :id"
+_OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
 LIST_OPEN_APPROVALS = f"""
-    SELECT {_APPROVAL} FROM planner_approvals
-    WHERE status = 'open' AND (expires_at IS NULL OR expires_at > :now) ORDER BY asked_at, id LIMIT :limit
+    SELECT {_APPROVAL} FROM planner_approvals WHERE {_OPEN} ORDER BY asked_at, id LIMIT :limit
+"""
+LIST_OPEN_APPROVALS_OF_RUN = f"""
+    SELECT {_APPROVAL} FROM planner_approvals WHERE run_id = :run_id AND {_OPEN} ORDER BY asked_at, id LIMIT :limit
 """
 LIST_DECISIONS = f"""
     SELECT {_APPROVAL} FROM planner_approvals WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id

@@ -111,9 +111,11 @@ class JournalStore:
         """Give a run up, if it is still one's own."""
         await self._one(sql.RELEASE_RUN, {"run_id": run_id, "owner": owner})
 
-    async def open_approvals(self, now: float, *, limit: int = 50) -> Sequence[Row]:
-        """List the rows of questions that are open, the oldest first; see `read_approval`."""
-        return await self._one(sql.LIST_OPEN_APPROVALS, {"now": now, "limit": limit})
+    async def open_approvals(self, now: float, *, run_id: str | None = None, limit: int = 50) -> Sequence[Row]:
+        """List the rows of questions that are open, of all runs or of one, the oldest first; see `read_approval`."""
+        if run_id is None:
+            return await self._one(sql.LIST_OPEN_APPROVALS, {"now": now, "limit": limit})
+        return await self._one(sql.LIST_OPEN_APPROVALS_OF_RUN, {"now": now, "run_id": run_id, "limit": limit})
 
     async def approval(self, key: str) -> Row | None:
         """Read the row of one question, whatever became of it."""

@@ -77,6 +77,7 @@ class JournalWriter:
             "iteration": decided.iteration,
             "call_id": call.request.id,
             "function": decided.function,
+            "kind": decided.kind,
             "arguments": call.arguments,
             "prompt": decided.prompt,
             "goal": state.goal,
