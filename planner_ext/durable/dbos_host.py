@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,7 +29,8 @@ Work = Callable[[str], Coroutine[Any, Any, None]]
 """Works off a segment of the run of this name, and does not fail: what goes wrong is told elsewhere."""
 
 _APPLICATION = "planner-ext"
-_VERSION = f"planner_ext-{SCHEMA}.{TABLE_SCHEMA}"
+_NUMBERS = (SCHEMA, TABLE_SCHEMA)
+_VERSION = "planner_ext-{}.{}".format(*_NUMBERS)
 """Pinned: left alone it is a hash of the source, and a worker of the next release would not see what waits."""
 TABLES = "planner_ext_dbos"
 """The PostgreSQL schema with DBOS's tables."""
@@ -51,11 +53,13 @@ class SegmentRow:
         key: ``{run_id}:{n}``.
         executor: The process that runs it, or ran it last; None where none did.
         state: ``queued``; ``delayed``; ``running``, also where its process died; or ``ended``.
+        older: Whether it is of an earlier version, so that no worker of this one takes it from the queue.
     """
 
     key: str
     executor: str | None
     state: SegmentState
+    older: bool
 
 
 class DbosHost:
@@ -76,6 +80,7 @@ class DbosHost:
         self._closed: Future[None] = Future()
         self._given: dict[str, tuple[Work, contextvars.Context]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._interrupted = False
         self._home: asyncio.AbstractEventLoop
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -107,7 +112,8 @@ class DbosHost:
         await self._there(listen)
 
     async def interrupt(self) -> None:
-        """Cancel what runs here, and wait for it; to DBOS it runs still."""
+        """Cancel what runs here, and wait for it, and begin nothing more; to DBOS it runs still."""
+        self._interrupted = True
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -162,6 +168,8 @@ class DbosHost:
 
     async def run_here(self, key: str, run_id: str) -> None:
         """Work off a segment in the loop of whoever opened the host, and wait for it from DBOS's."""
+        if self._interrupted:  # the queue gives on until DBOS is gone
+            raise asyncio.CancelledError
         work, context = self._given.pop(key, (self._work, contextvars.Context()))
         await asyncio.wrap_future(context.run(asyncio.run_coroutine_threadsafe, self._worked(work, run_id), self._home))
 
@@ -180,7 +188,12 @@ class DbosHost:
             lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False)
         )
         return [
-            SegmentRow(key=row.workflow_id, executor=row.executor_id, state=_STATES.get(row.status, "ended"))
+            SegmentRow(
+                key=row.workflow_id,
+                executor=row.executor_id,
+                state=_STATES.get(row.status, "ended"),
+                older=_is_older(row.app_version),
+            )
             for row in found
         ]
 
@@ -227,6 +240,11 @@ async def _segment(run_id: str) -> None:
     key = DBOS.workflow_id
     assert key is not None
     await _current[0].run_here(key, str(run_id))
+
+
+def _is_older(version: str | None) -> bool:
+    numbers = re.fullmatch(r"planner_ext-(\d+)\.(\d+)", version or "")
+    return numbers is not None and tuple(map(int, numbers.groups())) < _NUMBERS
 
 
 def _config(url: str, executor: str) -> DBOSConfig:

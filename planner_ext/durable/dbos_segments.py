@@ -25,11 +25,16 @@ __all__ = ["DbosSegments"]
 logger = logging.getLogger(__name__)
 
 _LENGTH = "SELECT COALESCE(MAX(seq) + 1, 0) FROM planner_journal WHERE run_id = :run_id"
-_DECIDED = """
-    SELECT DISTINCT planner_runs.run_id FROM planner_approvals
-    JOIN planner_runs ON planner_runs.run_id = planner_approvals.run_id
-    WHERE planner_approvals.status = 'decided' AND planner_runs.status IN ('running', 'paused')
+_DUE = """
+    SELECT run_id, owner, status FROM planner_runs
+    WHERE status IN ('running', 'paused')
+          AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+    UNION SELECT run_id, owner, status FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
+    UNION SELECT run_id, owner, status FROM planner_runs
+          WHERE status = 'running'
+                AND NOT EXISTS (SELECT 1 FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
 """
+"""Runs that were decided; whose question expired, though its timer may be lost; that were entered and never begun."""
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a worker's session must be seen to be gone: where the server restarts, all are, for about a second."""
@@ -71,14 +76,12 @@ class DbosSegments:
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """Interrupt what is worked off here and put it on the queue for others; then let go of the worker's name."""
+        """Interrupt what is worked off here, and let go of the worker's name: others recover what is left."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         try:
             await self._host.interrupt()
-            left = [row.key for row in await self._host.running() if row.executor == self._workers.worker_id]
-            await self._host.bring(left)
         finally:
             await self._host.close()
             await self._workers.leave()
@@ -139,7 +142,10 @@ class DbosSegments:
             logger.debug("The segment of run %s was left: %s", run_id, error)
 
     async def _set_timer(self, run_id: str) -> None:
-        """Where a run waits for an answer that has a date, have its next segment begin then at the latest."""
+        """Where a run waits for an answer that has a date, have its next segment begin then.
+
+        Nothing is set where this segment recorded nothing, since the next one has its name; see `_DUE`.
+        """
         runs = await self._database.transact((GET_RUN, {"run_id": run_id}))
         wake_at = read_run(runs[0][0]).wake_at
         if wake_at is not None:
@@ -154,25 +160,34 @@ class DbosSegments:
         while True:
             try:
                 await self._workers.keep()
-                await self._take_decisions()
+                await self._take_due()
                 await self._recover()
             except WorkerInUseError:
                 logger.exception("The session of worker %r was lost, and is not free yet.", self._workers.name)
             except PlannerExtError as error:
                 logger.warning("The database is away, what is due waits: %s", error)
+            except Exception:  # of DBOS: a worker that stopped looking would leave what others began for good
+                logger.exception("DBOS cannot be asked what is due; it is asked again.")
             await asyncio.sleep(_WATCH_SECONDS)
 
-    async def _take_decisions(self) -> None:
-        """Begin the next segment of each run on which somebody decided: once, however many workers see it."""
-        for (run_id,) in (await self._database.transact((_DECIDED, {})))[0]:
+    async def _take_due(self) -> None:
+        """Begin the next segment of each run that is due and nobody drives: once, however many workers see it."""
+        for run_id, owner, status in (await self._database.transact((_DUE, {"now": time.time()})))[0]:
+            if owner is not None and await self._workers.alive(str(owner)):
+                continue
             key = await self._key(str(run_id))
             row = await self._host.find(key)
-            if row is not None and row.state == "ended":
-                await self._host.forget(key)
-            if row is None or row.state == "ended":
-                await self._host.enqueue(key, str(run_id))
+            if row is None or (row.older and row.state in ("queued", "delayed")):
+                await self._renew(key, str(run_id))
             elif row.state == "delayed":
                 await self._host.bring([key])
+            elif row.state == "ended" and status == "paused":  # a run that is not is left by a fault, as told
+                await self._renew(key, str(run_id))
+
+    async def _renew(self, key: str, run_id: str) -> None:
+        """Put a segment on the queue anew, under this version: an earlier one may have no worker any more."""
+        await self._host.forget(key)
+        await self._host.enqueue(key, run_id)
 
     async def _recover(self) -> None:
         """Put the segments of workers that have been gone for a while on the queue."""
@@ -181,7 +196,10 @@ class DbosSegments:
         executors = {row.executor for row in running if row.executor is not None}
         gone = [executor for executor in executors if not await self._workers.alive(executor)]
         self._gone = {executor: self._gone.get(executor, now) for executor in gone}
-        lost = [row.key for row in running if now - self._gone.get(row.executor or "", now) >= _GRACE_SECONDS]
+        lost = [row for row in running if now - self._gone.get(row.executor or "", now) >= _GRACE_SECONDS]
         if lost:
-            logger.warning("The segments %s of workers that died are put on the queue.", ", ".join(lost))
-            await self._host.bring(lost)
+            logger.warning("The segments %s of workers that are gone are queued.", ", ".join(row.key for row in lost))
+            await self._host.bring([row.key for row in lost if not row.older])
+        for row in lost:
+            if row.older:
+                await self._renew(row.key, row.key.rpartition(":")[0])

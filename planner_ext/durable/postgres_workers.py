@@ -8,7 +8,7 @@ from typing import LiteralString
 import psycopg
 
 from planner_ext.durable.database import Row
-from planner_ext.durable.errors import WorkerInUseError
+from planner_ext.durable.errors import StoreError, WorkerInUseError
 from planner_ext.durable.names import check_worker_id
 from planner_ext.durable.postgres import Connection, connect, patiently
 from planner_ext.durable.postgres_errors import store_error
@@ -52,6 +52,7 @@ class PostgresWorkers:
         self._patience = patience
         self._connection: Connection | None = None
         self._turn = asyncio.Lock()
+        self._left = False
 
     async def keep(self) -> None:
         """Take the locks; take them again where the session was lost, as when the server restarted.
@@ -74,6 +75,7 @@ class PostgresWorkers:
     async def leave(self) -> None:
         """End the session, and with it the locks."""
         async with self._turn:
+            self._left = True
             if self._connection is not None:
                 await self._connection.close()
 
@@ -81,6 +83,8 @@ class PostgresWorkers:
         """Ask in this worker's session, taken again if need be: who has none may not judge others."""
 
         async def ask() -> Row | None:
+            if self._left:
+                raise StoreError(f"The worker {self.name!r} has left the store. Use it inside its async with block.")
             if self._connection is None or self._connection.closed:
                 self._connection = await self._locked()
             return await (await self._connection.execute(question, values)).fetchone()
