@@ -75,8 +75,9 @@ class SegmentDriver:
         seen: set[str] = set()
         while True:
             stored = await self._store.load(run_id)
-            writer = JournalWriter(self._store, run_id, stored.facts, dump_message)
             made = await self._made(run_id)
+            _refuse_second(made, decisions or {})
+            writer = JournalWriter(self._store, run_id, stored.facts, dump_message, decided=made.ids.values())
             segment = Segment(
                 run_id=run_id,
                 goal=stored.record.goal,
@@ -119,6 +120,17 @@ class SegmentDriver:
     async def _ask_again(self, key: str, error: Exception) -> None:
         logger.warning("The decision on %s cannot be taken, it is asked for again: %s", key, error)
         await self._store.reopen(key, str(error))
+
+
+def _refuse_second(made: _Decisions, decisions: Mapping[str, Decision]) -> None:
+    """Let the first decision on a call count, wherever the second is made."""
+    for call_id in decisions:
+        if call_id in made.ids:
+            raise DecisionRefusedError(
+                f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
+                "Resume the run without it.",
+                call_id=call_id,
+            )
 
 
 def _watched(writer: JournalWriter) -> RunStore:

@@ -17,6 +17,7 @@ __all__ = [
     "ADD_FACT",
     "CLAIM_RUN",
     "CLOSE_APPROVAL",
+    "CLOSE_UNDECIDED",
     "CREATE_RUN",
     "DECIDE_APPROVAL",
     "DUE_RUNS",
@@ -32,6 +33,7 @@ __all__ = [
     "MOVE_RUN",
     "OPEN_APPROVAL",
     "PUT_SCHEMA",
+    "REFUSE_DECIDED",
     "RELEASE_RUN",
     "REOPEN_APPROVAL",
     "TABLES",
@@ -135,6 +137,12 @@ OPEN_APPROVAL = """
     WHERE planner_approvals.status = 'closed'
 """
 CLOSE_APPROVAL = "UPDATE planner_approvals SET status = 'closed' WHERE id = :id"
+CLOSE_UNDECIDED = f"{CLOSE_APPROVAL} AND status <> 'decided'"
+REFUSE_DECIDED = """
+    INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at)
+    SELECT id, run_id, status, fingerprint, call, asked_at FROM planner_approvals WHERE id = :id AND status = 'decided'
+"""
+"""Fails, as one of a key that is there, where a question was decided; after `CLOSE_UNDECIDED`, which waits for that."""
 _APPROVAL = "id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem"
 GET_APPROVAL = f"SELECT {_APPROVAL} FROM planner_approvals WHERE id = :id"
 _OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"

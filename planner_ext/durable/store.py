@@ -32,6 +32,7 @@ class RunMove:
         wake_at: When the first question expires, where the run pauses.
         asked: Questions that the pause opens; those that are there already stay as they are.
         closed: Ids of questions that are answered.
+        undecided: Ids of further ones, on which nobody may have decided meanwhile: else nothing is recorded.
         at: When.
     """
 
@@ -39,6 +40,7 @@ class RunMove:
     wake_at: float | None = None
     asked: tuple[Question, ...] = ()
     closed: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
     at: float = 0.0
 
 
@@ -60,7 +62,7 @@ class JournalStore:
         """Add rows to a run's journal, and what follows from them to the derived tables, durably.
 
         Raises:
-            RunFencedError: If one of the places is taken: somebody else has gone on with the run.
+            RunFencedError: If one of the places is taken: somebody else has gone on with the run, or decided of it.
         """
         steps: list[Step] = [
             (sql.ADD_FACT, {"run_id": run_id, "seq": row.seq, "schema": row.schema, "fact": row.fact}) for row in rows
@@ -71,8 +73,8 @@ class JournalStore:
             await self._database.transact(*steps)
         except DuplicateRowError as error:
             raise RunFencedError(
-                f"Run {run_id!r} was gone on with elsewhere: row {rows[0].seq} of its journal is taken. Nothing was "
-                "recorded here; read the run again."
+                f"Run {run_id!r} was gone on with elsewhere: row {rows[0].seq} of its journal is taken, or a question "
+                "was decided meanwhile. Nothing was recorded here; read the run again."
             ) from error
 
     async def record(self, run_id: str) -> RunRecord | None:
@@ -145,6 +147,8 @@ class JournalStore:
 
 def _moving(run_id: str, move: RunMove) -> list[Step]:
     steps: list[Step] = [(sql.CLOSE_APPROVAL, {"id": key}) for key in move.closed]
+    for key in move.undecided:
+        steps += [(sql.CLOSE_UNDECIDED, {"id": key}), (sql.REFUSE_DECIDED, {"id": key})]
     for one in move.asked:
         asked: Mapping[str, Value] = {
             "id": one.id,

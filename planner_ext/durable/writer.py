@@ -1,7 +1,7 @@
 """Writes one run's journal into a store: each fact as a row, with what it means for the lists that are kept of runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from planner_ext.approval.waiting import WaitingCall, question_id, waiting_calls
 from planner_ext.core.facts import CallDecided, CallStarted, Ended, Fact, IterationCompleted, Paused, Resumed
@@ -25,8 +25,24 @@ class JournalWriter:
         state: The run, as its journal has it.
     """
 
-    def __init__(self, store: JournalStore, run_id: str, facts: Sequence[Fact], dump_message: DumpMessage) -> None:
+    def __init__(
+        self,
+        store: JournalStore,
+        run_id: str,
+        facts: Sequence[Fact],
+        dump_message: DumpMessage,
+        *,
+        decided: Collection[str] | None = None,
+    ) -> None:
         """Go on with a journal.
+
+        Args:
+            store: Takes the rows.
+            run_id: The run.
+            facts: Its journal so far.
+            dump_message: Turns a message into JSON values.
+            decided: Ids of the questions that were seen to be decided; one that is decided later is not closed, but
+                fences, so that no decision that counts is passed over. None closes them all.
 
         Raises:
             InvalidJournalError: If the facts contradict each other.
@@ -35,6 +51,7 @@ class JournalWriter:
         self._store = store
         self._run_id = run_id
         self._dump_message = dump_message
+        self._decided = decided
         self._started = {_place(fact): seq for seq, fact in enumerate(facts) if isinstance(fact, CallStarted)}
         self._held: tuple[FactRow, ...] = ()
         self._asked = {id_: index for index, id_ in _asked_before(self.state, self._started)}
@@ -57,7 +74,8 @@ class JournalWriter:
             status=_status(facts[-1]),
             wake_at=min((one.expires_at for one, _ in questions if one.expires_at is not None), default=None),
             asked=tuple(one for one, _ in questions),
-            closed=closed,
+            closed=tuple(id_ for id_ in closed if self._is_seen(id_)),
+            undecided=tuple(id_ for id_ in closed if not self._is_seen(id_)),
             at=state.at,
         )
         rows = (*self._held, *write_facts(seq, facts, self._dump_message))
@@ -67,6 +85,9 @@ class JournalWriter:
         self._held, self.state = rows, state
         self._asked = {id_: index for id_, index in self._asked.items() if id_ not in closed}
         self._asked.update((one.id, index) for one, index in questions)
+
+    def _is_seen(self, id_: str) -> bool:
+        return self._decided is None or id_ in self._decided
 
     def _questions(self, state: State) -> tuple[tuple[Question, int | None], ...]:
         return tuple((self._question(state, call), call.index) for call in waiting_calls(state))
