@@ -1,4 +1,4 @@
-"""``planner-ext approvals``: calls that wait in a store, decided from any process. Imports nothing heavy by itself."""
+"""``planner-ext approvals``: what waits in a store, decided from any process. Imports nothing heavy by itself."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,11 +20,12 @@ Exit codes:
 approvals = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, show and decide the calls that wait in a store; no kernel and no functions are needed for it.",
+    help="List, show and decide the calls and questions that wait in a store; no kernel and no functions are needed.",
 )
 
 Id = Annotated[
-    str, typer.Argument(metavar="ID", help="The call, as the list names it: run/trip/call.", show_default=False)
+    str,
+    typer.Argument(metavar="ID", help="What waits, as the list names it: run/trip/call.", show_default=False),
 ]
 Always = Annotated[
     str | None,
@@ -43,12 +44,14 @@ Changes = Annotated[
         show_default=False,
     ),
 ]
-Result = Annotated[str, typer.Argument(metavar="RESULT", help="JSON, or text.", show_default=False)]
+Result = Annotated[
+    str, typer.Argument(metavar="RESULT", help="JSON, or text; for a question, text.", show_default=False)
+]
 
 
 @approvals.command("list", epilog=EXIT_CODES)
 def list_(store: Store, limit: Limit = 50, as_json: JsonDocument = False) -> None:
-    """List the calls that wait, those first that wait longest."""
+    """List the calls and questions that wait, those first that wait longest."""
     from planner_ext.cli.durable_approvals import list_approvals  # noqa: PLC0415  (only where it is called)
 
     _end(list_approvals(store, limit=limit, as_json=as_json))
@@ -56,7 +59,7 @@ def list_(store: Store, limit: Limit = 50, as_json: JsonDocument = False) -> Non
 
 @approvals.command(epilog=EXIT_CODES)
 def show(id: Id, store: Store, as_json: JsonDocument = False) -> None:
-    """Show one call in full: exactly what will run, and what became of it."""
+    """Show one call in full: exactly what will run, or what the model asks, and what became of it."""
     from planner_ext.cli.durable_approvals import show_approval  # noqa: PLC0415  (likewise)
 
     _end(show_approval(store, id, as_json=as_json))
@@ -72,7 +75,7 @@ def approve(id: Id, store: Store, always: Always = None, by: By = None) -> None:
 
 @approvals.command(epilog=EXIT_CODES)
 def deny(id: Id, store: Store, reason: Reason = "", by: By = None) -> None:
-    """Do not let a call run."""
+    """Do not let a call run, or leave a question without an answer."""
     from planner_ext.cli.durable_approvals import deny_call  # noqa: PLC0415  (likewise)
 
     _end(deny_call(store, id, reason=reason, by=decider(by)))
@@ -91,7 +94,10 @@ def edit(id: Id, changes: Changes, store: Store, by: By = None) -> None:
 
 @approvals.command(epilog=EXIT_CODES)
 def supply(id: Id, result: Result, store: Store, by: By = None) -> None:
-    """Do not run a call, and give the model this result: of one in doubt, for instance, that did take effect."""
+    """Answer a question of the model, or do not run a call and give the model this result.
+
+    A result is for a call in doubt, for instance, that did take effect.
+    """
     from planner_ext.cli.durable_approvals import supply_result  # noqa: PLC0415  (likewise)
 
     _end(supply_result(store, id, result, by=decider(by)))

@@ -8,14 +8,15 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 from semantic_kernel.exceptions import KernelException
 
-from planner_ext import FunctionCallingStepwisePlannerResult
+from planner_ext import Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.cli.ask import Desk, print_pending
 from planner_ext.cli.checkpoint_file import CheckpointFile
@@ -24,6 +25,8 @@ from planner_ext.cli.journey import Journey, Setup
 from planner_ext.cli.report import exit_code, tell
 from planner_ext.cli.show import spent_line
 from planner_ext.cli.text import printable
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import State
 from planner_ext.errors import (
     DecisionRefusedError,
     InvalidCheckpointError,
@@ -32,7 +35,7 @@ from planner_ext.errors import (
 )
 from planner_ext.hitl_manager import Checkpoint, Decision, PendingCall
 
-__all__ = ["CANNOT_BE_USED", "Work", "conduct", "is_terminal", "setup_options"]
+__all__ = ["CANNOT_BE_USED", "Work", "conduct", "is_terminal", "setup_options", "with_trips"]
 
 CANNOT_BE_USED = (
     DecisionRefusedError,
@@ -181,6 +184,19 @@ def setup_options(setup: Setup) -> list[str]:
     }
     options = [part for name, value in given.items() if value is not None for part in (name, value)]
     return [*(["--ask-all"] if setup.ask_all else []), *options]
+
+
+def with_trips(state: State, max_iterations: int | None) -> Budget | None:
+    """Replace the round trips of a run alone, every other limit stays; None keeps them all.
+
+    Raises:
+        PlannerInvalidConfigurationError: If that is no number of round trips.
+    """
+    if max_iterations is None:
+        return None
+    kept: dict[str, Any] = {item.name: getattr(state.rules.limits, item.name) for item in fields(Limits)}
+    kept["max_iterations"] = max_iterations
+    return Budget(**kept)
 
 
 def _is_late(call: PendingCall) -> bool:

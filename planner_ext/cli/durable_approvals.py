@@ -1,4 +1,4 @@
-"""What ``planner-ext approvals`` does: shows calls exactly as they will run, and keeps what was decided on them."""
+"""What ``planner-ext approvals`` does: shows calls exactly as they will run, and questions; keeps what was decided."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ __all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_app
 
 
 async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
-    """Print the calls that wait; of one whose row was altered it is said that it was."""
+    """Print what waits; of one whose row was altered it is said that it was."""
     async with Approvals.connect(where) as approvals:
         with complaints_of("planner_ext.durable"):
             waiting = await approvals.pending(limit=limit)
@@ -27,7 +27,7 @@ async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
         print(_document([asdict(call) for call in waiting]))
         return ANSWERED
     if not waiting:
-        say(stderr_console(), Text(f"No call waits in {store_name(where)}."))
+        say(stderr_console(), Text(f"Nothing waits in {store_name(where)}."))
     for call in waiting:
         _print_brief(stdout_console(), call)
     return ANSWERED
@@ -47,11 +47,16 @@ async def show_approval(where: str, id: str, *, as_json: bool) -> int:
 async def approve_call(where: str, id: str, *, always: str | None, by: str | None) -> int:
     """Let a call run as it is."""
     kind = cast('Literal["function", "arguments"] | None', always)  # what is neither, the store refuses in words
-    return await _decide(where, id, lambda call: Approve(always=kind, by=by, fingerprint=call.fingerprint))
+
+    def approved(call: PendingApproval) -> Approve:
+        _check_runs(call)
+        return Approve(always=kind, by=by, fingerprint=call.fingerprint)
+
+    return await _decide(where, id, approved)
 
 
 async def deny_call(where: str, id: str, *, reason: str, by: str | None) -> int:
-    """Refuse a call."""
+    """Refuse a call, or say that nobody answers a question."""
     return await _decide(where, id, lambda _: Deny(reason, by=by))
 
 
@@ -59,14 +64,28 @@ async def edit_call(where: str, id: str, changes: Sequence[str], *, by: str | No
     """Let a call run with other arguments."""
 
     def edited(call: PendingApproval) -> Approve:
+        _check_runs(call)
         return Approve(arguments=_edited(call.arguments, changes), by=by, fingerprint=call.fingerprint)
 
     return await _decide(where, id, edited)
 
 
 async def supply_result(where: str, id: str, result: str, *, by: str | None) -> int:
-    """Answer a call in its function's place."""
-    return await _decide(where, id, lambda _: Supply(_value(result), by=by))
+    """Answer a question, or a call in its function's place."""
+    return await _decide(where, id, lambda call: Supply(result if call.kind == "question" else _value(result), by=by))
+
+
+def _check_runs(call: PendingApproval) -> None:
+    """Refuse to let a question run.
+
+    Raises:
+        ApprovalRefusedError: If it is one.
+    """
+    if call.kind == "question":
+        raise ApprovalRefusedError(
+            f"{call.id} is a question of the model: there is nothing in it to approve. Answer it with supply, or deny "
+            "it where nobody will."
+        )
 
 
 async def _decide(where: str, id: str, decide: Callable[[PendingApproval], Decision]) -> int:
@@ -82,6 +101,8 @@ async def _decide(where: str, id: str, decide: Callable[[PendingApproval], Decis
 
 
 def _said(call: PendingApproval, decision: Decision) -> str:
+    if call.kind == "question":
+        return f"is answered: {exact(decision.result)}" if isinstance(decision, Supply) else "is left without an answer"
     name = exact(call.fully_qualified_name)
     match decision:
         case Approve(arguments=None):
@@ -139,9 +160,9 @@ def _print_brief(console: Console, call: PendingApproval) -> None:
     doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
     lines = [
         Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
-        Text(f"    {exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}"),
+        Text(f"    {_asked(call) or f'{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}'}"),
     ]
-    if call.prompt:
+    if call.prompt and call.kind == "function":
         lines.append(Text(f"    {one_line(call.prompt)}"))
     if call.problem:
         lines.append(Text(f"    not taken: {one_line(call.problem)}", "red"))
@@ -151,14 +172,25 @@ def _print_brief(console: Console, call: PendingApproval) -> None:
         console.print(line, soft_wrap=True)
 
 
+def _asked(call: PendingApproval) -> str:
+    """Say what the model asks, as the fingerprint has it; "" for a call."""
+    if call.kind == "function":
+        return ""
+    question = call.arguments.get("question")
+    return f"The model asks: {exact(question) if isinstance(question, str) else exact_json(question)}"
+
+
 def _print_whole(console: Console, call: PendingApproval) -> None:
+    asks = call.kind == "question"
+    if asks:
+        console.print(Text(_asked(call), "bold"), soft_wrap=True)
     rows = {
         "call": exact(call.id),
         "run": exact(call.run_id),
         "goal": printable(call.goal),
-        "question": printable(call.prompt),
-        "function": exact(call.fully_qualified_name),
-        "arguments": exact_json(dict(call.arguments), indent=2),
+        "question": "" if asks else printable(call.prompt),
+        "function": "" if asks else exact(call.fully_qualified_name),
+        "arguments": "" if asks else exact_json(dict(call.arguments), indent=2),
         "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
         "not taken": printable(call.problem),
         "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -15,7 +15,7 @@ from semantic_kernel.exceptions import KernelException
 
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
 from planner_ext.cli.ask import print_pending
-from planner_ext.cli.conduct import CANNOT_BE_USED, setup_options
+from planner_ext.cli.conduct import CANNOT_BE_USED, setup_options, with_trips
 from planner_ext.cli.console import (
     ANSWERED,
     FAULT,
@@ -35,8 +35,17 @@ from planner_ext.cli.show import Progress, spent_line
 from planner_ext.cli.text import exact, printable
 from planner_ext.clock import SystemClock
 from planner_ext.core.errors import InvalidJournalError
-from planner_ext.core.limits import Limits
-from planner_ext.durable import RunConflictError, RunHandle, Runs, StoredRun, StoreError, UnknownRunError
+from planner_ext.core.state import State
+from planner_ext.durable import (
+    Approvals,
+    PendingApproval,
+    RunConflictError,
+    RunHandle,
+    Runs,
+    StoredRun,
+    StoreError,
+    UnknownRunError,
+)
 from planner_ext.durable.cancelling import cancel_run
 from planner_ext.durable.rows import fold_journal
 from planner_ext.errors import PlannerInvalidConfigurationError
@@ -74,7 +83,10 @@ def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
                 )
         journey = Journey(setup, console, facts=asyncio.run(_known_facts(kept)))
         journey.open(
-            plan=goal.plan, max_iterations=goal.max_iterations, budget=Budget(max_tool_calls=goal.max_tool_calls)
+            plan=goal.plan,
+            max_iterations=goal.max_iterations,
+            budget=Budget(max_tool_calls=goal.max_tool_calls),
+            max_clarifications=goal.questions,
         )
         return journey
 
@@ -84,20 +96,20 @@ def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
 def resume_kept(kept: Kept, setup: Setup, *, max_iterations: int | None) -> int:
     """Go on with a run of a store; return the exit code."""
     run_id = kept.run_id or ""
-    found: list[StoredRun] = []
+    found: list[State] = []
 
     def prepare(console: Console) -> Journey:
-        found.append(asyncio.run(_stored(run_id, kept.store)))
-        facts = found[0].facts
-        rules = fold_journal(run_id, facts).rules
+        facts = asyncio.run(_stored(run_id, kept.store)).facts
+        found.append(fold_journal(run_id, facts))
         journey = Journey(setup, console, facts=facts)
-        journey.open(plan=rules.plan if facts else None, require_final_answer_function=rules.require_final_answer)
+        if facts:
+            journey.reopen(found[0])
+        else:
+            journey.open()
         return journey
 
     async def begin(runs: Runs, planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> RunHandle[_Result]:
-        limits = fold_journal(run_id, found[0].facts).rules.limits
-        budget = None if max_iterations is None else _with_trips(limits, max_iterations)
-        return await runs.resume(run_id, planner, kernel, budget=budget)
+        return await runs.resume(run_id, planner, kernel, budget=with_trips(found[0], max_iterations))
 
     return _conduct(kept, setup, prepare, begin)
 
@@ -118,7 +130,7 @@ def show_run(run_id: str, where: str, *, as_json: bool) -> int:
         for fact in facts:
             progress.show(fact)
     if record.unfinished:
-        _tell_what_waits(console, result, where)
+        _tell_what_waits(console, result, where, asyncio.run(_waiting(run_id, result, where)))
         say(console, Text(spent_line(result, ended=record.status), "dim"))
     else:
         tell(result, sys.stdout, console, as_json=False)
@@ -133,13 +145,6 @@ async def cancel_kept(run_id: str, where: str, *, by: str | None, reason: str) -
     text = "is cancelled." if ended else "had ended before; nothing changed."
     say(stderr_console(), Text(f"{exact(run_id)} {text}"))
     return ANSWERED if ended else NO_ANSWER
-
-
-def _with_trips(limits: Limits, max_iterations: int) -> Budget:
-    """Replace the round trips alone; every other limit of the run stays."""
-    kept: dict[str, Any] = {item.name: getattr(limits, item.name) for item in fields(Limits)}
-    kept["max_iterations"] = max_iterations
-    return Budget(**kept)
 
 
 async def _stored(run_id: str, where: str) -> StoredRun:
@@ -159,13 +164,16 @@ def _conduct(kept: Kept, setup: Setup, prepare: Callable[[Console], Journey], be
     """Drive a run here to its next pause or end, and put whatever comes of it into words."""
     out, console = sys.stdout, stderr_console()
     names: list[str] = []
+    waiting: list[PendingApproval] = []
 
     async def drive(planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> _Result:
         async with opened_runs(kept.store) as runs:
             handle = await begin(runs, planner, kernel)
             names.append(handle.run_id)
             say(console, Text(f"Run {exact(handle.run_id)}, kept in {store_name(kept.store)}", "dim"))
-            return await handle.result()
+            result = await handle.result()
+            waiting.extend(await _waiting(handle.run_id, result, kept.store))
+            return result
 
     with redirect_stdout(sys.stderr):
         try:
@@ -182,18 +190,29 @@ def _conduct(kept: Kept, setup: Setup, prepare: Callable[[Console], Journey], be
             _tell_how_to_go_on(console, kept.store, names, setup)
             return FAULT
         if (code := exit_code(result)) == PAUSED:
-            _tell_what_waits(console, result, kept.store)
+            _tell_what_waits(console, result, kept.store, waiting)
             _tell_how_to_go_on(console, kept.store, names, setup)
     tell(result, out, console, as_json=setup.as_json, run_id=names[0])
     return code
 
 
-def _tell_what_waits(console: Console, result: _Result, where: str) -> None:
+async def _waiting(run_id: str, result: _Result, where: str) -> list[PendingApproval]:
+    """List the rows of what a paused run waits with: their ids are the names that decisions go by."""
+    if not result.pending:
+        return []
+    async with Approvals.connect(where) as approvals:
+        return await approvals.pending(run_id, limit=len(result.pending))
+
+
+def _tell_what_waits(console: Console, result: _Result, where: str, waiting: Sequence[PendingApproval]) -> None:
+    """Show what waits, and for each the command that decides it."""
     for call in result.pending:
         print_pending(console, call)
-    if result.pending:
-        say(console, Text("Decided from this or any other process, with approve, deny, edit or supply:"))
-        console.print(Text(f"  {command_on(where, 'approvals', 'list')}"), soft_wrap=True)
+    if waiting:
+        say(console, Text("Decided from this or any other process; a call also with deny, edit or supply:"))
+    for item in waiting:
+        words = ("supply", item.id, "ANSWER") if item.kind == "question" else ("approve", item.id)
+        console.print(Text(f"  {command_on(where, 'approvals', *words)}"), soft_wrap=True)
 
 
 def _tell_how_to_go_on(console: Console, where: str, names: list[str], setup: Setup) -> None:

@@ -29,6 +29,7 @@ from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start
 from planner_ext.cli.show import Progress
 from planner_ext.core.fold import fold
 from planner_ext.core.settle import stopping_facts
+from planner_ext.core.state import State
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact, PlannerEvent, ResultReady
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Decision
@@ -121,6 +122,19 @@ class Journey:
         )
         self._seconds_left, self._timeout = timeout, timeout or 0.0
         self._warn(approval.get("interceptors", ()))
+
+    def reopen(self, state: State) -> None:
+        """Make kernel, service and planner for a run that goes on, with the options that its rules tell of.
+
+        Raises:
+            Exception: As `open`.
+        """
+        rules = state.rules
+        self.open(
+            plan=rules.plan,
+            require_final_answer_function=rules.require_final_answer,
+            max_clarifications=rules.max_clarifications,
+        )
 
     def start(self, goal: str) -> FunctionCallingStepwisePlannerResult:
         """Run to the first pause, or the end.

@@ -12,7 +12,7 @@ from planner_ext.cli.console import ANSWERED, NO_ANSWER, PAUSED, say
 from planner_ext.cli.show import print_answer, spent_line
 from planner_ext.cli.text import printable
 
-__all__ = ["document", "exit_code", "say", "tell"]
+__all__ = ["document", "exit_code", "tell"]
 
 
 def exit_code(result: FunctionCallingStepwisePlannerResult) -> int:

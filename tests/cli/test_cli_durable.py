@@ -39,7 +39,7 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
     """No worker lives while a person edits; the next one is killed in the refund, and the one after makes no second."""
     begun = command(*RUN)
     assert (begun.code, begun.out) == (4, "")
-    assert "planner-ext approvals list --store runs.db" in begun.err
+    assert f"planner-ext approvals approve {CALL} --store runs.db" in begun.err
     assert "planner-ext runs resume order-7 --kernel till:kernel --store runs.db" in begun.err
     edited = process("approvals", "edit", CALL, "amount=24.5", "--by", "ann", *STORE)
     assert (edited.code, edited.err) == (0, "")

@@ -55,7 +55,7 @@ def test_the_first_decision_counts(command: Command) -> None:
     second = command("approvals", "approve", CALL, "--by", "bo", *STORE)
     assert (second.code, second.out) == (1, "")
     assert "decided already" in second.err
-    assert command("approvals", "list", *STORE).err == "No call waits in runs.db.\n"
+    assert command("approvals", "list", *STORE).err == "Nothing waits in runs.db.\n"
     assert resumed(command)[0] == 0
     shown = command("runs", "show", "order-7", *STORE)
     assert re.search(r"shop-refund +not run +The call was refused", shown.err)
