@@ -14,7 +14,7 @@ from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.settle import stopping_facts
+from planner_ext.core.settle import cancellation, stopping_facts
 from planner_ext.durable.segment import Segment
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent
@@ -184,10 +184,7 @@ class FunctionCallingStepwisePlanner:
             raise PlannerInvalidConfigurationError(
                 f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
             )
-        who = f"Cancelled by {by}" if by else "Cancelled"
-        facts = stopping_facts(
-            state, reason=f"{who}: {reason}" if reason else f"{who}.", at=loop_options(self.options).clock.now()
-        )
+        facts = stopping_facts(state, reason=cancellation(by, reason), at=loop_options(self.options).clock.now())
         journal = (*checkpoint.facts, *facts)
         return result_of(fold(journal), journal)
 

@@ -139,9 +139,8 @@ def show_run(run_id: str, where: str, *, as_json: bool) -> int:
 
 async def cancel_kept(run_id: str, where: str, *, by: str | None, reason: str) -> int:
     """End a run of a store."""
-    who = f"Cancelled by {by}" if by else "Cancelled"
     async with opened_store(where) as store:
-        ended = await cancel_run(store, run_id, f"{who}: {reason}" if reason else f"{who}.", SystemClock())
+        ended = await cancel_run(store, run_id, by=by or "", reason=reason, clock=SystemClock())
     text = "is cancelled." if ended else "had ended before; nothing changed."
     say(stderr_console(), Text(f"{exact(run_id)} {text}"))
     return ANSWERED if ended else NO_ANSWER

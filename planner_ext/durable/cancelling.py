@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from planner_ext.core.facts import Rules, RunStarted
-from planner_ext.core.settle import stopping_facts
+from planner_ext.core.settle import cancellation, stopping_facts
 from planner_ext.core.state import Phase
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.store import JournalStore
@@ -14,7 +14,7 @@ from planner_ext.ports import Clock
 __all__ = ["cancel_run"]
 
 
-async def cancel_run(store: JournalStore, run_id: str, reason: str, clock: Clock) -> bool:
+async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock) -> bool:
     """Answer every open call of a run, and end it; False where it had ended before.
 
     Raises:
@@ -32,5 +32,7 @@ async def cancel_run(store: JournalStore, run_id: str, reason: str, clock: Clock
                 await writer.append(run_id, 0, (begun,))
             continue
         with suppress(RunFencedError):  # somebody went on with it meanwhile: read it again
-            await writer.append(run_id, len(stored.facts), stopping_facts(writer.state, reason=reason, at=at))
+            await writer.append(
+                run_id, len(stored.facts), stopping_facts(writer.state, reason=cancellation(by, reason), at=at)
+            )
             return True

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.limits import Limits
 from planner_ext.durable.driver import SegmentDriver
-from planner_ext.durable.errors import RunFencedError, StoreError, UnknownRunError
+from planner_ext.durable.errors import RunFencedError, StoreError
 from planner_ext.durable.handle import RunHandle
 from planner_ext.durable.liveness import Workers
 from planner_ext.durable.records import RunRecord
@@ -64,17 +64,6 @@ class DrivenRuns:
         """Count the runs that are driven at this moment."""
         return len(self._tasks)
 
-    async def record(self, run_id: str) -> RunRecord:
-        """Read what is listed of a run.
-
-        Raises:
-            UnknownRunError: If there is no such run.
-        """
-        record = await self._store.record(run_id)
-        if record is None:
-            raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
-        return record
-
     def handle(
         self,
         run_id: str,
@@ -112,7 +101,7 @@ class DrivenRuns:
         self, run_id: str, planner: DurablePlanner[Any], kernel: Any, arguments_for: ArgumentsFor | None
     ) -> None:
         """Drive a segment that came from the queue, unless somebody drives its run, and sees to this too."""
-        if run_id in self._tasks or not await self._claimed(await self.record(run_id)):
+        if run_id in self._tasks or not await self._claimed(await self._store.record(run_id)):
             return
         arguments = None if arguments_for is None else arguments_for(run_id)
         if run_id not in self._tasks:
@@ -157,7 +146,7 @@ class DrivenRuns:
 
         given = options.get("decisions") is not None or options.get("budget") is not None
         while True:
-            record = await self.record(run_id)
+            record = await self._store.record(run_id)
             if not await self._claimed(record):
                 await self._clock.sleep(self._poll_seconds)
                 continue
@@ -182,7 +171,7 @@ class DrivenRuns:
         return await self._store.claim(record.run_id, self._workers.worker_id, seen=record.owner)
 
     async def _decided(self, run_id: str) -> bool:
-        while (record := await self.record(run_id)).unfinished:
+        while (record := await self._store.record(run_id)).unfinished:
             expired = record.wake_at is not None and record.wake_at <= self._clock.now()
             if record.status == "running" or expired or await self._store.decisions(run_id):
                 return True

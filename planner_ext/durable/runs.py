@@ -177,7 +177,7 @@ class Runs:
         checked_goal(goal)
         name = checked_run_id(run_id)
         created = await self._store.create(name, goal, owner=self.worker_id, at=self._clock.now())
-        if not created and (record := await self._driven.record(name)).goal != goal:
+        if not created and (record := await self._store.record(name)).goal != goal:
             raise RunConflictError(
                 f"Run {name!r} is there already, with another goal: {record.goal!r}. Start this one under a name of "
                 "its own, or resume that one."
@@ -209,7 +209,7 @@ class Runs:
         Raises:
             UnknownRunError: If there is no such run.
         """
-        await self._driven.record(run_id)
+        await self._store.record(run_id)
         return self._driven.handle(run_id, planner, kernel, arguments, decisions=decisions, budget=budget)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
@@ -228,8 +228,7 @@ class Runs:
         Raises:
             UnknownRunError: If there is no such run.
         """
-        who = f"Cancelled by {by}" if by else "Cancelled"
-        return await cancel_run(self._store, run_id, f"{who}: {reason}" if reason else f"{who}.", self._clock)
+        return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
 
     async def recover(
         self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100

@@ -1,16 +1,19 @@
 """Runs in a database: everything that workers and approvers do there, each in one transaction."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner_ext.durable import statements as sql
 from planner_ext.durable.database import Database, Row, Step, Value
-from planner_ext.durable.errors import DuplicateRowError, RunFencedError, UnknownRunError
+from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError
 from planner_ext.durable.records import RunRecord, StoredRun, read_run
 from planner_ext.durable.rows import FactRow, read_facts
 
 __all__ = ["JournalStore", "Question", "RunMove"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +80,13 @@ class JournalStore:
                 "was decided meanwhile. Nothing was recorded here; read the run again."
             ) from error
 
-    async def record(self, run_id: str) -> RunRecord | None:
-        """Read what is listed of a run; None where there is none."""
-        rows = await self._one(sql.GET_RUN, {"run_id": run_id})
-        return read_run(rows[0]) if rows else None
+    async def record(self, run_id: str) -> RunRecord:
+        """Read what is listed of a run.
+
+        Raises:
+            UnknownRunError: If there is none.
+        """
+        return _record(run_id, await self._one(sql.GET_RUN, {"run_id": run_id}))
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run and its journal.
@@ -91,19 +97,17 @@ class JournalStore:
         """
         key = {"run_id": run_id}
         runs, facts = await self._database.transact((sql.GET_RUN, key), (sql.GET_FACTS, key))
-        if not runs:
-            raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
-        return StoredRun(record=read_run(runs[0]), facts=read_facts(run_id, facts))
+        return StoredRun(record=_record(run_id, runs), facts=read_facts(run_id, facts))
 
     async def runs(self, *, status: str | None = None, limit: int = 50) -> list[RunRecord]:
-        """List runs, those that moved last first."""
+        """List runs, those that moved last first; one whose row is damaged is left out and logged."""
         statement = sql.LIST_RUNS if status is None else sql.LIST_RUNS_BY_STATUS
         values: Mapping[str, Value] = {"limit": limit} if status is None else {"limit": limit, "status": status}
-        return [read_run(row) for row in await self._one(statement, values)]
+        return _readable(await self._one(statement, values))
 
     async def due(self, now: float, *, limit: int = 1000) -> list[RunRecord]:
         """List the runs that there is something to do for, if nobody does it: unfinished, decided, or expired."""
-        return [read_run(row) for row in await self._one(sql.DUE_RUNS, {"now": now, "limit": limit})]
+        return _readable(await self._one(sql.DUE_RUNS, {"now": now, "limit": limit}))
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Take a run over, if its owner is still the one that was seen."""
@@ -143,6 +147,23 @@ class JournalStore:
 
     async def _one(self, statement: str, values: Mapping[str, Value]) -> Sequence[Row]:
         return (await self._database.transact((statement, values)))[0]
+
+
+def _readable(rows: Sequence[Row]) -> list[RunRecord]:
+    """Read the rows of runs; one that cannot be read is no reason to leave the others alone."""
+    found: list[RunRecord] = []
+    for row in rows:
+        try:
+            found.append(read_run(row))
+        except StoreError as error:
+            logger.error("A run is left alone: %s", error)
+    return found
+
+
+def _record(run_id: str, rows: Sequence[Row]) -> RunRecord:
+    if not rows:
+        raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
+    return read_run(rows[0])
 
 
 def _moving(run_id: str, move: RunMove) -> list[Step]:
