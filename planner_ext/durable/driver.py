@@ -106,15 +106,16 @@ class SegmentDriver:
         """Read what was decided; a row that cannot be taken asks its question again, and says why."""
         by_call, decided_at, ids = dict[str, Decision](), dict[str, float](), dict[str, str]()
         for row in await self._store.decisions(run_id):
-            key, text, at = str(row[0]), str(row[7]), float(row[8] or 0)
+            key = str(row[0])
             try:
-                approval, decision = read_approval(row), read_decision(text)
+                approval, decision = read_approval(row), read_decision(str(row[7]))
             except ApprovalRefusedError as error:
                 await self._ask_again(key, error)
                 continue
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
-            by_call[approval.call_id], decided_at[approval.call_id], ids[approval.call_id] = decision, at, key
+            by_call[approval.call_id], ids[approval.call_id] = decision, key
+            decided_at[approval.call_id] = float(row[8] or 0)
         return _Decisions(by_call, decided_at, ids)
 
     async def _ask_again(self, key: str, error: Exception) -> None:

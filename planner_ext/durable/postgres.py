@@ -174,7 +174,7 @@ class PostgresDatabase:
                 return await work(seat)
             except psycopg.errors.UniqueViolation as error:
                 raise DuplicateRowError(f"A row with this key is there already: {error}") from error
-            except (psycopg.Error, OSError) as error:
+            except (psycopg.Error, OSError, UnicodeError) as error:
                 raise store_error(self._url, error) from error
             finally:
                 self._free.append(seat)

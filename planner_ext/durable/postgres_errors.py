@@ -23,6 +23,8 @@ _WAYS_OUT = {
 
 _NOT_REACHED = "Start the server, or check host and port in the URL; runs go on from their last recorded step."
 
+_REACHED = "Look into the server's log for more; runs go on from their last recorded step."
+
 
 def is_passing(error: psycopg.Error | OSError) -> bool:
     """Say whether it is worth trying again: the server is away, restarts, or asks for it."""
@@ -34,12 +36,15 @@ def is_passing(error: psycopg.Error | OSError) -> bool:
     return state.startswith(_PASSING)
 
 
-def store_error(url: str, error: psycopg.Error | OSError) -> StoreError:
+def store_error(url: str, error: psycopg.Error | OSError | UnicodeError) -> StoreError:
     """Name what went wrong, where, and the way out."""
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     fitting = [begin for begin in _WAYS_OUT if (state or "").startswith(begin)]
-    way_out = _WAYS_OUT[max(fitting, key=len)] if fitting else _NOT_REACHED
-    if isinstance(error, psycopg.ProgrammingError) and state is None:
+    reached = state is not None and not state.startswith(_PASSING)
+    way_out = _WAYS_OUT[max(fitting, key=len)] if fitting else _REACHED if reached else _NOT_REACHED
+    if isinstance(error, psycopg.DataError | UnicodeError):
+        way_out = "Give a name that there may be: without NUL characters and lone surrogates."
+    elif isinstance(error, psycopg.ProgrammingError) and state is None:
         way_out = "Give a URL such as postgresql://user@host/database."
     elif state is None and isinstance(error, psycopg.Error) and _is_refusal(error):
         way_out = "Check the user, the password and the name of the database in the URL."

@@ -4,15 +4,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, Literal
 
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.core.facts import Fact
 from planner_ext.core.questions import ASK_USER
 from planner_ext.durable.database import Row, Value
-from planner_ext.durable.errors import ApprovalRefusedError
+from planner_ext.durable.errors import ApprovalRefusedError, StoreError
 
 __all__ = ["PendingApproval", "RunRecord", "StoredRun", "approval_id", "read_approval", "read_run"]
+
+_LONGEST_NAME = 500
+"""Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +60,9 @@ class PendingApproval:
     """A call that waits for a person, or did; a question of the model is one, too.
 
     Attributes:
-        id: ``{run_id}/{iteration}/{call_id}``; decisions go by it. A call that a person approved and that then came to
-            be in doubt asks anew, under an id of its own: with the number of its start behind an ``@``.
+        id: ``{run_id}/{iteration}/{call_id}``, of a long call id its beginning and a digest; decisions go by it. A call
+            that a person approved and that then came to be in doubt asks anew, under an id of its own: with the number
+            of its start behind an ``@``.
         run_id: The run that waits.
         call_id: The call's id within its batch.
         kind: ``function``: a call, which `Approve` runs; ``question``: the model asks, and `Supply` answers it.
@@ -93,22 +98,37 @@ class PendingApproval:
 
 
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
-    """Name a call among all runs; what a model may have put into its id beyond plain text is escaped, as in JSON."""
-    return f"{run_id}/{iteration}/{json.dumps(call_id)[1:-1]}"
+    """Name a call among all runs; what a model may have put into its id beyond plain text is escaped, as in JSON.
+
+    Of an id that is too long for a key, the end is a digest: some models keep whole signatures in theirs.
+    """
+    name = json.dumps(call_id)[1:-1]
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}~{sha256(name.encode()).hexdigest()}"
+    return f"{run_id}/{iteration}/{name}"
 
 
 def read_run(row: Row) -> RunRecord:
-    """Read a row of ``planner_runs``."""
+    """Read a row of ``planner_runs``.
+
+    Raises:
+        StoreError: If it is damaged.
+    """
     run_id, goal, status, owner, wake_at, created_at, updated_at = row
-    return RunRecord(
-        run_id=str(run_id),
-        goal=str(json.loads(str(goal))),
-        status=str(status),
-        owner=None if owner is None else str(owner),
-        wake_at=None if wake_at is None else float(wake_at),
-        created_at=float(created_at or 0),
-        updated_at=float(updated_at or 0),
-    )
+    try:
+        return RunRecord(
+            run_id=str(run_id),
+            goal=str(json.loads(str(goal))),
+            status=str(status),
+            owner=None if owner is None else str(owner),
+            wake_at=None if wake_at is None else float(wake_at),
+            created_at=float(created_at or 0),
+            updated_at=float(updated_at or 0),
+        )
+    except (ValueError, RecursionError) as error:
+        raise StoreError(
+            f"The row of run {run_id!r} is damaged: {error}. Mend it from the run's journal, which is the truth."
+        ) from error
 
 
 def _kind(call: Mapping[str, Any]) -> Literal["function", "question"]:

@@ -1,6 +1,7 @@
 """Runs in one SQLite file: on one host, in write-ahead mode, each transaction on disk before it is answered."""
 
 import asyncio
+import os
 import queue
 import sqlite3
 import threading
@@ -37,6 +38,7 @@ class SqliteDatabase:
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
+        self._file = path.stat()
         self._connection = connection
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"planner_ext {path.name}", daemon=True)
@@ -56,7 +58,12 @@ class SqliteDatabase:
             StoreError: If it cannot be used; says why, and the way out.
             NewerSchemaError: If it was made by a newer version of this package.
         """
-        return cls(path, await asyncio.to_thread(_connect, path, create))
+
+        def opened() -> SqliteDatabase:
+            file = path.absolute()  # as SQLite has it, wherever the process goes
+            return cls(file, _connect(file, create))
+
+        return await asyncio.to_thread(opened)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; see `planner_ext.durable.database.Database`."""
@@ -97,6 +104,12 @@ class SqliteDatabase:
     def _transact(self, group: Sequence[Sequence[Step]]) -> Sequence[_Rows | StoreError]:
         begin = "BEGIN IMMEDIATE" if any(_writes(step) for steps in group for step in steps) else "BEGIN"
         connection = self._connection
+        if not self._is_there():
+            gone = StoreError(
+                f"The store {self._path} was moved, replaced or removed while it was open: nobody would find what is "
+                "written now. Put the file that was there back, with those beside it, and start the run again."
+            )
+            return [gone for _ in group]
         try:
             _patiently(lambda: connection.execute(begin))
             outcomes = [self._perform(steps) for steps in group]
@@ -107,13 +120,20 @@ class SqliteDatabase:
             return [_named(self._path, error) for _ in group]
         return outcomes
 
+    def _is_there(self) -> bool:
+        """Whether the path still leads to the open file: SQLite itself writes on into one that nobody can find."""
+        try:
+            return os.path.samestat(self._path.stat(), self._file)
+        except OSError:
+            return False
+
     def _perform(self, steps: Sequence[Step]) -> _Rows | StoreError:
         """Perform the steps of one among those of others, whose concern a key or value of this one is not."""
         connection = self._connection
         connection.execute("SAVEPOINT one")
         try:
             return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
-        except (sqlite3.IntegrityError, ValueError, OverflowError) as error:
+        except (sqlite3.IntegrityError, sqlite3.DataError, ValueError, OverflowError) as error:
             connection.execute("ROLLBACK TO one")
             return _named(self._path, error)
         finally:
@@ -196,6 +216,7 @@ _WAYS_OUT: dict[int, str] = {
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened. Check that it is a file that this process may read and write",
     sqlite3.SQLITE_NOTADB: "it is not an SQLite database. Give another path; the file was not changed",
     sqlite3.SQLITE_CORRUPT: "it is damaged. Restore it from a backup, or recover it with the sqlite3 tool's .recover",
+    sqlite3.SQLITE_TOOBIG: "a text is longer than SQLite takes. Let the functions return less, or a reference",
     sqlite3.SQLITE_IOERR: "the disk failed to read or write it. Check the disk, and start the run again",
 }
 
