@@ -1,22 +1,30 @@
 """Segments that nobody would begin: lost timers, runs whose worker died before the first one, other versions."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from durable_world import GOAL, PAY, Lives, decide_all, effects_in, open_runs, turn, world
 
 from planner_ext import Approve
-from planner_ext.durable import Approvals, Runs, dbos_host
+from planner_ext.durable import Approvals, Runs, dbos_host, dbos_segments
 from planner_ext.durable.opening import open_database
 from planner_ext.durable.store import JournalStore
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 
 RECOVERY_SECONDS = 30
+CUT_OFF = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks
+    WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+"""Ends the sessions by which workers live; one that is not stopped takes its own again at once."""
 SOON = {"interceptors": [lambda _: Defer(expires_in=2)]}
 LATER = {"interceptors": [lambda _: Defer(expires_in=3600)]}
 
@@ -29,6 +37,12 @@ def pays(request: ScriptedRequest) -> ScriptedReply:
 def labels(request: ScriptedRequest) -> ScriptedReply:
     """Print a label, which may be done twice, then answer."""
     return [call("shop-label", {"order": 1}, id="label"), say("Printed.")][turn(request)]
+
+
+@pytest.fixture(autouse=True)
+def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker that is gone be taken for dead sooner than in a world where servers restart."""
+    monkeypatch.setattr(dbos_segments, "_GRACE_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +142,40 @@ async def test_a_worker_that_leaves_leaves_its_runs_to_others(lives: Lives, post
         assert await asyncio.to_thread(lives.live, leaving_life, postgres_url, tmp_path / "effects") == 0
         await answered(runs, "in-a-call", "not-begun")
     assert effects_in(tmp_path / "effects") == ["label 1"] * 3
+
+
+def stalled_life(url: str, effects: Path) -> None:
+    """Drive a run whose first call takes a while."""
+
+    async def drive() -> None:
+        async with open_runs(url, worker_id="stalled", poll_seconds=0.05) as runs:
+            handle = await runs.start(*world(effects, labels_then_books, seconds=2), GOAL, run_id="order-7")
+            assert (await handle.result()).status == "answered"
+
+    asyncio.run(drive())
+
+
+def labels_then_books(request: ScriptedRequest) -> ScriptedReply:
+    """Print a label, book an order, then answer."""
+    label, book = call("shop-label", {"order": 1}, id="label"), call("shop-book", {"order": 1}, id="book")
+    return [label, book, say("Done.")][turn(request)]
+
+
+async def test_a_worker_that_stalls_is_fenced_when_it_comes_back(
+    lives: Lives, postgres_url: str, tmp_path: Path
+) -> None:
+    """Stopped in a call, taken for dead, replaced, and let go again: it does nothing more, and hears the result."""
+    effects = tmp_path / "effects"
+    async with working(postgres_url, effects, labels_then_books) as runs:
+        process = lives.begin(stalled_life, postgres_url, effects)
+        while not effects_in(effects):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            admin.execute(CUT_OFF)
+        await answered(runs, "order-7")
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.to_thread(process.join, RECOVERY_SECONDS)
+        assert process.exitcode == 0
+    assert effects_in(effects) == ["label 1", "label 1", "book 1"]
