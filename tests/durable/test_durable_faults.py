@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, PAY, Lives, effects_in, run_life, world
+from durable_world import GOAL, PAY, Lives, effects_in, open_runs, run_life, world
 
 from planner_ext import Approve
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.durable import Approvals, Runs, StoreError
 from planner_ext.durable import sqlite as sqlite_store
+from planner_ext.durable.opening import open_database
 from planner_ext.durable.sqlite import SqliteDatabase
 from planner_ext.testing import say
 
@@ -33,17 +34,17 @@ async def opened(path: Path) -> None:
         pass
 
 
-async def paused(path: Path) -> None:
+async def paused(store: str | Path, folder: Path) -> None:
     """Leave a run that waits."""
-    planner, kernel = world(path.parent / "effects", [PAY])
-    async with Runs.sqlite(path) as runs:
+    planner, kernel = world(folder / "effects", [PAY])
+    async with open_runs(store) as runs:
         assert (await (await runs.start(planner, kernel, GOAL, run_id="r")).result()).status == "paused"
 
 
-async def gone_on(path: Path) -> Any:
+async def gone_on(store: str | Path, folder: Path) -> Any:
     """Go on with that run."""
-    planner, kernel = world(path.parent / "effects", [say("Done.")])
-    async with Runs.sqlite(path) as runs:
+    planner, kernel = world(folder / "effects", [say("Done.")])
+    async with open_runs(store) as runs:
         return await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
 
 
@@ -81,17 +82,17 @@ async def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> No
 
 async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     """Pages that were overwritten are no runs."""
-    await paused(tmp_path / "runs.db")
+    await paused(tmp_path / "runs.db", tmp_path)
     data = bytearray((tmp_path / "runs.db").read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     (tmp_path / "runs.db").write_bytes(data)
     with pytest.raises(StoreError, match=r"it is damaged. Restore it from a backup"):
-        await gone_on(tmp_path / "runs.db")
+        await gone_on(tmp_path / "runs.db", tmp_path)
 
 
 async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     """Nothing is written into what this version does not understand."""
-    await paused(tmp_path / "runs.db")
+    await paused(tmp_path / "runs.db", tmp_path)
     with raw(tmp_path / "runs.db") as connection:
         connection.execute("INSERT INTO planner_schema VALUES (99)")
     with pytest.raises(NewerSchemaError, match=r"runs.db has tables of schema 99; this version .* knows up to 1"):
@@ -100,14 +101,14 @@ async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
 
 async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that keeps the file locked is ended by the user, not by us."""
-    await paused(tmp_path / "runs.db")
+    await paused(tmp_path / "runs.db", tmp_path)
     monkeypatch.setattr(sqlite_store, "_BUSY_SECONDS", 0.05)
     with raw(tmp_path / "runs.db") as connection:
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match=r"another process holds its lock. End the tool that has it open"):
             await opened(tmp_path / "runs.db")
         connection.execute("ROLLBACK")
-    assert (await gone_on(tmp_path / "runs.db")).status == "paused"
+    assert (await gone_on(tmp_path / "runs.db", tmp_path)).status == "paused"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path, monkey
 )
 async def test_a_store_that_takes_no_more_stops_the_run(pragma: str, problem: str, tmp_path: Path) -> None:
     """A full disk or a read-only file stops it before the next side effect; mended, the run goes on where it stands."""
-    await paused(tmp_path / "runs.db")
+    await paused(tmp_path / "runs.db", tmp_path)
     async with Approvals.connect(tmp_path / "runs.db") as approvals:
         assert await approvals.decide("r/0/pay", Approve(by="ann" * 10_000))
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
@@ -131,7 +132,7 @@ async def test_a_store_that_takes_no_more_stops_the_run(pragma: str, problem: st
         with pytest.raises(StoreError, match=problem):
             await handle.result()
     assert effects_in(tmp_path / "effects") == []
-    assert (await gone_on(tmp_path / "runs.db")).status == "answered"
+    assert (await gone_on(tmp_path / "runs.db", tmp_path)).status == "answered"
     assert effects_in(tmp_path / "effects") == ["pay 5"]
 
 
@@ -162,7 +163,7 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
         ("UPDATE planner_journal SET schema = 99 WHERE seq = 1", "Row 1 of run 'r': This journal has schema 99"),
         ("UPDATE planner_journal SET seq = seq + 5 WHERE seq = 2", "expected row 2, found"),
         ("DELETE FROM planner_journal WHERE seq = 1", "expected row 1, found 2"),
-        ("DELETE FROM planner_journal WHERE seq > 2; ", None),
+        ("DELETE FROM planner_journal WHERE seq > 2", None),
         (
             "UPDATE planner_journal SET fact = replace(fact, '\"amount', '\"Amount') WHERE seq = 1",
             "do not belong|open calls",
@@ -174,24 +175,25 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
         ("UPDATE planner_journal SET fact = replace(fact, '\"r\"', '\"s\"') WHERE seq = 0", "the facts of run 's'"),
     ],
 )
-async def test_a_forged_journal_runs_nothing(forge: str, problem: str | None, tmp_path: Path) -> None:
+async def test_a_forged_journal_runs_nothing(forge: str, problem: str | None, store: str, tmp_path: Path) -> None:
     """A row that is damaged, of a newer schema, lost or altered is refused by name; reading it runs no code."""
-    await paused(tmp_path / "runs.db")
+    await paused(store, tmp_path)
     traces = tmp_path / "traces"
-    with raw(tmp_path / "runs.db") as connection:
-        connection.executescript(forge.format(traces=traces))
+    database = await open_database(store)
+    await database.transact((forge.format(traces=traces), {}))
+    await database.close()
     if problem is None:  # rows cut off at the end: the run goes on from what is there
-        assert (await gone_on(tmp_path / "runs.db")).status == "paused"
+        assert (await gone_on(store, tmp_path)).status == "paused"
     else:
         with pytest.raises(InvalidJournalError, match=problem):
-            await gone_on(tmp_path / "runs.db")
+            await gone_on(store, tmp_path)
     assert effects_in(tmp_path / "effects") == []
     assert not traces.exists()
 
 
 async def test_every_row_is_json(tmp_path: Path) -> None:
     """Facts, calls, goals and decisions: text that anything can read, and no pickle."""
-    await paused(tmp_path / "runs.db")
+    await paused(tmp_path / "runs.db", tmp_path)
     async with Approvals.connect(tmp_path / "runs.db") as approvals:
         assert await approvals.decide("r/0/pay", Approve(by="ann"))
     with raw(tmp_path / "runs.db") as connection:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import BATCH, GOAL, PAY, check_history, decide_all, effects_in, planner_of, settles, world
+from durable_world import BATCH, GOAL, PAY, check_history, decide_all, effects_in, open_runs, planner_of, settles, world
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -26,77 +26,75 @@ from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallErro
 from planner_ext.testing import ScriptedChatCompletion, call, say
 
 
-async def test_a_run_is_started_once(tmp_path: Path) -> None:
+async def test_a_run_is_started_once(store: str, tmp_path: Path) -> None:
     """The same name and goal give the run that is there; ended, its result, without a request."""
     planner, kernel = world(tmp_path / "effects", [say("Hello.")])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         first = await (await runs.start(planner, kernel, "greet", run_id="order-7")).result()
         again = await (await runs.start(planner, kernel, "greet", run_id="order-7")).result()
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         later = await (await runs.start(planner, kernel, "greet", run_id="order-7")).result()
 
     assert [result.final_answer for result in (first, again, later)] == ["Hello."] * 3
     assert len(again.facts) == len(later.facts) == len(first.facts)
 
 
-async def test_two_handles_of_one_run_wait_for_one_life(tmp_path: Path) -> None:
+async def test_two_handles_of_one_run_wait_for_one_life(store: str, tmp_path: Path) -> None:
     """Started twice at once, a run is driven once."""
     planner, kernel = world(tmp_path / "effects", [say("Hello.")])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         handles = [await runs.start(planner, kernel, "greet", run_id="order-7") for _ in range(2)]
         results = await asyncio.gather(*(handle.result() for handle in handles))
     assert [result.final_answer for result in results] == ["Hello.", "Hello."]
 
 
-async def test_a_name_belongs_to_one_goal(tmp_path: Path) -> None:
+async def test_a_name_belongs_to_one_goal(store: str, tmp_path: Path) -> None:
     """Another goal under a run's name is refused by name."""
     planner, kernel = world(tmp_path / "effects", [say("Hello.")])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         await (await runs.start(planner, kernel, "greet", run_id="order-7")).result()
         with pytest.raises(RunConflictError, match="'order-7' is there already, with another goal: 'greet'"):
             await runs.start(planner, kernel, "curse", run_id="order-7")
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "a\n", "x" * 201])
-async def test_a_name_that_cannot_be_told_apart_is_refused(run_id: str, tmp_path: Path) -> None:
+async def test_a_name_that_cannot_be_told_apart_is_refused(run_id: str, store: str, tmp_path: Path) -> None:
     """A slash would make two calls of two runs one; control characters and nothing are no name."""
     planner, kernel = world(tmp_path / "effects")
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         with pytest.raises(StoreError, match="run_id must be 1 to 200 characters"):
             await runs.start(planner, kernel, GOAL, run_id=run_id)
 
 
-async def test_a_pause_and_a_new_process_change_no_count(tmp_path: Path) -> None:
+async def test_a_pause_and_a_new_process_change_no_count(store: str, tmp_path: Path) -> None:
     """The ledger of a run that paused and went on elsewhere is that of one that never did."""
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    through = await settled(tmp_path / "one", pauses=False)
-    paused = await settled(tmp_path / "two", pauses=True)
+    through = await settled(store, tmp_path, pauses=False)
+    paused = await settled(store, tmp_path, pauses=True)
 
     assert (paused.iterations, paused.tool_calls) == (through.iterations, through.tool_calls) == (3, 4)
     assert replace(paused.usage, active_seconds=0) == replace(through.usage, active_seconds=0)
     check_history(paused, ["book", "label", "charge", "pay"])
 
 
-async def settled(folder: Path, *, pauses: bool) -> FunctionCallingStepwisePlannerResult:
+async def settled(store: str, folder: Path, *, pauses: bool) -> FunctionCallingStepwisePlannerResult:
     interceptors: list[Any] = [] if pauses else [lambda _: Approve()]
     while True:
         planner, kernel = world(folder / "effects", settles, interceptors=interceptors)
-        async with Runs.sqlite(folder / "runs.db") as runs:
-            result = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        async with open_runs(store) as runs:
+            result = await (await runs.start(planner, kernel, GOAL, run_id="run-b" if pauses else "run-a")).result()
         if result.status != "paused":
             return result
-        assert await decide_all(folder / "runs.db") == 1
+        assert await decide_all(store) == 1
 
 
-async def test_a_handle_sees_a_run_through_its_pauses(tmp_path: Path) -> None:
+async def test_a_handle_sees_a_run_through_its_pauses(store: str, tmp_path: Path) -> None:
     """``finished`` waits for whoever decides, and goes on at once."""
     planner, kernel = world(tmp_path / "effects")
-    async with Runs.sqlite(tmp_path / "runs.db", poll_seconds=0.01) as runs:
+    async with open_runs(store, poll_seconds=0.01) as runs:
         handle = await runs.start(planner, kernel, GOAL)
         end = asyncio.create_task(handle.finished())
         assert (await handle.result()).status == "paused"
-        await decide_all(tmp_path / "runs.db")
+        await decide_all(store)
         assert (await end).final_answer == "Settled."
 
 
@@ -146,11 +144,11 @@ async def test_a_worker_that_works_needs_nobody_to_tell_it(tmp_path: Path) -> No
     assert asked == ["order-7"]
 
 
-async def test_a_fault_leaves_the_run_to_be_started_again(tmp_path: Path) -> None:
+async def test_a_fault_leaves_the_run_to_be_started_again(store: str, tmp_path: Path) -> None:
     """What was recorded before it stays; this worker does not try by itself for ever."""
     script = [PAY, ConnectionError("the line is dead"), say("Paid.")]
     planner, kernel = world(tmp_path / "effects", script, interceptors=[lambda _: Approve()])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         with pytest.raises(ServiceCallError):
             await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
         assert await runs.recover(planner, kernel) == []
@@ -158,12 +156,12 @@ async def test_a_fault_leaves_the_run_to_be_started_again(tmp_path: Path) -> Non
     assert (result.final_answer, effects_in(tmp_path / "effects")) == ("Paid.", ["pay 5"])
 
 
-async def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
+async def test_a_run_goes_on_with_a_larger_budget(store: str, tmp_path: Path) -> None:
     """What a limit ended is resumed from the store; what was spent stays spent, an answered one is refused."""
     script = [PAY, PAY, say("Paid.")]
     budget = Budget(max_tool_calls=1, on_limit="stop")
     planner, kernel = world(tmp_path / "effects", script, budget=budget, interceptors=[lambda _: Approve()])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         limited = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
         handle = await runs.resume("order-7", planner, kernel, budget=Budget(max_tool_calls=9))
         result = await handle.result()
@@ -174,23 +172,23 @@ async def test_a_run_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     assert (result.status, result.iterations, result.tool_calls) == ("answered", 3, 1)
 
 
-async def test_decisions_may_be_given_with_the_resume(tmp_path: Path) -> None:
+async def test_decisions_may_be_given_with_the_resume(store: str, tmp_path: Path) -> None:
     """By call id, as to a planner; an unknown run is refused by name."""
     planner, kernel = world(tmp_path / "effects", [PAY, say("Not paid.")])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
         handle = await runs.resume("order-7", planner, kernel, decisions={"pay": Deny("no", by="ann")})
         assert (await handle.result()).final_answer == "Not paid."
         with pytest.raises(UnknownRunError, match="no run 'order-8'"):
             await runs.resume("order-8", planner, kernel)
-    async with Approvals.connect(tmp_path / "runs.db") as approvals:
+    async with Approvals.connect(store) as approvals:
         assert await approvals.pending() == []
 
 
-async def test_a_run_that_waits_is_cancelled(tmp_path: Path) -> None:
+async def test_a_run_that_waits_is_cancelled(store: str, tmp_path: Path) -> None:
     """Every call is answered, nothing runs, nothing waits any more; what has ended cannot be cancelled."""
     planner, kernel = world(tmp_path / "effects", [PAY])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id="order-7")
         await handle.result()
         assert await runs.cancel("order-7", by="ann", reason="wrong order")
@@ -200,7 +198,7 @@ async def test_a_run_that_waits_is_cancelled(tmp_path: Path) -> None:
             await runs.cancel("order-8")
     assert (result.status, result.reason) == ("stopped", "Cancelled by ann: wrong order")
     check_history(result, ["pay"])
-    async with Approvals.connect(tmp_path / "runs.db") as approvals:
+    async with Approvals.connect(store) as approvals:
         assert await approvals.pending() == []
 
 
@@ -294,11 +292,11 @@ async def test_a_workers_name_belongs_to_one_life(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["runs.db"]
 
 
-async def test_the_goal_and_the_name_are_in_the_journal(tmp_path: Path) -> None:
+async def test_the_goal_and_the_name_are_in_the_journal(store: str, tmp_path: Path) -> None:
     """A run is listed with its goal and read with its facts, whatever is in the goal."""
     goal = "Grüße, \x00 \N{PARTY POPPER}"
     planner, kernel = world(tmp_path / "effects", [say("Hello.")])
-    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+    async with open_runs(store) as runs:
         handle = await runs.start(planner, kernel, goal)
         await handle.result()
         (record,) = await runs.list()
