@@ -1,7 +1,7 @@
 """A real PostgreSQL for the session: from the wheel where it is installed, else from the system; no daemon is needed.
 
-It listens on a socket in a folder of its own, on no port, and everything is thrown away when it is closed. PostgreSQL
-refuses to run as root, so there the programs run as an unprivileged user.
+It listens on a socket in a folder of its own, on no port, and everything is thrown away when it is closed, or when the
+process that opened it is killed. PostgreSQL refuses to run as root, so there the programs run as an unprivileged user.
 """
 
 import importlib.util
@@ -19,6 +19,9 @@ import psycopg
 __all__ = ["PostgresServer", "find_programs"]
 
 _UNPRIVILEGED = "nobody"
+
+_GUARD = 'read -r _; "$0" -D "$1/data" -m immediate stop; rm -rf "$1"'
+"""Clears the server away at the end of its input, which comes with the end of the process that holds the other end."""
 
 
 def find_programs() -> Path | None:
@@ -50,6 +53,15 @@ class PostgresServer:
         if self._user is not None:
             shutil.chown(self._folder, self._user)
         self._run("initdb", ["-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync", "-D", str(self._data)])
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, str(programs / "pg_ctl"), str(self._folder)],
+            user=self._user,
+            cwd=self._folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self.start()
 
     def start(self) -> None:
@@ -73,8 +85,7 @@ class PostgresServer:
 
     def close(self) -> None:
         """Stop the server if it runs, and delete its cluster."""
-        if (self._data / "postmaster.pid").exists():
-            self.stop()
+        self._guard.communicate()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,11 @@
 """PostgreSQL as a database of runs: each transaction once, whatever becomes of the connection; errors with names."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
 from typing import cast
 
 import psycopg
@@ -138,6 +142,20 @@ async def test_a_server_that_is_killed_and_started_again_is_waited_for() -> None
             written = await writer
             assert await counted(database, run_id) == (written, written - 1)
         await database.close()
+
+
+def test_the_server_of_the_tests_ends_with_who_opened_it() -> None:
+    """A session that is killed leaves no PostgreSQL behind: whoever is connected is cut off."""
+    program = "from postgres_server import PostgresServer; print(PostgresServer().url(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().strip()
+        with closing(psycopg.connect(url, autocommit=True)) as connection:
+            process.kill()
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT pg_sleep(60)")
 
 
 async def test_a_server_that_stays_away_is_named() -> None:
