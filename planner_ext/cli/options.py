@@ -129,7 +129,7 @@ KeptIn = Annotated[
     typer.Option(
         "--store",
         metavar="FILE|URL",
-        help=f"Keep the run there while it goes: a killed process loses nothing, and calls that wait are decided with "
+        help=f"Keep the run there while it goes: a killed process loses nothing, and what waits is decided with "
         f"planner-ext approvals. {_STORE} Texts come whole.",
     ),
 ]
