@@ -18,12 +18,15 @@ def call_decided(state: State, fact: CallDecided) -> State:
     batch, call = _named_call(state, fact)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
-    changed = replace(call, decided=fact, started=False, answer=_answer(state, fact), erred=fact.kind in _ERRED)
+    changed = replace(
+        call, decided=fact, started=False, reserved=None, answer=_answer(state, fact), erred=fact.kind in _ERRED
+    )
+    ledger = settled(state.ledger, call.reserved, None)
     state = replace(
         state,
         batch=_with_call(batch, fact.index, changed),
         final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
-        ledger=_taken_back(state.ledger, call) if call.started and fact.verdict == "run" else state.ledger,
+        ledger=_taken_back(ledger, call) if call.started and fact.verdict == "run" else ledger,
         sticky=state.sticky | _sticky_key(fact),
         at=fact.at,
     )
@@ -63,13 +66,14 @@ def _sticky_key(fact: CallDecided) -> frozenset[str]:
 
 def calls_withheld(state: State, fact: CallsWithheld) -> State:
     """Answer calls that do not run."""
-    batch = _open_batch(state)
+    batch, ledger = _open_batch(state), state.ledger
     for index in fact.indexes:
         _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
         call = batch.calls[index]
         _require(call.answer is None, fact, "it has its result")
-        batch = _with_call(batch, index, replace(call, answer=fact.answer))
-    state = replace(state, batch=batch, limit=state.limit or fact.limit, at=fact.at)
+        ledger = settled(ledger, call.reserved, None)
+        batch = _with_call(batch, index, replace(call, reserved=None, answer=fact.answer))
+    state = replace(state, batch=batch, ledger=ledger, limit=state.limit or fact.limit, at=fact.at)
     return _settle_if_answered(state)
 
 
