@@ -120,7 +120,7 @@ def test_a_store_that_is_not_there_is_not_made(command: Command, here: Path, wor
     looked = command(*words, "--store", "other.db")
     assert (looked.code, looked.err) == (
         2,
-        "Error: There is no store other.db. Give the file that the workers use.\n",
+        f"Error: There is no store {here / 'other.db'}. Give the file that the workers use.\n",
     )
     assert not (here / "other.db").exists()
 
