@@ -16,6 +16,12 @@ PlannerExtError                              all of them
 │       └── LimitReachedError                ... that a limit ended
 ├── InvalidJournalError                      a journal that cannot be read
 │   └── NewerSchemaError                     ... by a version as old as this one
+├── StoreError                               a store of runs that cannot be used
+│   ├── RunFencedError                       ... where somebody else goes on with the run
+│   └── WorkerInUseError                     ... where a living worker has the name
+├── UnknownRunError                          a store has no run of this name
+├── RunConflictError                         ... or one with another goal
+├── ApprovalRefusedError                     a decision that a store cannot take
 ├── InvalidPolicyError                       a policy that cannot be read
 ├── InvalidLimitError                        a limit of the core that means nothing
 └── IllegalTransitionError                   a journal that contradicts itself
@@ -28,6 +34,14 @@ from planner_ext.core.errors import (
     InvalidLimitError,
     NewerSchemaError,
     PlannerExtError,
+)
+from planner_ext.durable.errors import (
+    ApprovalRefusedError,
+    RunConflictError,
+    RunFencedError,
+    StoreError,
+    UnknownRunError,
+    WorkerInUseError,
 )
 from planner_ext.kernel.approval import DecisionRefusedError
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
@@ -46,6 +60,7 @@ from planner_ext.kernel.errors import (
 )
 
 __all__ = [
+    "ApprovalRefusedError",
     "DecisionRefusedError",
     "IllegalTransitionError",
     "InvalidCheckpointError",
@@ -61,8 +76,13 @@ __all__ = [
     "PlannerExtError",
     "PlannerInvalidConfigurationError",
     "PromptTooLargeError",
+    "RunConflictError",
+    "RunFencedError",
     "RunNotAnsweredError",
     "ServiceCallError",
     "SessionBusyError",
+    "StoreError",
     "ToolExecutionError",
+    "UnknownRunError",
+    "WorkerInUseError",
 ]

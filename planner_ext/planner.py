@@ -11,23 +11,26 @@ from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.approval.decisions import Decision
-from planner_ext.core.facts import Fact, RunStarted
+from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.settle import stopping_facts
+from planner_ext.core.settle import cancellation, stopping_facts
+from planner_ext.durable.segment import Segment
 from planner_ext.engine import StopHandle
 from planner_ext.events import PlannerEvent
 from planner_ext.kernel.approval import check_record
-from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.budget import Budget, Price
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.loop import checked_messages, new_run_id
-from planner_ext.kernel.options import instance_of
+from planner_ext.kernel.options import checked_goal, instance_of
 from planner_ext.kernel.resumption import Resumption
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, result_of
 from planner_ext.planner_run import PlannerRun
+from planner_ext.planner_segment import rules_kept, segment_facts
 from planner_ext.planner_setting import PlannerSetting, PlannerTemplates, loop_options, setting_of
+from planner_ext.ports import RunStore
 
 __all__ = ["FunctionCallingStepwisePlanner"]
 
@@ -181,12 +184,32 @@ class FunctionCallingStepwisePlanner:
             raise PlannerInvalidConfigurationError(
                 f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
             )
-        who = f"Cancelled by {by}" if by else "Cancelled"
-        facts = stopping_facts(
-            state, reason=f"{who}: {reason}" if reason else f"{who}.", at=loop_options(self.options).clock.now()
-        )
+        facts = stopping_facts(state, reason=cancellation(by, reason), at=loop_options(self.options).clock.now())
         journal = (*checkpoint.facts, *facts)
         return result_of(fold(journal), journal)
+
+    def journaled(self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None) -> PlannerRun:
+        """Get ready to drive a run out of a store to its next pause or end; see `planner_ext.durable.Runs`.
+
+        Args:
+            kernel: Its functions may be called; need not be the one that the run began with.
+            segment: Where the run stands, and what it goes on with.
+            arguments: The application's arguments; never stored, so given again in each process.
+
+        Raises:
+            PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
+        """
+        setting = self._setting(
+            kernel,
+            segment.goal,
+            _merged(arguments, {}),
+            budget=segment.budget,
+            price=segment.price,
+            kept=rules_kept(segment),
+            store=segment.store,
+            streaming=False,
+        )
+        return PlannerRun(setting.loop, segment.facts, lambda: segment_facts(setting, segment), None)
 
     def _start(
         self,
@@ -198,8 +221,7 @@ class FunctionCallingStepwisePlanner:
         *,
         streaming: bool,
     ) -> PlannerRun:
-        if not isinstance(question, str) or not question.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlannerInvalidConfigurationError(f"The goal must be a text that is not empty; got {question!r}.")
+        checked_goal(question)
         given = ChatHistory() if chat_history is None else instance_of("chat_history", chat_history, ChatHistory)
         before = checked_messages(given.messages, self.options.on_invalid_history)
         setting = self._setting(kernel, question, arguments, streaming=streaming)
@@ -230,13 +252,9 @@ class FunctionCallingStepwisePlanner:
             raise PlannerInvalidConfigurationError(
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
-        kept = state.rules.limits if given.budget is None else None
-        setting = self._setting(kernel, state.goal, arguments, budget=given.budget, kept=kept, streaming=streaming)
-        if state.rules.structured and setting.loop.form is None:
-            raise PlannerInvalidConfigurationError(
-                "The run of this checkpoint has to answer in a form, which a checkpoint does not hold; the options "
-                "have no response_format. Resume it with the one that it began with."
-            )
+        setting = self._setting(
+            kernel, state.goal, arguments, budget=given.budget, kept=state.rules, streaming=streaming
+        )
         if given.budget is not None:
             given = replace(given, budget=setting.options.budget)
         facts = given.facts(setting.loop.functions, setting.options.clock.now())
@@ -253,7 +271,9 @@ class FunctionCallingStepwisePlanner:
         arguments: KernelArguments,
         *,
         budget: Limits | None = None,
-        kept: Limits | None = None,
+        price: Price | None = None,
+        kept: Rules | None = None,
+        store: RunStore | None = None,
         streaming: bool,
     ) -> PlannerSetting:
         return setting_of(
@@ -265,7 +285,9 @@ class FunctionCallingStepwisePlanner:
             goal=goal,
             arguments=arguments,
             budget=budget,
+            price=price,
             kept=kept,
+            store=store,
             streaming=streaming,
         )
 

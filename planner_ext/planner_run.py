@@ -27,7 +27,7 @@ class PlannerRun:
         self._first = first
         self._stop = None if stop is None else instance_of("stop", stop, StopHandle)
 
-    async def result(self, emit: Emit | None) -> FunctionCallingStepwisePlannerResult:
+    async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end.
 
         Raises:

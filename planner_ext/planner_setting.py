@@ -15,7 +15,7 @@ from semantic_kernel.prompt_template import KernelPromptTemplate
 from planner_ext.core.facts import Rules
 from planner_ext.core.limits import Limits
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.budget import Budget, Price, price_in
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.interaction import own_function
 from planner_ext.kernel.loop import Loop, connector_settings
@@ -31,8 +31,9 @@ from planner_ext.kernel.prompts import (
 )
 from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import unwrapped
-from planner_ext.kernel.structured import response_form
+from planner_ext.kernel.structured import ResponseForm, response_form
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
+from planner_ext.ports import RunStore
 
 __all__ = ["PlannerSetting", "PlannerTemplates", "loop_options", "setting_of"]
 
@@ -96,15 +97,17 @@ class PlannerSetting:
         return (*before, ChatMessageContent(role=AuthorRole.USER, content=self.goal))
 
 
-def loop_options(options: FunctionCallingStepwisePlannerOptions, budget: Limits | None = None) -> LoopOptions:
-    """Read the options as they are now; a budget that a run is resumed with takes the place of theirs.
+def loop_options(
+    options: FunctionCallingStepwisePlannerOptions, budget: Limits | None = None, price: Price | None = None
+) -> LoopOptions:
+    """Read the options as they are now; a budget and a price that a run is resumed with take the place of theirs.
 
     Raises:
         PlannerInvalidConfigurationError: Naming the option that cannot be used.
     """
     limits = options.limits
     if budget is not None:
-        given = instance_of("budget", budget, Budget).limits
+        given = _limits(budget)
         limits = given if given.max_iterations else replace(given, max_iterations=limits.max_iterations)
     read = LoopOptions.of(
         budget=options.budget,
@@ -121,7 +124,14 @@ def loop_options(options: FunctionCallingStepwisePlannerOptions, budget: Limits 
         strict_finish_reason=options.strict_finish_reason,
         observers=tuple(options.observers),
     )
-    return read.resumed(limits, budget)
+    return read.resumed(limits, price_in(budget) or price)
+
+
+def _limits(budget: object) -> Limits:
+    """Read the limits of a budget; a journal keeps limits alone, which will do as well."""
+    if isinstance(budget, Limits) and not isinstance(budget, Budget):
+        return budget
+    return instance_of("budget", budget, Budget).limits
 
 
 def setting_of(
@@ -134,27 +144,32 @@ def setting_of(
     goal: str,
     arguments: KernelArguments,
     budget: Limits | None = None,
-    kept: Limits | None = None,
+    price: Price | None = None,
+    kept: Rules | None = None,
+    store: RunStore | None = None,
     streaming: bool,
 ) -> PlannerSetting:
     """Find the service, its settings and the functions for one run.
 
-    A run that is resumed has the limits of the ``budget`` that it was given then, or those that it ``kept``.
+    A run that is resumed has the limits of the ``budget`` that it was given then, or of the rules that it ``kept``.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used with it.
+        PlannerInvalidConfigurationError: If there is no such service, an option cannot be used with it, or the run
+            has to answer in a form that the options do not give.
     """
     around = run_around()
-    options = loop_options(planner, budget)
+    options = loop_options(planner, budget, price)
     options = options if around is None else around.within(options)
     running = (owner,) if around is None else (*around.planners, owner)
     nested = around is not None and around.purse is not None
     service, settings = select_service(kernel, service_id, arguments, planner.execution_settings)
-    service, options = unwrapped(service, options if kept is None else replace(options, budget=kept))
+    if kept is not None and budget is None:
+        options = replace(options, budget=kept.limits)
+    service, options = unwrapped(service, options)
     settings = _with_completion_limit(connector_settings(service, settings), planner.max_completion_tokens)
     behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
     final_answer, ask_user = _final_answer(planner), _ask_user(planner, options)
-    form = response_form(planner.response_format)
+    form = _form(planner, kept)
     offer = Offer(
         kernel,
         None if behavior.type_ is FunctionChoiceType.NONE else behavior,
@@ -186,6 +201,7 @@ def setting_of(
         planner=owner,
         nested=nested,
         form=None if form is None else form.within(settings),
+        store=store,
     )
     return PlannerSetting(
         planner=planner,
@@ -214,6 +230,17 @@ def _with_completion_limit(settings: PromptExecutionSettings, limit: int | None)
             f"{', '.join(_COMPLETION_LIMITS)}. Leave it out, and limit the reply in execution_settings."
         )
     return settings.model_copy(update={name: limit})
+
+
+def _form(planner: FunctionCallingStepwisePlannerOptions, kept: Rules | None) -> ResponseForm | None:
+    """Read the form of the answer; a run that goes on needs the one that it began with."""
+    form = response_form(planner.response_format)
+    if form is None and kept is not None and kept.structured:
+        raise PlannerInvalidConfigurationError(
+            "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
+            "response_format. Resume it with the one that it began with."
+        )
+    return form
 
 
 def _final_answer(planner: FunctionCallingStepwisePlannerOptions) -> KernelFunction | None:

@@ -174,7 +174,10 @@ class RunStore(Protocol):
     """Where a journal is kept."""
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
-        """Store facts durably before returning; ``seq`` is the position of the first of them in the journal."""
+        """Store facts durably before returning; ``seq`` is the position of the first of them in the journal.
+
+        What can be worked out again may be held back, until the next fact that cannot.
+        """
         ...
 
 

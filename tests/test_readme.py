@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 
+from planner_ext.durable import Approvals
 from planner_ext.testing import ScriptedChatCompletion, call, say
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +56,19 @@ async def test_a_question_is_answered_at_once_or_later(
     look, ask = call("weather-temperature", {"city": "Oslo"}), call("UserInteraction-AskUser", {"question": "Where?"})
     assert await program["answered"](kernel_of(program, say("1. ask"), say("Where?"), look, say("4.5"))) == "4.5"
     assert await program["answered_later"](kernel_of(program, say("1. ask"), ask, look, say("4.5"))) == "4.5"
+
+
+async def test_a_payment_is_kept_in_a_store(
+    program: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The README's kept run pauses before the payment, and is listed under the id that the README decides."""
+    monkeypatch.chdir(tmp_path)
+    kernel = kernel_of(program, say("1. pay"), call("bank-pay", {"amount": 50.0}))
+    kernel.add_plugin(program["Bank"](), "bank")
+    await program["keep"](kernel)
+    assert capsys.readouterr().out == "paused\n"
+    async with Approvals.connect("runs.db") as approvals:
+        assert [item.id for item in await approvals.pending()] == ["bill-7/0/call_1"]
 
 
 def test_the_wrapper_takes_the_place_of_a_service(program: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,4 @@
-"""The command line: ``planner-ext run``, ``resume``, ``demo`` and ``compare``. Needs the extra ``planner-ext[cli]``."""
+"""The command line: ``planner-ext run``, ``resume``, ``runs``, ``approvals``, ``worker``, ``demo`` and ``compare``.
+
+Needs the extra ``planner-ext[cli]``.
+"""

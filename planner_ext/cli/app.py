@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from planner_ext.cli.approvals import approvals
 from planner_ext.cli.compare import EXIT_CODES as COMPARE_EXIT_CODES
 from planner_ext.cli.compare import compare
 from planner_ext.cli.options import (
@@ -23,6 +24,7 @@ from planner_ext.cli.options import (
     Edits,
     GoalText,
     Json,
+    KeptIn,
     KernelPath,
     MaxIterations,
     MaxToolCalls,
@@ -32,10 +34,14 @@ from planner_ext.cli.options import (
     Policy,
     Questions,
     ResumedFile,
+    RunId,
     Stream,
     Timeout,
     decider,
 )
+from planner_ext.cli.runs import runs
+from planner_ext.cli.worker import EXIT_CODES as WORKER_EXIT_CODES
+from planner_ext.cli.worker import worker
 
 __all__ = ["app"]
 
@@ -70,7 +76,8 @@ def demo() -> None:
     """Show what the package does: offline, no key, seconds.
 
     First a model that never stops calling functions: Semantic Kernel's own loop and this package's side by side. Then a
-    goal with a plan, functions that run at the same time, a failure and the way around it.
+    goal with a plan, functions that run at the same time, a failure and the way around it. Last a refund that a person
+    decides, in processes of their own, one of which is killed.
     """
     import asyncio  # noqa: PLC0415  (with what needs it)
 
@@ -94,6 +101,8 @@ def run(  # noqa: PLR0917  (options by name on the command line)
     policy: Policy = None,
     ask_all: AskAll = False,
     checkpoint: CheckpointPath = None,
+    store: KeptIn = None,
+    run_id: RunId = None,
     by: By = None,
     stream: Stream = True,
     as_json: Json = False,
@@ -113,7 +122,7 @@ def run(  # noqa: PLR0917  (options by name on the command line)
         policy=policy,
         ask_all=ask_all,
         by=decider(by),
-        stream=stream,
+        stream=stream and store is None,
         as_json=as_json,
     )
     asked = Goal(
@@ -125,7 +134,13 @@ def run(  # noqa: PLR0917  (options by name on the command line)
         timeout=timeout,
         checkpoint=checkpoint,
     )
-    raise typer.Exit(run_goal(asked, setup))
+    if store is None and run_id is None:
+        raise typer.Exit(run_goal(asked, setup))
+    from planner_ext.cli.durable_run import Kept, start_kept  # noqa: PLC0415  (likewise)
+
+    if store is None:
+        raise typer.BadParameter("it names a run in a store; give --store, too.", param_hint="--run-id")
+    raise typer.Exit(start_kept(asked, Kept(store=store, run_id=run_id), setup))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -177,3 +192,6 @@ def resume(  # noqa: PLR0917  (options by name on the command line)
 
 
 app.command(epilog=COMPARE_EXIT_CODES)(compare)
+app.command(epilog=WORKER_EXIT_CODES)(worker)
+app.add_typer(runs, name="runs")
+app.add_typer(approvals, name="approvals")

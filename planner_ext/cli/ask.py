@@ -1,22 +1,19 @@
 """A call that waits, as a person decides on it at the terminal: what will really run, and the answers there are."""
 
-import json
-from datetime import UTC, datetime
-
 from rich import box
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.cli.report import say
+from planner_ext.cli.console import say
 from planner_ext.cli.show import WIDEST
-from planner_ext.cli.text import one_line, printable
+from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable
+from planner_ext.core.questions import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
-from planner_ext.kernel.interaction import ASK_USER
 
-__all__ = ["Desk", "edited_arguments", "print_pending"]
+__all__ = ["Desk", "print_pending"]
 
 _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "q": "quit"}
 _QUESTION = ", ".join(f"{name} ({key})" for key, name in _CHOICES.items()) + "? "
@@ -87,9 +84,9 @@ class Desk:
 
     def _edit(self, call: PendingCall) -> Decision | None:
         """Ask for other arguments; None goes back to the question."""
-        self._say("Now: " + _as_json(call.arguments))
+        self._say("Now: " + exact_json(call.arguments))
         while answer := self._answer("New arguments, as one line of JSON (empty: back): "):
-            edited = edited_arguments(answer)
+            edited = parse_object(answer)
             if not isinstance(edited, InvalidArguments):
                 return Approve(arguments=edited, by=self._by, fingerprint=call.fingerprint)
             self._complain(f"The arguments {edited.message}")
@@ -121,15 +118,10 @@ class Desk:
         return input().strip()
 
     def _say(self, text: str) -> None:
-        say(self._console, Text(_exact(text), "dim"))
+        say(self._console, Text(exact(text), "dim"))
 
     def _complain(self, text: str) -> None:
         say(self._console, Text.assemble(("Not taken: ", "bold red"), printable(text)))
-
-
-def edited_arguments(text: str) -> dict[str, object] | InvalidArguments:
-    """Read arguments that a person typed, as strictly as a model's."""
-    return parse_object(text)
 
 
 def print_pending(console: Console, call: PendingCall, *, more: int = 0) -> None:
@@ -141,11 +133,11 @@ def print_pending(console: Console, call: PendingCall, *, more: int = 0) -> None
     if call.prompt:
         rows.add_row("question", Text(printable(call.prompt)))
     if not asks:
-        rows.add_row("function", Text(_exact(call.fully_qualified_name), "bold"))
-        rows.add_row("arguments", Text(_as_json(call.arguments, indent=2) if call.arguments else "none"))
+        rows.add_row("function", Text(exact(call.fully_qualified_name), "bold"))
+        rows.add_row("arguments", Text(exact_json(call.arguments, indent=2) if call.arguments else "none"))
     if call.expires_at is not None:
-        rows.add_row("open until", Text(_until(call.expires_at)))
-    rows.add_row("call", Text(f"{_exact(call.id)}, fingerprint {_exact(call.fingerprint[:12])}"))
+        rows.add_row("open until", Text(moment_text(call.expires_at)))
+    rows.add_row("call", Text(f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
     title = "The model asks you" if asks else "A call waits for your decision"
     title += f", and {more} more" if more else ""
     panel = Panel(
@@ -157,20 +149,3 @@ def print_pending(console: Console, call: PendingCall, *, more: int = 0) -> None
         width=min(console.width, WIDEST),
     )
     console.print(panel)
-
-
-def _as_json(value: object, *, indent: int | None = None) -> str:
-    return _exact(json.dumps(value, ensure_ascii=False, indent=indent))
-
-
-def _exact(text: str) -> str:
-    """Escape, as JSON does, whatever a terminal would obey or not show: a name or argument may hide nothing."""
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-
-
-def _until(moment: datetime) -> str:
-    left = max(int((moment - datetime.now(UTC)).total_seconds()), 0)
-    days, hours, minutes = left // 86_400, left // 3_600, left // 60
-    spans = ((days, "day"), (hours, "hour"), (minutes, "minute"), (left, "second"))
-    number, unit = next(((number, unit) for number, unit in spans if number > 1), (left, "second"))
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}, {number} {unit}{'' if number == 1 else 's'} from now"

@@ -8,21 +8,25 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 from semantic_kernel.exceptions import KernelException
 
-from planner_ext import FunctionCallingStepwisePlannerResult
+from planner_ext import Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.cli.ask import Desk, print_pending
 from planner_ext.cli.checkpoint_file import CheckpointFile
+from planner_ext.cli.console import FAULT, INTERRUPTED, PAUSED, UNUSABLE, complain, say, stderr_console
 from planner_ext.cli.journey import Journey, Setup
-from planner_ext.cli.report import FAULT, INTERRUPTED, PAUSED, UNUSABLE, complain, exit_code, say, stderr_console, tell
+from planner_ext.cli.report import exit_code, tell
 from planner_ext.cli.show import spent_line
 from planner_ext.cli.text import printable
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import State
 from planner_ext.errors import (
     DecisionRefusedError,
     InvalidCheckpointError,
@@ -31,14 +35,15 @@ from planner_ext.errors import (
 )
 from planner_ext.hitl_manager import Checkpoint, Decision, PendingCall
 
-__all__ = ["Work", "conduct", "is_terminal"]
+__all__ = ["CANNOT_BE_USED", "Work", "conduct", "is_terminal", "setup_options", "with_trips"]
 
-_CANNOT_BE_USED = (
+CANNOT_BE_USED = (
     DecisionRefusedError,
     InvalidCheckpointError,
     InvalidPolicyError,
     PlannerInvalidConfigurationError,
 )
+"""What is wrong with the command line, a file or the kernel, and not with the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +114,7 @@ def conduct(setup: Setup, begin: Callable[[Console], Work]) -> int:
             work = begin(console)
             with work.journey:
                 result, code = _outcome(work, console)
-        except _CANNOT_BE_USED as error:
+        except CANNOT_BE_USED as error:
             complain(console, str(error))
             return UNUSABLE
         if result is None:
@@ -134,7 +139,7 @@ def _outcome(work: Work, console: Console) -> tuple[FunctionCallingStepwisePlann
         return work.kept(work.journey.stopped("Interrupted from the keyboard.")), INTERRUPTED
     except Exception as error:  # whatever it is, a command line says it in words
         work.keep_after(error)
-        if isinstance(error, _CANNOT_BE_USED):
+        if isinstance(error, CANNOT_BE_USED):
             raise
         text = str(error) if isinstance(error, KernelException) else f"{type(error).__name__}: {error}"
         complain(console, f"{text} {work.journey.endpoint}".strip())
@@ -166,6 +171,11 @@ def _tell_how_to_go_on(console: Console, result: FunctionCallingStepwisePlannerR
 
 def _command(setup: Setup, file: CheckpointFile) -> str:
     """Write the command that goes on with a run as it was begun."""
+    return printable(shlex.join(["planner-ext", "resume", str(file.path), *setup_options(setup)]))
+
+
+def setup_options(setup: Setup) -> list[str]:
+    """Write the options that a run was begun with, for the command that goes on with it."""
     given = {
         "--kernel": setup.kernel,
         "--base-url": setup.base_url,
@@ -173,8 +183,20 @@ def _command(setup: Setup, file: CheckpointFile) -> str:
         "--policy": None if setup.policy is None else str(setup.policy),
     }
     options = [part for name, value in given.items() if value is not None for part in (name, value)]
-    flags = ["--ask-all"] if setup.ask_all else []
-    return printable(shlex.join(["planner-ext", "resume", str(file.path), *flags, *options]))
+    return [*(["--ask-all"] if setup.ask_all else []), *options]
+
+
+def with_trips(state: State, max_iterations: int | None) -> Budget | None:
+    """Replace the round trips of a run alone, every other limit stays; None keeps them all.
+
+    Raises:
+        PlannerInvalidConfigurationError: If that is no number of round trips.
+    """
+    if max_iterations is None:
+        return None
+    kept: dict[str, Any] = {item.name: getattr(state.rules.limits, item.name) for item in fields(Limits)}
+    kept["max_iterations"] = max_iterations
+    return Budget(**kept)
 
 
 def _is_late(call: PendingCall) -> bool:

@@ -13,7 +13,6 @@ import semantic_kernel
 from openai import AsyncOpenAI
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from semantic_kernel import Kernel
@@ -29,10 +28,11 @@ from planner_ext import (
     FunctionCallingStepwisePlannerResult,
     FunctionInvokingChatCompletion,
 )
+from planner_ext.cli.demo_durable import survival
 from planner_ext.cli.demo_kernel import CallCounter, Export, shop_kernel
+from planner_ext.cli.demo_page import Ledger, paragraph, table, title
 from planner_ext.cli.demo_script import GOAL, insatiable_model, order_script
 from planner_ext.cli.show import Progress, Signs, print_answer
-from planner_ext.cli.text import TextFlow
 from planner_ext.compare import run_comparison
 from planner_ext.events import ResultReady
 from planner_ext.testing import Script, ScriptedOpenAIServer
@@ -47,15 +47,15 @@ _GOAL_BUDGET = 10
 
 
 async def run_demo(console: Console) -> bool:
-    """Show both parts; return whether everything that this package charged is what others counted."""
-    _paragraph(
+    """Show all parts; return whether everything that this package charged is what others counted."""
+    paragraph(
         console,
         "Nothing here needs a key or leaves this machine: a scripted model behind a real HTTP server, asked by "
         "OpenAI's client through Semantic Kernel's connector. Every number below was counted while it ran.",
         style="dim",
     )
-    agrees = [await _limits(console), await _goal(console)]
-    _paragraph(console, 'Your own: planner-ext run "a goal" --kernel module:factory --model NAME', style="dim")
+    agrees = [await _limits(console), await _goal(console), await survival(console)]
+    paragraph(console, 'Your own: planner-ext run "a goal" --kernel module:factory --model NAME', style="dim")
     return all(agrees)
 
 
@@ -82,18 +82,18 @@ class _Loop:
 
 async def _limits(console: Console) -> bool:
     """Ask a model that never stops calling, four times; return whether our loops kept to what was allowed."""
-    _title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
+    title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
     stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
     own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
-    _table(console, _limits_table([*stock, *await _options_as_written(), *own], Signs(console)))
+    table(console, _limits_table([*stock, *await _options_as_written(), *own], Signs(console)))
     ours = own[0]
-    _paragraph(
+    paragraph(
         console,
         f"planner_ext: charged {ours.reported}, the server counted {ours.requests}; limit reached: {ours.limit}; "
         f'answer: "{ours.answer}"',
         style="bold",
     )
-    _paragraph(
+    paragraph(
         console,
         f"Semantic Kernel {semantic_kernel.__version__} was given maximum_auto_invoke_attempts={_ALLOWED}, which "
         "counts rounds of function calls: the request for an answer comes on top, or, streamed, is never made. "
@@ -175,8 +175,8 @@ def _limits_table(loops: list[_Loop], signs: Signs) -> Table:
 
 async def _goal(console: Console) -> bool:
     """Let the planner reach a goal with functions that really run."""
-    _title(console, "2", "A goal, a plan, and functions that really run")
-    _paragraph(console, f"Goal: {GOAL}")
+    title(console, "2", "A goal, a plan, and functions that really run")
+    paragraph(console, f"Goal: {GOAL}")
     counter = CallCounter()
     kernel = shop_kernel(counter)
     planner = FunctionCallingStepwisePlanner(
@@ -188,8 +188,14 @@ async def _goal(console: Console) -> bool:
         requests, tokens = len(server.requests), server.total_tokens
     console.print()
     print_answer(console, result)
-    ledger = _Ledger(result, requests=requests, tokens=tokens, calls=counter.count)
-    _table(console, ledger.table(Signs(console)))
+    ledger = Ledger(
+        (
+            ("round trips", result.iterations, "the server", requests),
+            ("tokens", result.usage.total_tokens, "the server", tokens),
+            ("function calls", result.tool_calls, "a filter", counter.count),
+        )
+    )
+    table(console, ledger.table(Signs(console)))
     return ledger.agrees and result.status == "answered"
 
 
@@ -205,52 +211,9 @@ async def _watched(
     raise AssertionError("a stream ends with its result")
 
 
-class _Ledger:
-    """What the run was charged, beside what others counted."""
-
-    def __init__(self, result: FunctionCallingStepwisePlannerResult, *, requests: int, tokens: int, calls: int) -> None:
-        self._rows = (
-            ("round trips", result.iterations, "the server", requests),
-            ("tokens", result.usage.total_tokens, "the server", tokens),
-            ("function calls", result.tool_calls, "a filter", calls),
-        )
-
-    @property
-    def agrees(self) -> bool:
-        """Whether every number is what somebody else counted."""
-        return all(charged == counted for _, charged, _, counted in self._rows)
-
-    def table(self, signs: Signs) -> Table:
-        """Write it down, a line for each number."""
-        table = Table.grid(padding=(0, 1))
-        for justify in ("left", "left", "right", "left", "left", "right"):
-            table.add_column(justify=justify)
-        for name, charged, who, counted in self._rows:
-            sign = Text(signs.good, "green") if charged == counted else Text(signs.bad, "red")
-            table.add_row(f"{name}  ", "charged", f"{charged:,}", sign, f"{who} counted", f"{counted:,}")
-        return table
-
-
 @asynccontextmanager
 async def _scripted(script: Script) -> AsyncGenerator[tuple[ScriptedOpenAIServer, OpenAIChatCompletion], None]:
     """Serve a script on this machine, with OpenAI's client and Semantic Kernel's connector in front of it."""
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
             yield server, OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
-
-
-def _title(console: Console, number: str, text: str) -> None:
-    console.print(Text.assemble((f" {number} ", "reverse"), "  ", (text, "bold")))
-
-
-def _paragraph(console: Console, text: str, *, style: str = "") -> None:
-    flow = TextFlow(console, width=min(console.width, 100), indent=2, style=style)
-    flow.write(text)
-    flow.close()
-    console.print()
-
-
-def _table(console: Console, table: Table) -> None:
-    console.print()
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
-    console.print()

@@ -24,11 +24,12 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
 )
+from planner_ext.cli.console import say
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
-from planner_ext.cli.report import say
 from planner_ext.cli.show import Progress
 from planner_ext.core.fold import fold
 from planner_ext.core.settle import stopping_facts
+from planner_ext.core.state import State
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact, PlannerEvent, ResultReady
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Decision
@@ -122,6 +123,19 @@ class Journey:
         self._seconds_left, self._timeout = timeout, timeout or 0.0
         self._warn(approval.get("interceptors", ()))
 
+    def reopen(self, state: State) -> None:
+        """Make kernel, service and planner for a run that goes on, with the options that its rules tell of.
+
+        Raises:
+            Exception: As `open`.
+        """
+        rules = state.rules
+        self.open(
+            plan=rules.plan,
+            require_final_answer_function=rules.require_final_answer,
+            max_clarifications=rules.max_clarifications,
+        )
+
     def start(self, goal: str) -> FunctionCallingStepwisePlannerResult:
         """Run to the first pause, or the end.
 
@@ -147,6 +161,19 @@ class Journey:
             lambda: planner.resume(kernel, checkpoint, decisions, budget=budget),
             lambda: planner.resume_stream(kernel, checkpoint, decisions, budget=budget),
         )
+
+    def drive(
+        self,
+        stretch: Callable[[FunctionCallingStepwisePlanner, Kernel], Awaitable[FunctionCallingStepwisePlannerResult]],
+    ) -> FunctionCallingStepwisePlannerResult:
+        """Let something else, such as a store, drive the planner with the kernel, and watch what the planner does.
+
+        Raises:
+            KeyboardInterrupt: If somebody pressed Ctrl-C; what ran is cancelled.
+            Exception: Any fault.
+        """
+        planner, kernel = self._ready()
+        return self._runner.run(self._plain(lambda: stretch(planner, kernel)))
 
     def stopped(self, reason: str) -> FunctionCallingStepwisePlannerResult:
         """Make a result of a run that was cancelled: every call answered, everything spent on the record."""

@@ -28,22 +28,23 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.selection import select_service
 
-__all__ = ["SERVICE_ID", "kernel_of", "openai_service", "start_factory", "with_service"]
+__all__ = ["SERVICE_ID", "awaited", "kernel_of", "openai_service", "start_factory", "with_service"]
 
 SERVICE_ID = "planner-ext"
 """Under which the service of ``--base-url`` and ``--model`` stands in the copy of the kernel."""
 
 
-def start_factory(path: str) -> object:
-    """Import what ``--kernel`` names, and call it if it is a function; the current directory is importable.
+def start_factory(path: str, *, option: str = "--kernel") -> object:
+    """Import what an option names, and call it if it is a function; the current directory is importable.
 
     This is done before an event loop runs, so that module and factory may run one of their own.
 
     Args:
         path: ``module:name``, dots allowed in both.
+        option: How the command line calls it.
 
     Returns:
-        What the factory returned, a coroutine perhaps; see `kernel_of`.
+        What the factory returned, a coroutine perhaps; see `kernel_of` and `awaited`.
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such module or name, or either fails.
@@ -51,15 +52,30 @@ def start_factory(path: str) -> object:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise PlannerInvalidConfigurationError(
-            f"--kernel must be module:factory, for instance shop.kernel:make_kernel; got {path!r}."
+            f"{option} must be module:factory, for instance shop.kernel:make_kernel; got {path!r}."
         )
-    found = _attribute(_imported(module_name, path), name, path)
+    given = f"{option} {path}"
+    found = _attribute(_imported(module_name, given), name, given)
     if isinstance(found, Kernel) or not callable(found):
         return found
     try:
         return found()
     except (Exception, SystemExit) as error:
-        raise _failed(path, "the factory", error) from error
+        raise _failed(given, "the factory", error) from error
+
+
+async def awaited(made: object, path: str, *, option: str = "--kernel") -> object:
+    """Await what `start_factory` returned, where it is to be awaited.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the factory fails.
+    """
+    if not inspect.isawaitable(made):
+        return made
+    try:
+        return cast("object", await made)
+    except (Exception, SystemExit) as error:
+        raise _failed(f"{option} {path}", "the factory", error) from error
 
 
 async def kernel_of(made: object, path: str) -> Kernel:
@@ -68,11 +84,7 @@ async def kernel_of(made: object, path: str) -> Kernel:
     Raises:
         PlannerInvalidConfigurationError: If the factory fails, or gives something else.
     """
-    if inspect.isawaitable(made):
-        try:
-            made = await made
-        except (Exception, SystemExit) as error:
-            raise _failed(path, "the factory", error) from error
+    made = await awaited(made, path)
     if not isinstance(made, Kernel):
         raise PlannerInvalidConfigurationError(
             f"--kernel {path} must be a semantic_kernel.Kernel, or a function without arguments that returns one; "
@@ -81,7 +93,7 @@ async def kernel_of(made: object, path: str) -> Kernel:
     return made
 
 
-def _imported(module_name: str, path: str) -> ModuleType:
+def _imported(module_name: str, given: str) -> ModuleType:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -89,21 +101,21 @@ def _imported(module_name: str, path: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise PlannerInvalidConfigurationError(
-                f"--kernel {path}: there is no module {error.name!r}, neither installed nor in {here}."
+                f"{given}: there is no module {error.name!r}, neither installed nor in {here}."
             ) from None
-        raise _failed(path, "the module", error) from error
+        raise _failed(given, "the module", error) from error
     except (Exception, SystemExit) as error:
-        raise _failed(path, "the module", error) from error
+        raise _failed(given, "the module", error) from error
 
 
-def _attribute(module: ModuleType, name: str, path: str) -> object:
+def _attribute(module: ModuleType, name: str, given: str) -> object:
     try:
         return cast("object", reduce(getattr, name.split("."), module))
     except AttributeError:
         near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise PlannerInvalidConfigurationError(
-            f"--kernel {path}: the module {module.__name__!r} has no {name!r}.{hint}"
+            f"{given}: the module {module.__name__!r} has no {name!r}.{hint}"
         ) from None
 
 
@@ -184,8 +196,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _failed(path: str, what: str, error: BaseException) -> PlannerInvalidConfigurationError:
+def _failed(given: str, what: str, error: BaseException) -> PlannerInvalidConfigurationError:
     text = f"{type(error).__name__}: {error}".rstrip(": .")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return PlannerInvalidConfigurationError(f"--kernel {path}: {what} raised {text}{where}.")
+    return PlannerInvalidConfigurationError(f"{given}: {what} raised {text}{where}.")

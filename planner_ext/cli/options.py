@@ -7,6 +7,7 @@ import typer
 
 __all__ = [
     "EXIT_CODES",
+    "STORE_VARIABLE",
     "Answers",
     "Approvals",
     "AskAll",
@@ -18,7 +19,10 @@ __all__ = [
     "Edits",
     "GoalText",
     "Json",
+    "JsonDocument",
+    "KeptIn",
     "KernelPath",
+    "Limit",
     "MaxIterations",
     "MaxToolCalls",
     "Model",
@@ -27,6 +31,8 @@ __all__ = [
     "Policy",
     "Questions",
     "ResumedFile",
+    "RunId",
+    "Store",
     "Stream",
     "Timeout",
     "decider",
@@ -76,6 +82,15 @@ By = Annotated[str | None, typer.Option(metavar="NAME", help="Who decides, for t
 Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Show text while it arrives.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as one JSON document on stdout.")]
 
+JsonDocument = Annotated[bool, typer.Option("--json", help="Print it as one JSON document on stdout.")]
+
+STORE_VARIABLE = "PLANNER_EXT_STORE"
+"""The environment variable in place of ``--store``: other users of the machine can read a command line."""
+
+_STORE = "A store of runs: an SQLite file on this machine, or a postgresql:// address."
+Store = Annotated[str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)]
+Limit = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
+
 GoalText = Annotated[str, typer.Argument(metavar="GOAL", help="What is to be reached.", show_default=False)]
 MaxIterations = Annotated[
     int,
@@ -106,6 +121,24 @@ CheckpointPath = Annotated[
         metavar="FILE",
         help="Ask nobody: when calls wait, stop with exit code 4. FILE has the run as it stands, whatever its end, for "
         "planner-ext resume. It is signed where PLANNER_EXT_KEY is set.",
+    ),
+]
+
+KeptIn = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="FILE|URL",
+        help=f"Keep the run there while it goes: a killed process loses nothing, and what waits is decided with "
+        f"planner-ext approvals. {_STORE} Texts come whole.",
+    ),
+]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="With --store: the run's name. An unfinished run of this name goes on; one that has ended gives its "
+        "result. Left out: a new one.",
     ),
 ]
 

@@ -1,23 +1,21 @@
 """``planner-ext resume``: goes on with a run that waits in a file, in whatever process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
-from planner_ext.cli.ask import Desk, edited_arguments
+from planner_ext.cli.ask import Desk
 from planner_ext.cli.checkpoint_file import CheckpointFile
-from planner_ext.cli.conduct import Work, conduct, is_terminal
+from planner_ext.cli.conduct import Work, conduct, is_terminal, with_trips
 from planner_ext.cli.journey import Journey, Setup
-from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, Supply
 from planner_ext.kernel.approval import pending_calls
-from planner_ext.kernel.arguments import InvalidArguments
+from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.planner_result import result_of
 
 __all__ = ["Continuation", "resume_run"]
@@ -77,11 +75,7 @@ class _Stretch:
         if self.continuation.cancel is not None:
             return self._cancel(self.continuation.cancel)
         state, budget = self.checkpoint.state(), self._budget()
-        self.journey.open(
-            plan=state.rules.plan,
-            require_final_answer_function=state.rules.require_final_answer,
-            max_clarifications=state.rules.max_clarifications,
-        )
+        self.journey.reopen(state)
         if pending_calls(state) and not self.decisions and budget is None:
             return result_of(state, self.checkpoint.facts)
         return self.journey.resume(self.decisions, budget=budget)
@@ -94,14 +88,7 @@ class _Stretch:
         return FunctionCallingStepwisePlanner().cancel(self.checkpoint, by=self.setup.by or "", reason=reason)
 
     def _budget(self) -> Budget | None:
-        """Replace the round trips alone; every other limit of the run stays."""
-        wanted = self.continuation.max_iterations
-        if wanted is None:
-            return None
-        limits = self.checkpoint.state().rules.limits
-        kept: dict[str, Any] = {item.name: getattr(limits, item.name) for item in fields(Limits)}
-        kept["max_iterations"] = wanted
-        return Budget(**kept)
+        return with_trips(self.checkpoint.state(), self.continuation.max_iterations)
 
 
 def _decisions(given: Continuation, state: State, by: str | None) -> dict[str, Decision]:
@@ -128,7 +115,7 @@ def _decisions(given: Continuation, state: State, by: str | None) -> dict[str, D
         decide(name, Supply(reply, by=by))
     for text in given.edit:
         name, written = _split(text, waiting)
-        arguments = edited_arguments(written)
+        arguments = parse_object(written)
         if isinstance(arguments, InvalidArguments) or not written:
             problem = arguments.message if isinstance(arguments, InvalidArguments) else "are missing."
             raise DecisionRefusedError(f"--edit {name}=JSON: the arguments {problem}")

@@ -1,12 +1,14 @@
 """Text from models and functions, made fit for a terminal: no control characters, one line, wrapped as it arrives."""
 
+import json
 import re
+from datetime import UTC, datetime
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["TextFlow", "one_line", "printable", "shortened"]
+__all__ = ["TextFlow", "exact", "exact_json", "moment_text", "one_line", "printable", "shortened"]
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -25,6 +27,26 @@ _DEEPEST = 8
 def printable(text: str) -> str:
     """Take out what a terminal would obey instead of show: a model's text may move no cursor and reorder no line."""
     return text.translate(_UNPRINTABLE)
+
+
+def exact(text: str) -> str:
+    """Escape, as JSON does, whatever a terminal would obey or not show: what is decided on may hide nothing."""
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def exact_json(value: object, *, indent: int | None = None) -> str:
+    """Write a value as JSON in which everything can be seen; see `exact`."""
+    return exact(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def moment_text(moment: datetime) -> str:
+    """Write a moment by the clock of this machine's place, and how long ago it was or how soon it will be."""
+    seconds = (moment - datetime.now(UTC)).total_seconds()
+    left = int(abs(seconds))
+    spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
+    number, unit = next(((number, unit) for number, unit in spans if number > 1), (left, "second"))
+    span = f"{number} {unit}{'' if number == 1 else 's'}"
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}, {span} {'from now' if seconds > 0 else 'ago'}"
 
 
 def one_line(text: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 from planner_ext.core.change import replace
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, Clarified
+from planner_ext.core.limits import Ledger
 from planner_ext.core.shares import reserved, settled
 from planner_ext.core.state import Batch, Call, Phase, State
 from planner_ext.core.values import CallResult, Entry, ReplyEntry
@@ -17,15 +18,30 @@ def call_decided(state: State, fact: CallDecided) -> State:
     batch, call = _named_call(state, fact)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
-    changed = replace(call, decided=fact, started=False, answer=_answer(state, fact), erred=fact.kind in _ERRED)
+    changed = replace(
+        call, decided=fact, started=False, reserved=None, answer=_answer(state, fact), erred=fact.kind in _ERRED
+    )
+    ledger = settled(state.ledger, call.reserved, None)
     state = replace(
         state,
         batch=_with_call(batch, fact.index, changed),
         final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
+        ledger=_taken_back(ledger, call) if call.started and fact.verdict == "run" else ledger,
         sticky=state.sticky | _sticky_key(fact),
         at=fact.at,
     )
     return _settle_if_answered(state)
+
+
+def _taken_back(ledger: Ledger, call: Call) -> Ledger:
+    """Uncharge a call in doubt that is to run again: it is charged once, however often its process died."""
+    assert call.decided is not None
+    return replace(
+        ledger,
+        tool_calls=ledger.tool_calls - 1,
+        calls_by_function=_counted(ledger.calls_by_function, call.decided.function, -1),
+        calls_by_digest=_counted(ledger.calls_by_digest, call.decided.digest, -1),
+    )
 
 
 _ERRED = frozenset({"unknown", "invalid"})
@@ -50,13 +66,14 @@ def _sticky_key(fact: CallDecided) -> frozenset[str]:
 
 def calls_withheld(state: State, fact: CallsWithheld) -> State:
     """Answer calls that do not run."""
-    batch = _open_batch(state)
+    batch, ledger = _open_batch(state), state.ledger
     for index in fact.indexes:
         _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
         call = batch.calls[index]
         _require(call.answer is None, fact, "it has its result")
-        batch = _with_call(batch, index, replace(call, answer=fact.answer))
-    state = replace(state, batch=batch, limit=state.limit or fact.limit, at=fact.at)
+        ledger = settled(ledger, call.reserved, None)
+        batch = _with_call(batch, index, replace(call, reserved=None, answer=fact.answer))
+    state = replace(state, batch=batch, ledger=ledger, limit=state.limit or fact.limit, at=fact.at)
     return _settle_if_answered(state)
 
 
@@ -181,5 +198,5 @@ def _entries(batch: Batch, removed: set[str]) -> list[Entry]:
     return [message, *results]
 
 
-def _counted(counts: Any, key: str) -> dict[str, int]:
-    return {**counts, key: counts.get(key, 0) + 1}
+def _counted(counts: Any, key: str, more: int = 1) -> dict[str, int]:
+    return {**counts, key: counts.get(key, 0) + more}

@@ -8,6 +8,7 @@ from planner_ext.core.facts import ModelReplied
 from planner_ext.core.state import Batch, Call, Phase, State
 
 __all__ = [
+    "ASK_USER",
     "NO_MORE_QUESTIONS",
     "asks",
     "only_asks",
@@ -16,6 +17,9 @@ __all__ = [
     "questions_left",
     "waiting_reply",
 ]
+
+ASK_USER = "UserInteraction-AskUser"
+"""The function that asks the user, as the model sees it."""
 
 NO_MORE_QUESTIONS = "Not asked: no further questions are answered. Go on with what you know."
 """What the model reads of a question over the cap."""

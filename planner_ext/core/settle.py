@@ -14,7 +14,13 @@ from planner_ext.core.fold import apply
 from planner_ext.core.machine import IN_DOUBT, next_action
 from planner_ext.core.state import State
 
-__all__ = ["plain_fact", "stopping_facts"]
+__all__ = ["cancellation", "plain_fact", "stopping_facts"]
+
+
+def cancellation(by: str, reason: str) -> str:
+    """Say who cancelled a run and why, as far as that is known: for the record and for the model."""
+    who = f"Cancelled by {by}" if by else "Cancelled"
+    return f"{who}: {reason}" if reason else f"{who}."
 
 
 def stopping_facts(state: State, *, reason: str, at: float, seconds: float = 0.0) -> tuple[Fact, ...]:

@@ -8,15 +8,15 @@ from typing import Any
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.approval.settings import ApprovalOptions
+from planner_ext.approval.waiting import WaitingCall, waiting_calls
 from planner_ext.core.errors import InvalidLimitError
-from planner_ext.core.facts import CallDecided, Clarified, ModelReplied
-from planner_ext.core.questions import waiting_reply
+from planner_ext.core.facts import CallDecided, Clarified
+from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.state import Call, Phase, State
 from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
-from planner_ext.kernel.interaction import ASK_USER
 from planner_ext.kernel.messages import load_message, requested_calls
 from planner_ext.ports import Functions
 from planner_ext.review import apply_decision
@@ -25,6 +25,7 @@ __all__ = [
     "ApprovalSettings",
     "DecisionRefusedError",
     "PendingCall",
+    "check_calls",
     "check_record",
     "decision_facts",
     "pending_calls",
@@ -32,7 +33,15 @@ __all__ = [
 
 
 class DecisionRefusedError(PlannerException):
-    """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran."""
+    """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
+
+    Attributes:
+        call_id: The call that it was given for; None where it is none of a call's.
+    """
+
+    def __init__(self, message: str, *, call_id: str | None = None) -> None:
+        super().__init__(message)
+        self.call_id = call_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,8 @@ class PendingCall:
         fingerprint: Digest of run, trip, call, function and arguments; an `Approve` may name it.
         expires_at: When the question is no longer open, or None.
         prompt: What the person is asked, "" for nothing in particular.
+        in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
+            `Supply` tells the model its result, `Deny` leaves the model with the doubt.
     """
 
     id: str
@@ -89,6 +100,7 @@ class PendingCall:
     fingerprint: str
     expires_at: datetime | None = None
     prompt: str = ""
+    in_doubt: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Write the call as JSON values."""
@@ -104,41 +116,18 @@ class PendingCall:
 
 def pending_calls(state: State) -> tuple[PendingCall, ...]:
     """List what waits for a person in a paused run: calls, and questions."""
-    if (reply := waiting_reply(state)) is not None:
-        return (_plain_question(state, reply),)
-    return tuple(_pending(call, fact) for _, call, fact in _waiting(state))
+    return tuple(_pending(call) for call in waiting_calls(state))
 
 
-def _waiting(state: State) -> list[tuple[int, Call, CallDecided]]:
-    if state.batch is None or state.ended is not None:
-        return []
-    return [
-        (index, call, call.decided)
-        for index, call in enumerate(state.batch.calls)
-        if call.decided is not None and call.decided.verdict == "defer" and call.answer is None
-    ]
-
-
-def _pending(call: Call, fact: CallDecided) -> PendingCall:
-    arguments = parse_object(call.request.arguments)
+def _pending(call: WaitingCall) -> PendingCall:
     return PendingCall(
         id=call.request.id,
-        fully_qualified_name=fact.function,
-        arguments={} if isinstance(arguments, InvalidArguments) else arguments,
-        fingerprint=fact.fingerprint,
-        expires_at=_moment(fact.expires_at),
-        prompt=fact.prompt,
-    )
-
-
-def _plain_question(state: State, reply: ModelReplied) -> PendingCall:
-    name, arguments = f"question_{reply.iteration}", {"question": reply.text}
-    return PendingCall(
-        id=name,
-        fully_qualified_name=ASK_USER,
-        arguments=arguments,
-        fingerprint=fingerprint_of(state.run_id, reply.iteration, name, digest_of(ASK_USER, arguments)),
-        prompt=reply.text,
+        fully_qualified_name=call.decided.function,
+        arguments=call.arguments,
+        fingerprint=call.fingerprint,
+        expires_at=_moment(call.decided.expires_at),
+        prompt=call.decided.prompt,
+        in_doubt=call.in_doubt,
     )
 
 
@@ -160,6 +149,17 @@ def check_record(state: State) -> None:
             "Expected the checkpoint of a run that waits or has ended; "
             f"this one stops in the middle: it is {state.phase}. It was cut short."
         )
+    check_calls(state)
+    if state.phase is Phase.PAUSED and not waiting_calls(state):
+        raise InvalidCheckpointError("Expected a paused run with a call that waits; none does. It was altered.")
+
+
+def check_calls(state: State) -> None:
+    """Refuse a run whose open calls do not agree with their message, or with what was decided of them.
+
+    Raises:
+        InvalidCheckpointError: Naming the call; nothing ran.
+    """
     if state.batch is None:
         return
     if requested_calls(load_message(state.batch.message)) != tuple(call.request for call in state.batch.calls):
@@ -172,13 +172,6 @@ def check_record(state: State) -> None:
                 f"The record of the call {call.request.id!r} contradicts itself: its function, arguments and "
                 "fingerprint do not belong together. It was altered."
             )
-    if state.phase is Phase.PAUSED and not any(_waits(call) for call in state.batch.calls):
-        raise InvalidCheckpointError("Expected a paused run with a call that waits; none does. It was altered.")
-
-
-def _waits(call: Call) -> bool:
-    deferred = call.decided is not None and call.decided.verdict == "defer"
-    return call.answer is None and (deferred or call.started)
 
 
 def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
@@ -197,7 +190,12 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
 
 
 def decision_facts(
-    state: State, decisions: Mapping[str, Decision], functions: Functions, at: float
+    state: State,
+    decisions: Mapping[str, Decision],
+    functions: Functions,
+    at: float,
+    *,
+    decided_at: Mapping[str, float] | None = None,
 ) -> tuple[CallDecided | Clarified, ...]:
     """Turn decisions on a paused run into facts: all of them, or none.
 
@@ -208,92 +206,111 @@ def decision_facts(
         decisions: By call id.
         functions: Resolves and validates again, against the kernel that will run them.
         at: Now, in seconds since the epoch.
+        decided_at: When each decision was made, by call id; those that are not named are made now.
 
     Raises:
         DecisionRefusedError: Naming the call, and why.
     """
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DecisionRefusedError(f"decisions must map call ids to decisions; got {decisions!r}.")
-    _check_names(decisions, [call.id for call in pending_calls(state)])
-    if (reply := waiting_reply(state)) is not None:
-        return tuple(_answered(_asked(reply.text, reply.iteration, None, at), d, functions) for d in decisions.values())
-    waiting = {call.request.id: (index, call, fact) for index, call, fact in _waiting(state)}
-    facts = [
-        _answered(_asked(fact.prompt, fact.iteration, index, at), decisions[name], functions)
-        if fact.kind == "question"
-        else _decided(call, replace(fact, at=at), decisions[name], functions, state)
-        for name, (index, call, fact) in waiting.items()
-        if name in decisions
-    ]
-    undecided = [fact for name, (_, _, fact) in waiting.items() if name not in decisions]
-    return (*facts, *(_expired(fact, at) for fact in undecided if _late(fact, at)))
-
-
-def _check_names(decisions: Mapping[str, Decision], waiting: list[str]) -> None:
+    waiting = {call.request.id: call for call in waiting_calls(state)}
     for name in decisions:
         if name not in waiting:
             there = ", ".join(sorted(waiting)) or "none"
             raise DecisionRefusedError(
                 f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
-                "It was decided before, belongs to another run, or never was."
+                "It was decided before, belongs to another run, or never was.",
+                call_id=name,
             )
+    times = decided_at or {}
+    facts = [
+        _taken(call, times.get(name, at), decisions[name], functions, state)
+        for name, call in waiting.items()
+        if name in decisions
+    ]
+    undecided = [call.decided for name, call in waiting.items() if name not in decisions]
+    return (*facts, *(_expired(fact, at) for fact in undecided if _late(fact, at)))
 
 
-def _asked(question: str, iteration: int, index: int | None, at: float) -> Clarified:
-    """Begin the fact that a person answered a question; they took no active time."""
-    return Clarified(question=question, answer=None, iteration=iteration, index=index, at=at, seconds=0.0)
+def _taken(
+    call: WaitingCall, at: float, decision: Decision, functions: Functions, state: State
+) -> CallDecided | Clarified:
+    if call.decided.kind == "question":
+        return _answered(call, at, decision, functions)
+    return _decided(call, at, decision, functions, state)
 
 
-def _answered(asked: Clarified, decision: Decision, functions: Functions) -> Clarified:
-    """Take a person's answer; that nobody answers is an answer, too."""
-    name = f"question {asked.question!r}"
+def _answered(call: WaitingCall, at: float, decision: Decision, functions: Functions) -> Clarified:
+    """Take a person's answer, who took no active time; that nobody answers is an answer, too."""
+    question = call.decided.prompt
     if not isinstance(decision, Supply | Deny):
-        raise DecisionRefusedError(
-            f"The {name} was answered {decision!r}: there is nothing in it to approve. Answer it with Supply(text), or "
-            "with Deny(reason) where nobody will."
+        problem = (
+            f"The question {question!r} was answered {decision!r}: there is nothing in it to approve. Answer it with "
+            "Supply(text), or with Deny(reason) where nobody will."
         )
+        raise DecisionRefusedError(problem, call_id=call.request.id)
     if (problem := problem_of(decision)) is not None:
-        raise DecisionRefusedError(f"The answer to the {name} cannot be taken: {problem}. The question still waits.")
+        problem = f"The answer to the question {question!r} cannot be taken: {problem}. The question still waits."
+        raise DecisionRefusedError(problem, call_id=call.request.id)
     if isinstance(decision, Deny):
         answer = " ".join(filter(None, ("Nobody answers this.", decision.reason, "Go on with what you know.")))
     else:
         answer = functions.encode(decision.result)
     if not answer.strip():
-        raise DecisionRefusedError(f"The answer to the {name} is blank. Supply a text, or Deny where nobody answers.")
-    return replace(asked, answer=answer, by=decision.by or "")
+        problem = f"The answer to the question {question!r} is blank. Supply a text, or Deny where nobody answers."
+        raise DecisionRefusedError(problem, call_id=call.request.id)
+    return Clarified(
+        question=question,
+        answer=answer,
+        iteration=call.decided.iteration,
+        index=call.index,
+        by=decision.by or "",
+        at=at,
+        seconds=0.0,
+    )
 
 
-def _decided(call: Call, fact: CallDecided, decision: Decision, functions: Functions, state: State) -> CallDecided:
+def _decided(call: WaitingCall, at: float, decision: Decision, functions: Functions, state: State) -> CallDecided:
+    fact = replace(call.decided, at=at)
     name = f"{call.request.id!r} ({fact.function})"
-    if not isinstance(decision, Approve | Deny | Supply):
-        raise DecisionRefusedError(f"The call {name} was answered {decision!r}; expected Approve, Deny or Supply.")
-    if _late(fact, fact.at):
-        raise DecisionRefusedError(
-            f"The decision on {name} came too late: the question expired. Resume without it to let the model know."
-        )
-    if (problem := problem_of(decision)) is not None:
-        raise DecisionRefusedError(f"The decision on {name} cannot be taken: {problem}. The call still waits.")
-    if isinstance(decision, Approve):
-        _check_binding(call, fact, decision, functions, name)
+    problem = _problem(call, fact, decision, functions, name)
+    if problem is not None:
+        raise DecisionRefusedError(problem, call_id=call.request.id)
     decided = apply_decision(fact, decision, functions, state)
     if isinstance(decision, Approve) and decided.verdict != "run":
-        raise DecisionRefusedError(f"The approval of {name} cannot be taken: {decided.reason} The call still waits.")
+        problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
+        raise DecisionRefusedError(problem, call_id=call.request.id)
+    if isinstance(decision, Deny) and call.in_doubt:
+        answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
+        decided = replace(decided, verdict="answer", answer=answer)
     return replace(decided, person=True)
 
 
-def _check_binding(call: Call, fact: CallDecided, decision: Approve, functions: Functions, name: str) -> None:
-    """Refuse an approval of anything but what will run."""
-    if decision.fingerprint is not None and decision.fingerprint != fact.fingerprint:
-        raise DecisionRefusedError(
+def _problem(call: WaitingCall, fact: CallDecided, decision: Decision, functions: Functions, name: str) -> str | None:
+    """Say why a decision cannot be taken, or None."""
+    if not isinstance(decision, Approve | Deny | Supply):
+        return f"The call {name} was answered {decision!r}; expected Approve, Deny or Supply."
+    if _late(fact, fact.at):
+        return f"The decision on {name} came too late: the question expired. Resume without it to let the model know."
+    if (problem := problem_of(decision)) is not None:
+        return f"The decision on {name} cannot be taken: {problem}. The call still waits."
+    return _unbound(call, decision, functions, name) if isinstance(decision, Approve) else None
+
+
+def _unbound(call: WaitingCall, decision: Approve, functions: Functions, name: str) -> str | None:
+    """Say why an approval is not one of what will run, or None."""
+    if decision.fingerprint is not None and decision.fingerprint != call.fingerprint:
+        return (
             f"The approval of {name} was given for another call or other arguments: its fingerprint is "
-            f"{decision.fingerprint}, the call's {fact.fingerprint}. Show the call again and decide anew."
+            f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide anew."
         )
-    checked = functions.check(call.request)
-    if checked.kind != "function" or digest_of(checked.function, checked.arguments) != fact.digest:
-        raise DecisionRefusedError(
+    checked = functions.check(call.request, call.decided.edited)
+    if checked.kind != "function" or digest_of(checked.function, checked.arguments) != call.decided.digest:
+        return (
             f"The call {name} is no longer what was asked about: its function or parameters changed. "
             f"{checked.answer} Deny it, or resume with the kernel that it was asked for."
         )
+    return None
 
 
 def _late(fact: CallDecided, at: float) -> bool:

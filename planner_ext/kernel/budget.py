@@ -9,7 +9,7 @@ from planner_ext.core.limits import Limits
 from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
-__all__ = ["Budget", "Price", "tightest"]
+__all__ = ["Budget", "Price", "price_in", "tightest"]
 
 Price = Callable[[str, Usage], float]
 """Gives the price of one request in US dollars, from the model's name and the tokens used."""
@@ -74,6 +74,11 @@ class Budget(Limits):
     def limits(self) -> Limits:
         """The same, as the core keeps it in a journal."""
         return Limits(**{item.name: getattr(self, item.name) for item in fields(Limits)})
+
+
+def price_in(budget: Limits | None) -> Price | None:
+    """Give the price of a budget; limits alone, as a journal keeps them, have none."""
+    return budget.price if isinstance(budget, Budget) else None
 
 
 def tightest(first: Limits, second: Limits | None) -> Limits:

@@ -101,10 +101,18 @@ class Checkpoint:
             checkpoint = cls(load_facts(data["facts"]))
         except InvalidJournalError as error:
             raise InvalidCheckpointError(str(error)) from error
-        if checkpoint.state().phase is Phase.NEW:
+        return checkpoint.checked()
+
+    def checked(self) -> Self:
+        """Return this checkpoint, if its facts are those of a run and its messages can be read.
+
+        Raises:
+            InvalidCheckpointError: Naming what is wrong.
+        """
+        if self.state().phase is Phase.NEW:
             raise InvalidCheckpointError("Expected the journal of a run; this one has no facts.")
-        checkpoint._check_messages()
-        return checkpoint
+        self._check_messages()
+        return self
 
     def _check_messages(self) -> None:
         for fact in self.facts:

@@ -20,12 +20,12 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
     AutoFunctionInvocationContext,
 )
 from semantic_kernel.filters.filter_types import FilterTypes
-from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
-from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.effects import KEY_PARAMETER, idempotency_key, takes_key
+from planner_ext.kernel.approved import ApprovedArgumentsChangedError, Unchanged, bound, watch
 from planner_ext.kernel.arguments import (
     InvalidArguments,
     Parameters,
@@ -34,7 +34,6 @@ from planner_ext.kernel.arguments import (
     parse_arguments,
     quoted,
 )
-from planner_ext.kernel.errors import PlannerException
 from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable
 from planner_ext.kernel.results import result_text, sendable
 from planner_ext.ports import Finished
@@ -48,10 +47,6 @@ _NAMES_SHOWN: Final = 50
 _DETAIL_CHARACTERS: Final = 2000
 
 _logger = logging.getLogger(__name__)
-
-
-class _ApprovedArgumentsChangedError(PlannerException):
-    """A filter changed the function, or the model's arguments to it, after somebody had approved exactly these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +70,7 @@ class _Run:
     checked: Checked
     prepared: _Prepared
     arguments: KernelArguments
-    unchanged: Callable[[Mapping[str, Any]], bool] | None
+    unchanged: Unchanged | None
 
 
 class KernelFunctions:
@@ -179,7 +174,8 @@ class KernelFunctions:
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
-        run = self._start(call, checked, function, batch.calls[index])
+        key = idempotency_key(state.run_id, batch.iteration, call.id)
+        run = self._start(call, checked, function, batch.calls[index], key)
         if self._kernel.auto_function_invocation_filters:  # pyright: ignore[reportUnknownMemberType]
             return await self._run_filtered(run, state, batch.iteration, index, len(batch.calls))
         ended = await self._invoke(run, function, run.arguments)
@@ -212,7 +208,7 @@ class KernelFunctions:
             self._prepared[id(function)] = prepared
         return prepared
 
-    def _start(self, call: RequestedCall, checked: Checked, function: KernelFunction, planned: Call) -> _Run:
+    def _start(self, call: RequestedCall, checked: Checked, function: KernelFunction, planned: Call, key: str) -> _Run:
         prepared = self._prepare(function)
         arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
         values = cast("dict[str, Any]", arguments)
@@ -221,11 +217,13 @@ class KernelFunctions:
                 values.pop(name, None)
             else:
                 values[name] = value  # as an item: KernelArguments(settings=...) means something else
+        if takes_key(getattr(function, "method", None)):
+            values[KEY_PARAMETER] = key
         decided, unchanged = planned.decided, None
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)
         if decided is not None and (decided.person or decided.by or decided.edited is not None):
-            unchanged = _watch(arguments, checked, prepared.parameters)
+            unchanged = watch(arguments, checked, prepared.parameters)
         return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, unchanged=unchanged)
 
     async def _run_filtered(self, run: _Run, state: State, iteration: int, index: int, count: int) -> Finished:
@@ -277,10 +275,10 @@ class KernelFunctions:
         self, run: _Run, function: KernelFunction, arguments: KernelArguments
     ) -> FunctionResult | None:
         if run.unchanged is not None and function is not run.prepared.function:
-            raise _ApprovedArgumentsChangedError(f"A filter put {function.fully_qualified_name} in its place.")
+            raise ApprovedArgumentsChangedError(f"A filter put {function.fully_qualified_name} in its place.")
         target = self._prepare(function).runnable
         if run.unchanged is not None:
-            target = _bound(target, run.unchanged)
+            target = bound(target, run.unchanged)
         invocation = target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
         seconds = self._execution.timeout_of(run.checked.function)
         return await (invocation if seconds is None else _within(seconds, invocation))
@@ -295,7 +293,7 @@ class KernelFunctions:
             )
             return Finished(outcome="timed_out", text=text, error=recorded, exception=error)
         text = conversion_problem(error, run.prepared.parameters, run.checked.arguments)
-        if isinstance(error, _ApprovedArgumentsChangedError):
+        if isinstance(error, ApprovedArgumentsChangedError):
             text = f"The function {name} was not run: a filter of the application changed what had been approved."
         elif text is None and self._execution.include_error_detail:
             text = f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
@@ -324,40 +322,6 @@ def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finishe
         text=NOT_RUN_BY_FILTER if skipped else result_text(result),
         error="" if failure is None else failure.error,
     )
-
-
-def _bound(function: KernelFunction, unchanged: Callable[[Mapping[str, Any]], bool]) -> KernelFunction:
-    """A copy of a function that refuses to run with other arguments than those approved, whichever filter changed them.
-
-    ``_invoke_internal`` is what Semantic Kernel calls behind the last filter, and what each kind of function overrides;
-    an attribute of the instance overrides it for this one call, and leaves class and metadata as filters expect them.
-    """
-
-    async def invoke_internal(context: FunctionInvocationContext) -> None:
-        if not unchanged(context.arguments):
-            raise _ApprovedArgumentsChangedError("A filter changed arguments after they had been approved.")
-        await function._invoke_internal(context)  # pyright: ignore[reportPrivateUsage]
-
-    bound = function.model_copy()
-    vars(bound)["_invoke_internal"] = invoke_internal
-    return bound
-
-
-def _watch(before: Mapping[str, Any], checked: Checked, parameters: Parameters) -> Callable[[Mapping[str, Any]], bool]:
-    """Remember what was approved: the model's arguments by value, for a filter may change one in place."""
-    digest = digest_of(checked.function, checked.arguments)
-    absent = object()
-    others = {name: before.get(name, absent) for name in parameters.by_name if name not in checked.arguments}
-
-    def unchanged(now: Mapping[str, Any]) -> bool:
-        if any(now.get(name, absent) is not value for name, value in others.items()):
-            return False
-        try:
-            return digest_of(checked.function, {name: now.get(name) for name in checked.arguments}) == digest
-        except (TypeError, ValueError, RecursionError):
-            return False  # no longer JSON, so no longer what the model sent
-
-    return unchanged
 
 
 def _call_content(run: _Run, function: KernelFunction) -> FunctionCallContent:

@@ -4,10 +4,7 @@ from typing import Annotated
 
 from semantic_kernel.functions import KernelFunction, KernelPlugin, kernel_function
 
-__all__ = ["ASK_USER", "UserInteraction", "own_function"]
-
-ASK_USER = "UserInteraction-AskUser"
-"""The fully qualified name of the function that asks the user."""
+__all__ = ["UserInteraction", "own_function"]
 
 
 class UserInteraction:

@@ -36,7 +36,7 @@ from planner_ext.kernel.outcome import carry_run
 from planner_ext.kernel.prices import price_of
 from planner_ext.kernel.questions import AskedClarifier
 from planner_ext.kernel.structured import ResponseForm
-from planner_ext.ports import Emit, Ports, Prompts
+from planner_ext.ports import Emit, Ports, Prompts, RunStore
 
 __all__ = ["Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
 
@@ -70,6 +70,7 @@ class Loop:
         final_answer: KernelFunction | None = None,
         ask_user: KernelFunction | None = None,
         plan_settings: dict[str, Any] | None = None,
+        store: RunStore | None = None,
         planner: object | None = None,
         nested: bool = False,
         form: ResponseForm | None = None,
@@ -123,6 +124,7 @@ class Loop:
             hook=self._hook(streaming=streaming),
             answer_form=form,
             respondent=self._respondent(),
+            store=store,
             observers=options.observers,
             max_concurrency=options.execution.max_concurrency,
             raise_errors=options.execution.on_error == "raise",

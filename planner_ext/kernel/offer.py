@@ -11,6 +11,7 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 
+from planner_ext.effects import KEY_PARAMETER, takes_key
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
 __all__ = ["Offer", "RequestBehavior"]
@@ -96,6 +97,7 @@ class Offer:
         self._select = select
         self._schemas = _schemas(settings)
         self.functions: Mapping[str, KernelFunction] = {}
+        self._offered: tuple[KernelFunctionMetadata, ...] = ()
         self._metadata: tuple[KernelFunctionMetadata, ...] = ()
         self.schema_only: frozenset[str] = frozenset()
         self.refresh()
@@ -113,12 +115,15 @@ class Offer:
             functions[name] = self._kernel.get_function(metadata.plugin_name, metadata.name)
         self.functions = functions
         offered = tuple(function.metadata for function in functions.values())
-        if len(offered) != len(self._metadata) or any(map(is_not, offered, self._metadata)):
-            self._metadata = offered
+        if len(offered) != len(self._offered) or any(map(is_not, offered, self._offered)):
+            self._offered, self._metadata = offered, tuple(map(_without_key, functions.values()))
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
 
     def metadata(self) -> tuple[KernelFunctionMetadata, ...]:
-        """List what is offered, for a request: one and the same tuple for as long as the functions are the same."""
+        """List what is offered, for a request: one and the same tuple for as long as the functions are the same.
+
+        Without the key of `planner_ext.durable.effect`, which is none of the model's concern.
+        """
         return self._metadata
 
     @property
@@ -144,6 +149,14 @@ class Offer:
             raise PlannerInvalidConfigurationError(f"The behaviour's filters cannot be used: {error}") from error
         offered = config.available_functions or []
         return offered if self._select is None else self._select(offered)
+
+
+def _without_key(function: KernelFunction) -> KernelFunctionMetadata:
+    metadata = function.metadata
+    if not takes_key(getattr(function, "method", None)):
+        return metadata
+    shown = [parameter for parameter in metadata.parameters if parameter.name != KEY_PARAMETER]
+    return metadata.model_copy(update={"parameters": shown})
 
 
 def _schemas(settings: PromptExecutionSettings) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from planner_ext.kernel.iteration_hook import IterationCallback
 from planner_ext.kernel.questions import Clarifier
 from planner_ext.ports import Clock, Observer
 
-__all__ = ["LoopOptions", "instance_of", "non_negative"]
+__all__ = ["LoopOptions", "checked_goal", "instance_of", "non_negative"]
 
 _T = TypeVar("_T")
 
@@ -123,10 +123,9 @@ class LoopOptions:
         """Whether the model is offered the function that asks the user."""
         return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
 
-    def resumed(self, limits: Limits, budget: Limits | None) -> "LoopOptions":
+    def resumed(self, limits: Limits, price: Price | None) -> "LoopOptions":
         """Take the limits that a resumed run has, and the price of the budget that it was resumed with, if any."""
-        given = budget.price if isinstance(budget, Budget) else None
-        return replace(self, budget=limits, price=given or self.price)
+        return replace(self, budget=limits, price=price or self.price)
 
     def under(self, behavior: FunctionChoiceBehavior) -> "LoopOptions":
         """Add the pre-invoke callback of a function choice behaviour, if it has one."""
@@ -156,6 +155,17 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise PlannerInvalidConfigurationError(f"{name} must be of the class {kind.__name__}; got {value!r}.")
     return value
+
+
+def checked_goal(goal: object) -> str:
+    """Read a goal.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is no text, or an empty one.
+    """
+    if not isinstance(goal, str) or not goal.strip():
+        raise PlannerInvalidConfigurationError(f"The goal must be a text that is not empty; got {goal!r}.")
+    return goal
 
 
 def _clock(value: Clock | None) -> Clock:

@@ -1,7 +1,7 @@
 """What a run is resumed with, as the facts that it goes on with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import Fact, Resumed
@@ -18,11 +18,16 @@ __all__ = ["Resumption"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """A checkpoint, the decisions on its calls that wait, and the budget that replaces its own, if any."""
+    """A checkpoint, the decisions on its calls that wait, and the budget that replaces its own, if any.
+
+    Attributes:
+        decided_at: When each decision was made, by call id; those that are not named are made now.
+    """
 
     checkpoint: Checkpoint
     decisions: Mapping[str, Decision]
     budget: Limits | None
+    decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def within(self, held: Limits | None) -> "Resumption":
         """Keep a new budget within one that holds all the same: of each limit the tighter holds."""
@@ -52,7 +57,7 @@ class Resumption:
         state = self.checkpoint.state()
         check_record(state)
         pending_calls(state)
-        decided = decision_facts(state, self.decisions, functions, at)
+        decided = decision_facts(state, self.decisions, functions, at, decided_at=self.decided_at)
         return (self._resumed(at), *decided)
 
     def _resumed(self, at: float) -> Resumed:

@@ -19,7 +19,7 @@ from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.engine import StopHandle
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.kernel.budget import Budget
+from planner_ext.kernel.budget import Budget, price_in
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
@@ -323,7 +323,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         at, given = self._options.clock.now(), given.within(self._options.held)
         reopened = given.reopened(at)
         transcript = reopened.transcript
-        options = self._options.resumed(reopened.rules.limits, given.budget)
+        options = self._options.resumed(reopened.rules.limits, price_in(given.budget))
         loop = self._loop(world, settings, behavior, options=options, streaming=streaming)
         first = given.facts(loop.functions, at)
         bring_up_to_date(chat_history, loop.chat.messages(transcript))

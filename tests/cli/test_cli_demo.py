@@ -10,8 +10,7 @@ from command_line import command_line
 from rich.cells import cell_len
 from rich.console import Console
 
-from planner_ext.cli import demo_script
-from planner_ext.cli.demo import run_demo
+from planner_ext.cli import demo, demo_durable, demo_script
 from planner_ext.cli.demo_kernel import Calendar, Currency, Orders, Warehouse
 from planner_ext.testing import ScriptedOpenAIServer
 
@@ -26,7 +25,7 @@ def shown() -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=120,
     )
 
 
@@ -107,6 +106,24 @@ def test_a_plan_a_batch_a_failure_and_the_way_around_it_are_shown(shown: subproc
     assert "OutOfStockError: Hamburg has 1 LAMP-02, not 4" in reserved[0]
 
 
+def test_a_killed_process_costs_nothing_and_the_refund_is_made_once(shown: subprocess.CompletedProcess[str]) -> None:
+    """The edited amount is what went back, once, by the shop's own file; the run is charged what the server counted."""
+    said = unwrapped(shown.stdout)
+    assert "order-7/1/call_2 amount=24.5 --by ann" in said
+    assert "killed, after the money went out and before that was recorded" in said
+    assert "sorry: 24.50 dollars refunded for A-1007.\"; refunds in the shop's own file: 24.50 " in said
+    assert "round trips charged 3 ✓ the server counted 3" in said
+    assert "refunds charged 1 ✓ the shop counted 1" in said
+
+
+async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing about the processes is staged: where one does not end as it should, the demo says how, and fails."""
+    monkeypatch.setattr(demo_durable, "_RUN", "a/b")
+    console = Console(file=StringIO(), width=80)
+    assert not await demo_durable.survival(console)
+    assert "ended with 2, not 4: Error: run_id must be" in unwrapped(console.file.getvalue())
+
+
 def test_piped_output_is_plain_text_of_80_columns(shown: subprocess.CompletedProcess[str]) -> None:
     """No control character but the end of a line, and no line wider than the 80 columns."""
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown.stdout)
@@ -115,8 +132,14 @@ def test_piped_output_is_plain_text_of_80_columns(shown: subprocess.CompletedPro
 
 async def test_a_number_that_disagrees_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about the numbers is staged: with a server that counts otherwise, the demo says so and fails."""
+    monkeypatch.setattr(demo, "survival", _survived)
     monkeypatch.setattr(demo_script, "_THINKS_FOR", 0)
     monkeypatch.setattr(ScriptedOpenAIServer, "total_tokens", property(lambda _: 7))
     console = Console(file=StringIO(), width=80)
-    assert not await run_demo(console)
+    assert not await demo.run_demo(console)
     assert re.search(r"tokens +charged [\d,]+ ✗ the server counted +7", console.file.getvalue())
+
+
+async def _survived(_: Console) -> bool:
+    """Leave the last part of the demo out."""
+    return True

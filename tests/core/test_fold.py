@@ -197,6 +197,18 @@ def test_started_functions_are_counted_once_each() -> None:
     assert ledger.calls_by_digest == {"digest of f": 1}
 
 
+def test_a_call_in_doubt_that_runs_again_is_charged_once() -> None:
+    """However often its process died, it is one call; where it is answered instead, it stays charged as started."""
+    again = fold([*CALLED, began(0), decided(0), began(0), finished(0)]).ledger
+    answered = fold([*CALLED, began(0), decided(0, verdict="answer")]).ledger
+    for ledger in (again, answered):
+        assert (ledger.tool_calls, ledger.calls_by_function, ledger.calls_by_digest) == (
+            1,
+            {"f": 1},
+            {"digest of f": 1},
+        )
+
+
 def test_repeats_are_counted_before_they_are_limited() -> None:
     """What was spent stays spent: a repeat limit set on resume counts the calls that were made before it."""
     facts = [*CALLED, began(0), finished(0), withheld(1), completed(), ended()]

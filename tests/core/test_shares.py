@@ -6,7 +6,7 @@ import pytest
 from core_builders import calls, decided, finished, replied, run_started
 
 from planner_ext.core.actions import RunCalls, WithholdCalls
-from planner_ext.core.facts import CallFinished, CallStarted, Fact
+from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Ledger, Limits
 from planner_ext.core.machine import next_action
@@ -94,10 +94,24 @@ def test_whoever_does_not_say_what_it_spent_has_spent_all() -> None:
 
 
 def test_a_nested_call_in_doubt_costs_its_share_and_another_one_when_it_runs_again() -> None:
-    """A started, unfinished call that a person has run again gets a share anew; the lost one stays spent."""
-    again = [decided(0, nested=True), CallStarted(**{**_fields(started()[-1]), "reserved": Share(iterations=2)})]
-    ledger = fold([*started(), *again, ended(Spent(iterations=1))]).ledger
-    assert (ledger.iterations, ledger.tool_calls) == (1 + 3 + 1, 1 + 2 + 1)
+    """A started, unfinished call that a person has run again gets a share anew; the lost one stays spent, its time not.
+
+    The call itself is charged once, however often it starts.
+    """
+    first = started()
+    again = [decided(0, nested=True), CallStarted(**{**_fields(first[-1]), "reserved": Share(iterations=2, seconds=3)})]
+    ledger = fold([*first, *again, ended(Spent(iterations=1))]).ledger
+    assert (ledger.iterations, ledger.tool_calls, ledger.usage.active_seconds) == (1 + 3 + 1, 1 + 2, 1.0)
+
+
+def test_a_nested_call_in_doubt_that_does_not_run_again_keeps_no_time() -> None:
+    """Supplied by a person, or left in doubt with a run that ends: what it may have spent is charged, and no time."""
+    first = started()
+    supplied = decided(0, verdict="answer", nested=True)
+    left = CallsWithheld(iteration=0, indexes=(0,), answer="In doubt.", limit=None, at=0.0)
+    for fact in (supplied, left):
+        ledger = fold([*first, fact]).ledger
+        assert (ledger.iterations, ledger.tool_calls, ledger.usage.active_seconds) == (1 + 3, 1 + 2, 1.0)
 
 
 def _fields(fact: Fact) -> dict[str, object]:

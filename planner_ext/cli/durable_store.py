@@ -1,0 +1,88 @@
+"""The store that ``--store`` names: opened, named in commands, and its refusals put into words."""
+
+import os
+import re
+import shlex
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from planner_ext.cli.console import INTERRUPTED, UNUSABLE, complain, stderr_console
+from planner_ext.cli.options import STORE_VARIABLE
+from planner_ext.cli.text import printable
+from planner_ext.core.errors import PlannerExtError
+from planner_ext.durable.opening import open_database
+from planner_ext.durable.store import JournalStore
+
+if TYPE_CHECKING:
+    from planner_ext.durable import Runs
+
+__all__ = ["command_on", "is_url", "opened_runs", "opened_store", "store_name", "told"]
+
+_PASSWORD = re.compile(r"(?<=password=)[^&]*")
+
+
+@asynccontextmanager
+async def opened_store(where: str) -> AsyncGenerator[JournalStore, None]:
+    """Open a store that is there, to read in it.
+
+    Raises:
+        StoreError: If there is none, or it cannot be used.
+    """
+    store = JournalStore(await open_database(where, create=False))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def opened_runs(where: str, *, worker_id: str | None = None) -> AsyncGenerator["Runs", None]:
+    """Open a store to drive runs in it; an SQLite file is made where there is none.
+
+    Raises:
+        StoreError: If it cannot be used.
+        WorkerInUseError: If a living worker has this name.
+    """
+    from planner_ext.durable import Runs  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+
+    opened = Runs.dbos(where, worker_id=worker_id) if is_url(where) else Runs.sqlite(where, worker_id=worker_id)
+    async with opened as runs:
+        yield runs
+
+
+def is_url(where: str) -> bool:
+    """Whether a store is a database's address, and not a file's path."""
+    return "://" in where
+
+
+def store_name(where: str) -> str:
+    """Name a store; a password in its address is not told."""
+    scheme, sign, rest = where.partition("://")
+    if not sign:
+        return printable(where)
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return printable(f"{scheme}{sign}{user}{':***' if colon else ''}{at}" + _PASSWORD.sub("***", place))
+
+
+def command_on(where: str, *words: str) -> str:
+    """Write a command of this program on a store, for a shell; without the password that may be in its address."""
+    known = os.environ.get(STORE_VARIABLE) == where
+    option = [] if known else ["--store", store_name(where)]
+    return printable(shlex.join(["planner-ext", *words, *option]))
+
+
+def told(deed: Callable[[], int]) -> int:
+    """Do something with a store; what it refuses, say in a paragraph on stderr.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        return deed()
+    except PlannerExtError as error:
+        complain(stderr_console(), str(error))
+        return UNUSABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -1,0 +1,117 @@
+"""Approvals from another process: what waits, exactly as it will run, and decisions on it. No kernel, no functions."""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from planner_ext.approval.decisions import Approve, Decision
+from planner_ext.clock import SystemClock
+from planner_ext.durable.decisions import write_decision
+from planner_ext.durable.errors import ApprovalRefusedError
+from planner_ext.durable.opening import open_database
+from planner_ext.durable.records import PendingApproval, read_approval
+from planner_ext.durable.store import JournalStore
+from planner_ext.ports import Clock
+
+__all__ = ["Approvals"]
+
+logger = logging.getLogger(__name__)
+
+
+class Approvals:
+    """The calls and questions that wait for a person, in the store that the workers use."""
+
+    def __init__(self, store: JournalStore, *, clock: Clock | None = None) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, where: str | Path, *, clock: Clock | None = None) -> AsyncGenerator["Approvals", None]:
+        """Open a store that is there; used as ``async with Approvals.connect(...) as approvals``.
+
+        Args:
+            where: The SQLite file, or a ``postgresql://`` address.
+            clock: Tells the time; None is the machine's.
+
+        Raises:
+            StoreError: If there is none, or it cannot be used.
+        """
+        store = JournalStore(await open_database(where, create=False))
+        try:
+            yield cls(store, clock=clock)
+        finally:
+            await store.close()
+
+    async def pending(self, run_id: str | None = None, *, limit: int = 50) -> list[PendingApproval]:
+        """List the calls and questions that wait, those first that wait longest; expired ones are not among them.
+
+        A row that was altered is left out and logged by its name: nobody may decide on it, see `show`.
+
+        Args:
+            run_id: Only those of this run; None lists those of all.
+            limit: How many at most.
+        """
+        found: list[PendingApproval] = []
+        for row in await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit):
+            try:
+                found.append(read_approval(row))
+            except ApprovalRefusedError as error:
+                logger.error("A call that waits cannot be shown: %s", error)
+        return found
+
+    async def show(self, approval_id: str) -> PendingApproval:
+        """Show one call, whatever became of it.
+
+        Raises:
+            ApprovalRefusedError: If there is none of this id, or its row was altered.
+        """
+        row = await self._store.approval(approval_id)
+        if row is None:
+            raise ApprovalRefusedError(
+                f"No call with the id {approval_id!r} ever waited in this store. List what waits to see the ids."
+            )
+        return read_approval(row)
+
+    async def decide(self, approval_id: str, decision: Decision) -> bool:
+        """Decide a call; a worker takes the decision into the run's journal, now or when one lives again.
+
+        The decision binds to what `show` shows. Whether it fits is found out when a worker takes it, since nothing
+        here knows the function: edited arguments that do not pass, or an `Approve` of a question, have it wait again,
+        with the ``problem`` shown.
+
+        Args:
+            approval_id: The call's id, from `pending`.
+            decision: `Approve`, `Deny` or `Supply`, with ``by``; what is in it must be JSON values. A question is
+                answered with `Supply`, or with `Deny` where nobody will.
+
+        Returns:
+            Whether this decision is the one that counts: False where somebody else was first. Then nothing changed.
+
+        Raises:
+            ApprovalRefusedError: If there is no such call, its question has expired, or the decision cannot be taken
+                or was made for other arguments.
+        """
+        shown = await self.show(approval_id)
+        text = write_decision(decision)
+        if isinstance(decision, Approve) and decision.fingerprint not in (None, shown.fingerprint):
+            raise ApprovalRefusedError(
+                f"The approval of {approval_id!r} was given for another call or other arguments: its fingerprint is "
+                f"{decision.fingerprint}, the call's {shown.fingerprint}. Show the call again and decide anew."
+            )
+        at = self._clock.now()
+        if shown.decided_at is None:
+            _check_open(shown, at)
+        return await self._store.decide(approval_id, text, fingerprint=shown.fingerprint, at=at)
+
+
+def _check_open(approval: PendingApproval, at: float) -> None:
+    """Refuse to decide what nobody decided and nobody can any more."""
+    if approval.expires_at is not None and at >= approval.expires_at.timestamp():
+        raise ApprovalRefusedError(
+            f"The decision on {approval.id!r} came too late: the question expired at {approval.expires_at}. "
+            "The model is told so when a worker goes on with the run."
+        )
+    if approval.status == "closed":
+        raise ApprovalRefusedError(f"The call {approval.id!r} does not wait any more: its run went on, or ended.")

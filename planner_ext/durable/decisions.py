@@ -1,0 +1,52 @@
+"""A person's decision as JSON text and back: what an approver's process hands to a worker's."""
+
+import json
+from dataclasses import asdict
+from typing import Any, cast
+
+from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
+from planner_ext.durable.errors import ApprovalRefusedError
+
+__all__ = ["DECISION_SCHEMA", "read_decision", "write_decision"]
+
+DECISION_SCHEMA = 1
+"""The number of the form; one line per number. 1: the first."""
+
+_KINDS: dict[str, type[Approve | Deny | Supply]] = {"approve": Approve, "deny": Deny, "supply": Supply}
+
+
+def write_decision(decision: Decision) -> str:
+    """Write a decision as JSON text.
+
+    Raises:
+        ApprovalRefusedError: If it is none that answers a question, or holds what is no JSON.
+    """
+    kind = next((name for name, kind in _KINDS.items() if isinstance(decision, kind)), None)
+    if kind is None:
+        raise ApprovalRefusedError(f"Expected Approve, Deny or Supply; got {decision!r}.")
+    if (problem := problem_of(decision)) is not None:
+        raise ApprovalRefusedError(f"The decision cannot be taken: {problem}.")
+    try:
+        return json.dumps({"schema": DECISION_SCHEMA, "kind": kind, **asdict(decision)}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ApprovalRefusedError(
+            f"Expected a decision that can be written as JSON, since another process takes it: {error}."
+        ) from error
+
+
+def read_decision(text: str) -> Decision:
+    """Read what `write_decision` wrote.
+
+    Raises:
+        ApprovalRefusedError: If it is damaged, or newer than this version reads.
+    """
+    try:
+        data = cast("dict[str, Any]", json.loads(text))
+        if data.pop("schema") != DECISION_SCHEMA:
+            raise ApprovalRefusedError("It is newer than this version of planner_ext reads; take it with that version.")
+        decision = _KINDS[data.pop("kind")](**data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ApprovalRefusedError(f"The row of the decision is damaged: {error!r}.") from error
+    if (problem := problem_of(decision)) is not None:
+        raise ApprovalRefusedError(f"The decision cannot be taken: {problem}.")
+    return decision

@@ -1,0 +1,191 @@
+"""Runs in a database: everything that workers and approvers do there, each in one transaction."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner_ext.durable import statements as sql
+from planner_ext.durable.database import Database, Row, Step, Value
+from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError
+from planner_ext.durable.records import RunRecord, StoredRun, read_run
+from planner_ext.durable.rows import FactRow, read_facts
+
+__all__ = ["JournalStore", "Question", "RunMove"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A call that a pause asks a person about, as its row; ``call`` is JSON text of what `PendingApproval` shows."""
+
+    id: str
+    fingerprint: str
+    call: str
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMove:
+    """What facts mean for the derived tables.
+
+    Attributes:
+        status: The run's new status; None leaves it.
+        wake_at: When the first question expires, where the run pauses.
+        asked: Questions that the pause opens; those that are there already stay as they are.
+        closed: Ids of questions that are answered.
+        undecided: Ids of further ones, on which nobody may have decided meanwhile: else nothing is recorded.
+        at: When.
+    """
+
+    status: str | None = None
+    wake_at: float | None = None
+    asked: tuple[Question, ...] = ()
+    closed: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
+    at: float = 0.0
+
+
+class JournalStore:
+    """The runs in one database.
+
+    Safety is the journal's unique ``(run_id, seq)``; owners only keep workers out of each other's way.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, run_id: str, goal: str, *, owner: str | None, at: float) -> bool:
+        """Enter a run, owned at once; False where the name is taken."""
+        values: Mapping[str, Value] = {"run_id": run_id, "goal": json.dumps(goal), "owner": owner, "at": at}
+        return bool(await self._one(sql.CREATE_RUN, values))
+
+    async def append(self, run_id: str, rows: Sequence[FactRow], move: RunMove | None = None) -> None:
+        """Add rows to a run's journal, and what follows from them to the derived tables, durably.
+
+        Raises:
+            RunFencedError: If one of the places is taken: somebody else has gone on with the run, or decided of it.
+        """
+        steps: list[Step] = [
+            (sql.ADD_FACT, {"run_id": run_id, "seq": row.seq, "schema": row.schema, "fact": row.fact}) for row in rows
+        ]
+        if move is not None:
+            steps += _moving(run_id, move)
+        try:
+            await self._database.transact(*steps)
+        except DuplicateRowError as error:
+            raise RunFencedError(
+                f"Run {run_id!r} was gone on with elsewhere: row {rows[0].seq} of its journal is taken, or a question "
+                "was decided meanwhile. Nothing was recorded here; read the run again."
+            ) from error
+
+    async def record(self, run_id: str) -> RunRecord:
+        """Read what is listed of a run.
+
+        Raises:
+            UnknownRunError: If there is none.
+        """
+        return _record(run_id, await self._one(sql.GET_RUN, {"run_id": run_id}))
+
+    async def load(self, run_id: str) -> StoredRun:
+        """Read a run and its journal.
+
+        Raises:
+            UnknownRunError: If there is none.
+            InvalidJournalError: If the journal cannot be read.
+        """
+        key = {"run_id": run_id}
+        runs, facts = await self._database.transact((sql.GET_RUN, key), (sql.GET_FACTS, key))
+        return StoredRun(record=_record(run_id, runs), facts=read_facts(run_id, facts))
+
+    async def runs(self, *, status: str | None = None, limit: int = 50) -> list[RunRecord]:
+        """List runs, those that moved last first; one whose row is damaged is left out and logged."""
+        statement = sql.LIST_RUNS if status is None else sql.LIST_RUNS_BY_STATUS
+        values: Mapping[str, Value] = {"limit": limit} if status is None else {"limit": limit, "status": status}
+        return _readable(await self._one(statement, values))
+
+    async def due(self, now: float, *, limit: int = 1000) -> list[RunRecord]:
+        """List the runs that there is something to do for, if nobody does it: unfinished, decided, or expired."""
+        return _readable(await self._one(sql.DUE_RUNS, {"now": now, "limit": limit}))
+
+    async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
+        """Take a run over, if its owner is still the one that was seen."""
+        return bool(await self._one(sql.CLAIM_RUN, {"run_id": run_id, "owner": owner, "seen": seen or ""}))
+
+    async def release(self, run_id: str, owner: str) -> None:
+        """Give a run up, if it is still one's own."""
+        await self._one(sql.RELEASE_RUN, {"run_id": run_id, "owner": owner})
+
+    async def open_approvals(self, now: float, *, run_id: str | None = None, limit: int = 50) -> Sequence[Row]:
+        """List the rows of questions that are open, of all runs or of one, the oldest first; see `read_approval`."""
+        if run_id is None:
+            return await self._one(sql.LIST_OPEN_APPROVALS, {"now": now, "limit": limit})
+        return await self._one(sql.LIST_OPEN_APPROVALS_OF_RUN, {"now": now, "run_id": run_id, "limit": limit})
+
+    async def approval(self, key: str) -> Row | None:
+        """Read the row of one question, whatever became of it."""
+        rows = await self._one(sql.GET_APPROVAL, {"id": key})
+        return rows[0] if rows else None
+
+    async def decide(self, key: str, decision: str, *, fingerprint: str, at: float) -> bool:
+        """Put a decision, as JSON text, on an open question; False where it is not open any more."""
+        values: Mapping[str, Value] = {"id": key, "decision": decision, "fingerprint": fingerprint, "at": at}
+        return bool(await self._one(sql.DECIDE_APPROVAL, values))
+
+    async def decisions(self, run_id: str) -> Sequence[Row]:
+        """List the rows of a run's questions whose decisions no worker has taken yet."""
+        return await self._one(sql.LIST_DECISIONS, {"run_id": run_id})
+
+    async def reopen(self, key: str, problem: str) -> None:
+        """Ask a question again whose decision cannot be taken, and say why."""
+        await self._one(sql.REOPEN_APPROVAL, {"id": key, "problem": json.dumps(problem)})
+
+    async def close(self) -> None:
+        """Let go of the database."""
+        await self._database.close()
+
+    async def _one(self, statement: str, values: Mapping[str, Value]) -> Sequence[Row]:
+        return (await self._database.transact((statement, values)))[0]
+
+
+def _readable(rows: Sequence[Row]) -> list[RunRecord]:
+    """Read the rows of runs; one that cannot be read is no reason to leave the others alone."""
+    found: list[RunRecord] = []
+    for row in rows:
+        try:
+            found.append(read_run(row))
+        except StoreError as error:
+            logger.error("A run is left alone: %s", error)
+    return found
+
+
+def _record(run_id: str, rows: Sequence[Row]) -> RunRecord:
+    if not rows:
+        raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
+    return read_run(rows[0])
+
+
+def _moving(run_id: str, move: RunMove) -> list[Step]:
+    steps: list[Step] = [(sql.CLOSE_APPROVAL, {"id": key}) for key in move.closed]
+    for key in move.undecided:
+        steps += [(sql.CLOSE_UNDECIDED, {"id": key}), (sql.REFUSE_DECIDED, {"id": key})]
+    for one in move.asked:
+        asked: Mapping[str, Value] = {
+            "id": one.id,
+            "run_id": run_id,
+            "fingerprint": one.fingerprint,
+            "call": one.call,
+            "asked_at": move.at,
+            "expires_at": one.expires_at,
+        }
+        steps.append((sql.OPEN_APPROVAL, asked))
+    if move.status is not None:
+        moved: Mapping[str, Value] = {
+            "run_id": run_id,
+            "status": move.status,
+            "wake_at": move.wake_at,
+            "at": move.at,
+        }
+        steps.append((sql.MOVE_RUN, moved))
+    return steps

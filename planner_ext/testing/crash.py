@@ -1,0 +1,132 @@
+"""Crash points: kills the process with SIGKILL at a named moment of a run that is kept in a store.
+
+    PLANNER_EXT_CRASH_AT=after_intent          where
+    PLANNER_EXT_CRASH_ONCE=/tmp/crashed        a file: made before the kill; while it is there nobody is killed
+
+Inert unless the first is set. Without the second every life dies that comes to the point. The points, in the order
+of one turn:
+
+    after_model         the model has replied; nothing of it is recorded
+    after_model_saved   the reply is recorded
+    after_intent        a call's start is recorded; the function has not run
+    mid_tool            the function runs, since 50 ms; or it has just ended, where it is faster
+    after_tool          a function has ended; nothing of it is recorded
+    after_outcome       a call's end is recorded
+    mid_parallel        likewise of the first call of a batch of several, whose others are not at their end
+    after_pause         the pause is recorded
+    after_decision      a person's decision is recorded
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, Fact, ModelReplied, Paused
+from planner_ext.ports import RunStore
+
+__all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
+
+_MID_TOOL_SECONDS = 0.05
+
+_BEFORE: Mapping[str, type[Fact]] = {
+    "after_model": ModelReplied,
+    "after_tool": CallFinished,
+    "mid_tool": CallFinished,
+}
+"""The points before a fact is stored."""
+
+_AFTER: Mapping[str, type[Fact]] = {
+    "after_model_saved": ModelReplied,
+    "after_intent": CallStarted,
+    "after_outcome": CallFinished,
+    "mid_parallel": CallFinished,
+    "after_pause": Paused,
+    "after_decision": CallDecided,
+}
+"""The points after a fact is stored."""
+
+CRASH_POINTS = (
+    "after_model",
+    "after_model_saved",
+    "after_intent",
+    "mid_tool",
+    "after_tool",
+    "after_outcome",
+    "mid_parallel",
+    "after_pause",
+    "after_decision",
+)
+"""The names that ``PLANNER_EXT_CRASH_AT`` takes."""
+
+
+def kill() -> None:
+    """End this process as ``kill -9`` does: nothing is flushed, nothing is cleaned up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CrashingStore:
+    """Stands before the store of one run, and ends the process at the point."""
+
+    def __init__(
+        self, store: RunStore, point: str, once: Path | None = None, *, end: Callable[[], None] = kill
+    ) -> None:
+        """Watch a store.
+
+        Args:
+            store: Takes the facts.
+            point: One of `CRASH_POINTS`.
+            once: The file that says that it has happened.
+            end: Ends the process.
+
+        Raises:
+            ValueError: If there is no such point.
+        """
+        if point not in CRASH_POINTS:
+            raise ValueError(f"PLANNER_EXT_CRASH_AT must be one of {', '.join(CRASH_POINTS)}; got {point!r}.")
+        self._store = store
+        self._point = point
+        self._once = once
+        self._end = end
+        self._open = 0
+
+    @classmethod
+    def of_environment(cls, store: RunStore) -> "CrashingStore":
+        """Watch a store as the environment says."""
+        once = os.environ.get("PLANNER_EXT_CRASH_ONCE")
+        return cls(store, os.environ["PLANNER_EXT_CRASH_AT"], Path(once) if once else None)
+
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
+        """Store facts; see `planner_ext.ports.RunStore`."""
+        if any(isinstance(fact, _BEFORE.get(self._point, ())) for fact in facts):
+            self._crash()
+        await self._store.append(run_id, seq, facts)
+        for fact in facts:
+            self._stored(fact)
+
+    def _stored(self, fact: Fact) -> None:
+        match fact:
+            case ModelReplied(calls=calls):
+                self._open = len(calls)
+            case CallFinished():
+                self._open -= 1
+            case CallStarted() if self._point == "mid_tool":
+                asyncio.get_running_loop().call_later(_MID_TOOL_SECONDS, self._crash)
+            case _:
+                pass
+        if isinstance(fact, _AFTER.get(self._point, ())) and self._is_there(fact):
+            self._crash()
+
+    def _is_there(self, fact: Fact) -> bool:
+        if self._point == "mid_parallel":
+            return self._open > 0
+        return not isinstance(fact, CallDecided) or fact.person
+
+    def _crash(self) -> None:
+        if self._once is not None:
+            try:
+                self._once.touch(exist_ok=False)
+            except FileExistsError:
+                return
+        self._end()

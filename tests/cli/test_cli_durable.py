@@ -1,0 +1,147 @@
+"""Runs kept in a store, as whole stories in real processes: decided elsewhere, killed, finished by whoever lives."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command_line import Command, command_line
+from durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
+
+__all__ = ["till"]
+
+LIMIT_SECONDS = 60
+
+
+@contextmanager
+def living(words: list[str], here: Path) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """A process that a test tells to end, and the lines that it prints; killed where that takes too long."""
+    with subprocess.Popen(words, cwd=here, stderr=subprocess.PIPE, text=True, encoding="utf-8") as process:
+        guard = threading.Timer(LIMIT_SECONDS, process.kill)
+        guard.start()
+        assert process.stderr is not None
+        try:
+            yield process, iter(process.stderr)
+        finally:
+            guard.cancel()
+            process.kill()
+
+
+@pytest.mark.usefixtures("till")
+def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
+    command: Command, process: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker lives while a person edits; the next one is killed in the refund, and the one after makes no second."""
+    begun = command(*RUN)
+    assert (begun.code, begun.out) == (4, "")
+    assert f"planner-ext approvals approve {CALL} --store runs.db" in begun.err
+    assert "planner-ext runs resume order-7 --kernel till:kernel --store runs.db" in begun.err
+    edited = process("approvals", "edit", CALL, "amount=24.5", "--by", "ann", *STORE)
+    assert (edited.code, edited.err) == (0, "")
+    assert '{"order": "A-1007", "amount": 24.5}' in edited.out
+    assert refunds(here) == []
+
+    monkeypatch.setenv("PLANNER_EXT_CRASH_AT", "after_tool")
+    assert process("worker", *STORE, *APP).code == -9
+    monkeypatch.delenv("PLANNER_EXT_CRASH_AT")
+    assert refunds(here) == [24.5]
+    finished = process("worker", *STORE, *APP, "--once")
+    assert (finished.code, finished.out) == (0, "")
+    assert "order-7  answered: 3 round trips, 2 function calls" in finished.err
+    assert refunds(here) == [24.5]
+    shown = command("runs", "show", "order-7", *STORE, "--json").document
+    assert (shown["status"], shown["iterations"], shown["tool_calls"]) == ("answered", 3, 2)
+    assert shown["final_answer"] == "Dear customer, we are sorry: 24.50 dollars refunded for A-1007."
+
+
+@pytest.mark.usefixtures("till")
+def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here: Path) -> None:
+    """A living worker goes on as soon as another process decides; SIGTERM ends it with 0; its name is its own."""
+    assert command(*RUN).code == 4
+    with living(command_line("worker", *STORE, *APP, "--worker-id", "w1"), here) as (worker, lines):
+        assert next(line for line in lines if line.startswith("Worker")) == "Worker w1 of runs.db\n"
+        second = command("worker", *STORE, *APP, "--worker-id", "w1")
+        assert second.code == 2
+        assert "is in use by a process that lives" in second.err
+        assert command("approvals", "deny", CALL, "--reason", "too much", *STORE).code == 0
+        assert "goes on" in next(lines)
+        assert "order-7  answered: 3 round trips, 1 function call," in next(lines)
+        worker.terminate()
+        assert worker.wait() == 0
+    assert refunds(here) == []
+
+
+@pytest.mark.usefixtures("till")
+def test_an_interrupted_run_is_kept(command: Command, here: Path) -> None:
+    """A process killed before anything was decided leaves a run that the same command goes on with."""
+    words = command_line(*RUN)
+    environment = {"PLANNER_EXT_CRASH_AT": "after_outcome"}
+    assert subprocess.run(words, cwd=here, env={**os.environ, **environment}, timeout=LIMIT_SECONDS).returncode == -9
+    assert command("runs", "list", *STORE, "--status", "running", "--json").document[0]["run_id"] == "order-7"
+    again = command(*RUN)
+    assert again.code == 4
+    assert "Round trip 2 of 15" in again.err
+    assert "shop-find" not in again.err
+
+
+@pytest.mark.usefixtures("till")
+def test_a_call_that_was_cut_short_is_in_doubt(command: Command, here: Path) -> None:
+    """Ctrl-C keeps the run; the call that ran then is not run again unasked: a person says what became of it."""
+    words = command_line("run", GOAL, "--kernel", "till:slow", "--no-plan", "--run-id", "order-7", *STORE)
+    with living(words, here) as (running, lines):
+        assert next(line for line in lines if "slow-pay()" in line)
+        running.send_signal(signal.SIGINT)
+        told = "".join(lines)
+        assert running.wait() == 130
+    assert "planner-ext runs resume order-7 --kernel till:slow --store runs.db" in told
+    resume = ("runs", "resume", "order-7", "--kernel", "till:slow", *STORE)
+    assert command(*resume).code == 4
+    assert command("approvals", "list", *STORE).out.startswith("order-7/0/call_1  IN DOUBT: it may have run already\n")
+    assert command("approvals", "supply", "order-7/0/call_1", "paid", *STORE).code == 0
+    assert command(*resume).out == "Result: paid\n"
+
+
+@pytest.mark.usefixtures("till")
+def test_an_approver_needs_no_semantic_kernel(command: Command, here: Path) -> None:
+    """Listing runs, and listing, showing and deciding calls, import neither Semantic Kernel nor OpenAI's client."""
+    assert command(*RUN).code == 4
+    commands = [
+        ["runs", "list", *STORE],
+        ["approvals", "list", *STORE],
+        ["approvals", "show", CALL, *STORE],
+        ["approvals", "approve", CALL, *STORE],
+    ]
+    program = f"""
+import sys
+from planner_ext.cli.__main__ import main
+for words in {commands!r}:
+    sys.argv = ["planner-ext", *words]
+    try:
+        main()
+    except SystemExit as ended:
+        assert ended.code == 0, words
+assert not sys.modules.keys() & {{"semantic_kernel", "openai", "planner_ext.planner"}}
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "shop-refund will run with" in done.stdout
+
+
+@pytest.mark.usefixtures("till")
+def test_a_worker_drives_what_its_factory_gives(command: Command, here: Path) -> None:
+    """A factory may be async and give the arguments that no store keeps; a kernel alone gets a planner."""
+    assert command(*RUN).code == 4
+    assert command("approvals", "approve", CALL, *STORE).code == 0
+    done = command("worker", *STORE, "--app", "till:app_with_arguments", "--once")
+    assert done.code == 0
+    assert "arguments for order-7" in done.err
+    assert refunds(here) == [98.0]
+    assert command("run", GOAL, *STORE, "--kernel", "till:kernel", "--no-plan", "--run-id", "b").code == 4
+    assert command("approvals", "approve", "b/1/call_2", *STORE).code == 0
+    assert command("worker", *STORE, "--app", "till:kernel", "--once").code == 0
+    assert refunds(here) == [98.0, 98.0]

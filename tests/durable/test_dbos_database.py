@@ -1,0 +1,214 @@
+"""PostgreSQL as a database of runs: each transaction once, whatever becomes of the connection; errors with names."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import psycopg
+import pytest
+from postgres_server import PostgresServer
+
+from planner_ext.core.errors import NewerSchemaError
+from planner_ext.durable.errors import DuplicateRowError, StoreError
+from planner_ext.durable.postgres import PostgresDatabase
+from planner_ext.durable.statements import ADD_FACT, CREATE_RUN, TABLE_SCHEMA
+
+COUNT = "SELECT COUNT(*), MAX(seq) FROM planner_journal WHERE run_id = :run_id"
+TRIP_COMMIT = """
+    CREATE SEQUENCE trips;
+    CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('trips') = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER trip AFTER INSERT ON planner_journal
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION trip();
+"""
+COMMITTED = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+def fact(seq: int, run_id: str = "r") -> tuple[str, dict[str, str | int | float | None]]:
+    """Write the step that adds a row to a journal."""
+    return (ADD_FACT, {"run_id": run_id, "seq": seq, "schema": 1, "fact": "{}"})
+
+
+def created(run_id: str = "r") -> tuple[str, dict[str, str | int | float | None]]:
+    """Write the step that enters a run."""
+    return (CREATE_RUN, {"run_id": run_id, "goal": '"g"', "owner": None, "at": 1.0})
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
+    """Open an empty database with one run in it."""
+    database = PostgresDatabase(postgres_url)
+    await database.open()
+    await database.transact(created())
+    yield database
+    await database.close()
+
+
+async def counted(database: PostgresDatabase, run_id: str = "r") -> tuple[object, ...]:
+    """Count the rows of a run's journal, and give the place of the last."""
+    return (await database.transact((COUNT, {"run_id": run_id})))[0][0]
+
+
+async def test_steps_are_one_transaction(database: PostgresDatabase) -> None:
+    """Where one step of several is refused, none of them was done, and the connection goes on."""
+    await database.transact(fact(0))
+    with pytest.raises(DuplicateRowError):
+        await database.transact(fact(1), fact(0))
+    assert await counted(database) == (1, 0)
+    assert await database.transact(created("s"), created("s")) == [[("s",)], []]
+
+
+async def test_workers_may_open_an_empty_database_at_once(postgres_url: str) -> None:
+    """Tables are created once, however many workers begin together."""
+    databases = [PostgresDatabase(postgres_url) for _ in range(4)]
+    await asyncio.gather(*(database.open() for database in databases))
+    await asyncio.gather(*(database.transact(created(str(n))) for n, database in enumerate(databases)))
+    await asyncio.gather(*(database.close() for database in databases))
+
+
+async def test_a_transaction_outlives_whoever_asked(database: PostgresDatabase, postgres_url: str) -> None:
+    """A caller that is cancelled does not take back, nor cut in two, what it had begun."""
+    asked = asyncio.create_task(database.transact(fact(0), fact(1)))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await database.close()
+    with pytest.raises(StoreError, match="was closed"):
+        await counted(database)
+    again = PostgresDatabase(postgres_url)
+    assert await counted(again) == (2, 1)
+    await again.close()
+
+
+async def test_a_commit_that_was_lost_is_done_again(database: PostgresDatabase, postgres_url: str) -> None:
+    """A connection that breaks in a commit which then did not happen: the transaction is done once."""
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(TRIP_COMMIT)
+    assert await database.transact(fact(0), created("s")) == [(), [("s",)]]
+    assert await counted(database) == (1, 0)
+
+
+async def test_a_commit_whose_answer_was_lost_is_not_done_again() -> None:
+    """A connection that breaks in a commit which did happen: the transaction is done once, and is no duplicate."""
+    with PostgresServer() as server, psycopg.connect(server.url(), autocommit=True) as admin:
+        database = PostgresDatabase(server.url())
+        await database.open()
+        await database.transact(created())
+        admin.execute("SET synchronous_commit = off")
+        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")  # so commits wait, after they happened
+        admin.execute("SELECT pg_reload_conf()")
+        asked = asyncio.create_task(database.transact(fact(0)))
+        while (waiting := await asyncio.to_thread(lambda: admin.execute(COMMITTED).fetchall())) == []:
+            pass
+        admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        admin.execute("SELECT pg_reload_conf()")
+        admin.execute("SELECT pg_terminate_backend(%s)", waiting[0])
+        assert await asked == [()]
+        assert await counted(database) == (1, 0)
+        await database.close()
+
+
+async def test_a_server_that_is_killed_and_started_again_is_waited_for() -> None:
+    """Nothing is lost and nothing is written twice while the server dies under the writers, again and again."""
+    with PostgresServer() as server:
+        database = PostgresDatabase(server.url())
+        await database.open()
+        await database.transact(created("a"), created("b"))
+        over = asyncio.Event()
+
+        async def write(run_id: str) -> int:
+            seq = 0
+            while not over.is_set():
+                await database.transact(fact(seq, run_id))
+                seq += 1
+            return seq
+
+        writers = [asyncio.create_task(write(run_id)) for run_id in ("a", "b")]
+        for _ in range(3):
+            before = cast("int", (await counted(database, "a"))[0])
+            while cast("int", (await counted(database, "a"))[0]) < before + 20:
+                pass
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+        over.set()
+        for run_id, writer in zip(("a", "b"), writers, strict=True):
+            written = await writer
+            assert await counted(database, run_id) == (written, written - 1)
+        await database.close()
+
+
+def test_the_server_of_the_tests_ends_with_who_opened_it() -> None:
+    """A session that is killed leaves no PostgreSQL behind: whoever is connected is cut off."""
+    program = "from postgres_server import PostgresServer; print(PostgresServer().url(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().strip()
+        with closing(psycopg.connect(url, autocommit=True)) as connection:
+            process.kill()
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT pg_sleep(60)")
+
+
+async def test_a_server_that_stays_away_is_named() -> None:
+    """A server that is away for longer than the patience: an error that says where and what to do, not the password."""
+    with PostgresServer() as server:
+        url = server.url().replace("postgres@", "postgres:secret@")
+        database = PostgresDatabase(url, patience=0.1)
+        await database.open()
+        server.stop()
+        with pytest.raises(StoreError, match=r"PostgreSQL at /.*database postgres.*Start the server") as caught:
+            await database.transact(created())
+        assert "secret" not in str(caught.value)
+        server.start()
+        await database.transact(created())
+        await database.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "way_out"),
+    [
+        ("postgresql://postgres@127.0.0.1:1/runs", "Start the server, or check host and port"),
+        ("runs.db", "Give a URL such as"),
+        ("{socket}/nowhere", "name of the database"),
+        ("postgresql://nobody@/postgres{host}", "Check the user"),
+    ],
+)
+async def test_a_database_that_cannot_be_had_is_named(postgres: PostgresServer, url: str, way_out: str) -> None:
+    """Whatever is wrong with the address, the error says what to do about it."""
+    host = postgres.url().partition("?")[2]
+    given = postgres.url("nowhere") if url.startswith("{socket}") else url.replace("{host}", f"?{host}")
+    with pytest.raises(StoreError, match=way_out):
+        await PostgresDatabase(given).open()
+
+
+async def test_newer_tables_are_refused(database: PostgresDatabase, postgres_url: str) -> None:
+    """Tables that a newer version made are not touched."""
+    await database.transact(("INSERT INTO planner_schema (number) VALUES (:n)", {"n": TABLE_SCHEMA + 1}))
+    with pytest.raises(NewerSchemaError, match=f"schema {TABLE_SCHEMA + 1}"):
+        await PostgresDatabase(postgres_url).open()
+
+
+async def test_a_user_without_rights_is_told(database: PostgresDatabase, postgres_url: str) -> None:
+    """Tables that are there need no right to create any; reading what one may not is refused by name."""
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute("CREATE ROLE reader LOGIN")
+        admin.execute("GRANT SELECT ON planner_schema, planner_runs TO reader")
+        other = PostgresDatabase(postgres_url.replace("postgres@", "reader@"))
+        await other.open()
+        try:
+            assert (await other.transact(("SELECT run_id FROM planner_runs", {}))) == [[("r",)]]
+            with pytest.raises(StoreError, match="Grant the user the rights"):
+                await other.transact(created("s"))
+        finally:
+            await other.close()
+            admin.execute("DROP OWNED BY reader")
+            admin.execute("DROP ROLE reader")

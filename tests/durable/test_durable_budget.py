@@ -1,0 +1,111 @@
+"""What a kept run may spend holds in every life of it, and is replaced with what a caller has at hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from durable_world import GOAL, PAY, decide_all, effects_in, open_runs, world
+from pydantic import BaseModel
+
+from planner_ext import Budget, FunctionCallingStepwisePlannerResult
+from planner_ext.core.limits import Limits
+from planner_ext.core.values import Usage
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.testing import ScriptedReply, say
+
+
+def a_cent(model: str, usage: Usage) -> float:
+    return 0.01
+
+
+class Paid(BaseModel):
+    """The form of an answer."""
+
+    amount: int
+
+
+async def drive(
+    store: str, effects: Path, *script: ScriptedReply, **options: Any
+) -> FunctionCallingStepwisePlannerResult:
+    """Let a worker live for one segment of the run."""
+    planner, kernel = world(effects, script, **options)
+    async with open_runs(store) as runs:
+        return await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+
+
+@pytest.mark.parametrize("goal", ["", " \n", None])
+async def test_an_empty_goal_is_refused_before_anything_is_stored(goal: Any, store: str, tmp_path: Path) -> None:
+    """By the name that the planner has for it; the run's name is still free."""
+    planner, kernel = world(tmp_path / "effects", [say("Hello.")])
+    async with open_runs(store) as runs:
+        with pytest.raises(PlannerInvalidConfigurationError, match="The goal must be a text that is not empty"):
+            await runs.start(planner, kernel, goal, run_id="order-7")
+        assert await runs.list() == []
+        assert (await (await runs.start(planner, kernel, "greet", run_id="order-7")).result()).status == "answered"
+
+
+async def test_a_cost_limit_holds_over_a_pause(store: str, tmp_path: Path) -> None:
+    """What was spent before counts after, at the limit that the run began with, whatever the later planner has."""
+    options = {"budget": Budget(max_cost=0.015, price=a_cent)}
+    await drive(store, tmp_path / "effects", PAY, **options)
+    await decide_all(store)
+    later = {"budget": Budget(max_cost=9.0, price=a_cent)}
+    await drive(store, tmp_path / "effects", PAY, **later)
+    await decide_all(store)
+    result = await drive(store, tmp_path / "effects", say("So far."), **later)
+    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "max_cost", "So far.")
+    assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
+async def test_a_kept_cost_limit_needs_a_price_in_every_life(store: str, tmp_path: Path) -> None:
+    """A later planner without one is refused by name before a request, instead of spending what nobody counts."""
+    await drive(store, tmp_path / "effects", PAY, budget=Budget(max_cost=1.0, price=a_cent))
+    await decide_all(store)
+    with pytest.raises(PlannerInvalidConfigurationError, match="max_cost=1 needs a price"):
+        await drive(store, tmp_path / "effects")
+    assert effects_in(tmp_path / "effects") == []
+    done = await drive(store, tmp_path / "effects", say("Paid."), budget=Budget(price=a_cent))
+    assert (done.status, done.usage.cost, effects_in(tmp_path / "effects")) == ("answered", 0.02, ["pay 5"])
+    assert (await drive(store, tmp_path / "effects")).final_answer == "Paid."
+
+
+async def test_a_price_given_with_the_resume_lasts_as_long_as_the_handle(store: str, tmp_path: Path) -> None:
+    """Over a further pause, too, though it is in no journal."""
+    await drive(store, tmp_path / "effects", PAY)
+    planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
+    async with open_runs(store) as runs:
+        await decide_all(store)
+        handle = await runs.resume("order-7", planner, kernel, budget=Budget(max_cost=1.0, price=a_cent))
+        assert (await handle.result()).status == "paused"
+        await decide_all(store)
+        result = await handle.result()
+    assert (result.status, result.usage.cost, result.tool_calls) == ("answered", 0.02, 2)
+
+
+async def test_limits_out_of_a_journal_replace_those_of_a_run(store: str, tmp_path: Path) -> None:
+    """As good as a budget, which they are but for the price; what is neither is refused by name."""
+    options = {"budget": Budget(max_tool_calls=1, on_limit="stop"), "interceptors": ()}
+    await drive(store, tmp_path / "effects", PAY, **options)
+    await decide_all(store)
+    assert (await drive(store, tmp_path / "effects", PAY, **options)).status == "paused"
+    await decide_all(store)
+    assert (await drive(store, tmp_path / "effects", **options)).limit == "max_tool_calls"
+
+    planner, kernel = world(tmp_path / "effects", [say("Paid.")], **options)
+    async with open_runs(store) as runs:
+        wrong: Any = {"max_tool_calls": 9}
+        with pytest.raises(PlannerInvalidConfigurationError, match="budget must be of the class Budget"):
+            await (await runs.resume("order-7", planner, kernel, budget=wrong)).result()
+        done = await (await runs.resume("order-7", planner, kernel, budget=Limits(max_tool_calls=9))).result()
+    assert (done.status, done.tool_calls) == ("answered", 1)
+
+
+async def test_a_run_that_answers_in_a_form_goes_on_with_it_alone(store: str, tmp_path: Path) -> None:
+    """No store holds the form; a planner without it is refused by name, and may tell the ended run all the same."""
+    await drive(store, tmp_path / "effects", PAY, response_format=Paid)
+    await decide_all(store)
+    with pytest.raises(PlannerInvalidConfigurationError, match="has to answer in a form"):
+        await drive(store, tmp_path / "effects", say("Paid."))
+    done = await drive(store, tmp_path / "effects", say('{"amount": 5}'), response_format=Paid)
+    assert (done.status, done.final_answer) == ("answered", '{"amount": 5}')
+    assert (await drive(store, tmp_path / "effects")).final_answer == '{"amount": 5}'

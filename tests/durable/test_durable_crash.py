@@ -1,0 +1,84 @@
+"""A process is killed at every point of a run; the next one finishes it, and nothing happens twice that may not."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from durable_world import Lives, check_history, effects_in, run_life, see_through
+
+from planner_ext.core.facts import CallFinished
+from planner_ext.testing.crash import CRASH_POINTS, CrashingStore
+
+KILLED = -9
+CALLS = ["book", "label", "charge", "pay"]
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
+
+
+def counted(effects: Path) -> Counter[str]:
+    return Counter(line.split()[0] for line in effects_in(effects))
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+async def test_the_second_life_finishes_what_the_first_began(
+    point: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """Killed at any point, a run goes on: ``once`` never twice, the others twice at most, one result each."""
+    effects = tmp_path / "effects"
+    seconds = 0.2 if point == "mid_tool" else 0.0
+
+    assert lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) == KILLED
+    result = await see_through(store, effects, "order-7")
+
+    assert (result.status, result.final_answer) == ("answered", "Settled.")
+    check_history(result, CALLS)
+    done = counted(effects)
+    in_doubt = {fact.call_id for fact in result.facts if getattr(fact, "reason", "") == "supplied"}
+    assert all(done[name] <= 1 for name in ("book", "pay"))
+    assert all(done[name] == 1 for name in {"book", "pay"} - in_doubt)
+    assert 1 <= done["label"] <= 2
+    assert 1 <= done["charge"] <= 2
+    assert len({line for line in effects_in(effects) if line.startswith("charge")}) == 1
+    finished = [fact.call_id for fact in result.facts if isinstance(fact, CallFinished)]
+    assert len(finished) == len(set(finished))
+
+
+@pytest.mark.parametrize("point", ["after_intent", "mid_tool", "after_outcome"])
+async def test_a_run_survives_being_killed_again_and_again(
+    point: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """Three lives die at the same point; what is finished stays finished, and the fourth ends the run."""
+    effects = tmp_path / "effects"
+    seconds = 0.2 if point == "mid_tool" else 0.0
+
+    codes = [lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) for _ in range(3)]
+    result = await see_through(store, effects, "order-7")
+
+    assert codes == [KILLED] * 3
+    assert result.status == "answered"
+    check_history(result, CALLS)
+    assert counted(effects)["book"] <= 1
+    assert counted(effects)["pay"] <= 1
+
+
+async def test_a_life_dies_once_where_a_file_says_that_it_did(lives: Lives, tmp_path: Path) -> None:
+    """With ``PLANNER_EXT_CRASH_ONCE`` the second life finishes under the same environment."""
+    store, effects, marker = tmp_path / "runs.db", tmp_path / "effects", tmp_path / "crashed"
+    environment = {"PLANNER_EXT_CRASH_AT": "after_model_saved", "PLANNER_EXT_CRASH_ONCE": str(marker)}
+
+    codes = [lives.live(run_life, store, effects, "order-7", 0.0, **environment) for _ in range(2)]
+
+    assert codes == [KILLED, 0]
+    assert marker.exists()
+
+
+def test_a_crash_point_that_is_none_is_refused_by_name() -> None:
+    """A misspelt point does not pass for a run without crashes."""
+    with pytest.raises(ValueError, match=r"PLANNER_EXT_CRASH_AT must be one of after_model, .*got 'somewhere'"):
+        CrashingStore(None, "somewhere")  # pyright: ignore[reportArgumentType]
