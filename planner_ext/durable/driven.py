@@ -69,12 +69,15 @@ class DrivenRuns:
         run_id: str,
         planner: DurablePlanner[R],
         kernel: Any,
-        arguments: Any,
+        arguments: Callable[[], Any],
         *,
         decisions: Mapping[str, Decision] | None = None,
         budget: Limits | None = None,
     ) -> RunHandle[R]:
-        """Drive a run, or wait for whoever does; decisions and budget are for the segment that begins now."""
+        """Drive a run, or wait for whoever does; decisions and budget are for the segment that begins now.
+
+        The application's arguments are asked for when a segment begins: what that raises is a fault of this run alone.
+        """
         first: dict[str, Any] = {"decisions": decisions, "budget": budget}
         price = price_in(budget)
 
@@ -95,7 +98,7 @@ class DrivenRuns:
         run_id = record.run_id
         if run_id in self._tasks or run_id in self._faulted or not await self._claimed(record):
             return None
-        return self.handle(run_id, planner, kernel, None if arguments_for is None else arguments_for(run_id))
+        return self.handle(run_id, planner, kernel, _arguments(arguments_for, run_id))
 
     async def work_off(
         self, run_id: str, planner: DurablePlanner[Any], kernel: Any, arguments_for: ArgumentsFor | None
@@ -103,8 +106,8 @@ class DrivenRuns:
         """Drive a segment that came from the queue, unless somebody drives its run, and sees to this too."""
         if run_id in self._tasks or not await self._claimed(await self._store.record(run_id)):
             return
-        arguments = None if arguments_for is None else arguments_for(run_id)
         if run_id not in self._tasks:
+            arguments = _arguments(arguments_for, run_id)
             await self._begun(run_id, self._see_through(run_id, planner, kernel, arguments, {}, queued=True))
 
     async def close(self) -> None:
@@ -131,7 +134,7 @@ class DrivenRuns:
         run_id: str,
         planner: DurablePlanner[R],
         kernel: Any,
-        arguments: Any,
+        arguments: Callable[[], Any],
         options: Mapping[str, Any],
         *,
         queued: bool = False,
@@ -142,7 +145,7 @@ class DrivenRuns:
         """
 
         async def drive() -> R:
-            return await self._driver.drive(run_id, planner, kernel, arguments=arguments, **options)
+            return await self._driver.drive(run_id, planner, kernel, arguments=arguments(), **options)
 
         given = options.get("decisions") is not None or options.get("budget") is not None
         while True:
@@ -177,3 +180,7 @@ class DrivenRuns:
                 return True
             await self._clock.sleep(self._poll_seconds)
         return False
+
+
+def _arguments(arguments_for: ArgumentsFor | None, run_id: str) -> Callable[[], Any]:
+    return lambda: None if arguments_for is None else arguments_for(run_id)

@@ -182,7 +182,7 @@ class Runs:
                 f"Run {name!r} is there already, with another goal: {record.goal!r}. Start this one under a name of "
                 "its own, or resume that one."
             )
-        return self._driven.handle(name, planner, kernel, arguments)
+        return self._driven.handle(name, planner, kernel, lambda: arguments)
 
     async def resume(
         self,
@@ -210,7 +210,7 @@ class Runs:
             UnknownRunError: If there is no such run.
         """
         await self._store.record(run_id)
-        return self._driven.handle(run_id, planner, kernel, arguments, decisions=decisions, budget=budget)
+        return self._driven.handle(run_id, planner, kernel, lambda: arguments, decisions=decisions, budget=budget)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
         """End a run for good, whoever drives it: no further function starts, every open call is answered.

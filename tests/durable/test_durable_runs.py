@@ -144,6 +144,22 @@ async def test_a_worker_that_works_needs_nobody_to_tell_it(tmp_path: Path) -> No
     assert asked == ["order-7"]
 
 
+async def test_arguments_that_cannot_be_made_are_a_fault_of_their_run_alone(store: str, tmp_path: Path) -> None:
+    """The run is given up again for others, and whoever starts it with arguments finishes it."""
+    planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")])
+
+    def none(run_id: str) -> None:
+        raise LookupError(run_id)
+
+    async with open_runs(store) as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+        await decide_all(store)
+        (handle,) = await runs.recover(planner, kernel, arguments_for=none)
+        with pytest.raises(LookupError, match="order-7"):
+            await handle.result()
+        assert (await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()).final_answer == "Paid."
+
+
 async def test_a_fault_leaves_the_run_to_be_started_again(store: str, tmp_path: Path) -> None:
     """What was recorded before it stays; this worker does not try by itself for ever."""
     script = [PAY, ConnectionError("the line is dead"), say("Paid.")]
