@@ -81,7 +81,7 @@ class FunctionCallingStepwisePlanner:
             **kwargs: More arguments, by name.
 
         Returns:
-            A result for every expected end: answered, limit reached, stopped, incomplete.
+            A result for every expected end: answered, paused, asked, limit reached, stopped, incomplete.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, there is no chat completion service, or something

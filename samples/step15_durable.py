@@ -1,6 +1,6 @@
 """Step 15: a run that survives its process, kept in one SQLite file.
 
-Each of the three functions below could be a process of its own, on another day: all that they share is the file. A
+Each of `begin`, `decide` and `work` could be a process of its own, on another day: all that they share is the file. A
 process may be killed at any point; the next one goes on from the last thing that was recorded. ``planner-ext run
 --store``, ``planner-ext approvals`` and ``planner-ext worker`` are the same on the command line.
 

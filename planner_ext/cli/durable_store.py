@@ -11,13 +11,13 @@ from planner_ext.cli.console import INTERRUPTED, UNUSABLE, complain, stderr_cons
 from planner_ext.cli.options import STORE_VARIABLE
 from planner_ext.cli.text import printable
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.durable.opening import open_database
+from planner_ext.durable.opening import is_address, open_database
 from planner_ext.durable.store import JournalStore
 
 if TYPE_CHECKING:
     from planner_ext.durable import Runs
 
-__all__ = ["command_on", "is_url", "opened_runs", "opened_store", "store_name", "told"]
+__all__ = ["command_on", "opened_runs", "opened_store", "store_name", "told"]
 
 _PASSWORD = re.compile(r"(?<=password=)[^&]*")
 
@@ -46,14 +46,9 @@ async def opened_runs(where: str, *, worker_id: str | None = None) -> AsyncGener
     """
     from planner_ext.durable import Runs  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
-    opened = Runs.dbos(where, worker_id=worker_id) if is_url(where) else Runs.sqlite(where, worker_id=worker_id)
+    opened = Runs.dbos(where, worker_id=worker_id) if is_address(where) else Runs.sqlite(where, worker_id=worker_id)
     async with opened as runs:
         yield runs
-
-
-def is_url(where: str) -> bool:
-    """Whether a store is a database's address, and not a file's path."""
-    return "://" in where
 
 
 def store_name(where: str) -> str:

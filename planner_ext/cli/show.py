@@ -28,6 +28,7 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
+from planner_ext.core.shares import Spent
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
@@ -102,17 +103,25 @@ class Progress:
                     self._started(fact)
                 case Resumed():
                     self._resumed(fact)
-                case Planned():
-                    self._charged += fact.iterations if self._charge_plan else 0
                 case ModelReplied():
-                    self._charged += fact.iterations
                     self._calls, self._edited = fact.calls, {}
-                case Clarified():
-                    self._charged += fact.iterations
                 case CallDecided(index=index, edited=str(edited)):
                     self._edited[index] = edited
                 case _:
                     pass
+            self._charged += self._trips(fact)
+
+    def _trips(self, fact: Fact) -> int:
+        """Count the round trips that a fact charges, those of a nested run included."""
+        match fact:
+            case Planned():
+                return fact.iterations if self._charge_plan else 0
+            case ModelReplied() | Clarified():
+                return fact.iterations
+            case CallFinished(spent=Spent(iterations=inside)):
+                return inside
+            case _:
+                return 0
 
     def show(self, event: PlannerEvent) -> None:
         """Print what there is to say about an event; the spinner rests meanwhile."""
@@ -129,6 +138,7 @@ class Progress:
     def _fact(self, fact: Fact) -> None:
         if (show := self._shown.get(fact.type)) is not None:
             show(fact)
+        self._charged += self._trips(fact)
 
     def _started(self, fact: RunStarted) -> None:
         self._limit = fact.rules.limits.max_iterations
@@ -141,11 +151,9 @@ class Progress:
 
     def _planned(self, fact: Planned) -> None:
         self._reply(fact.plan, plan=True)
-        self._charged += fact.iterations if self._charge_plan else 0
 
     def _replied(self, fact: ModelReplied) -> None:
         self._reply(fact.text, plan=False)
-        self._charged += fact.iterations
         self._calls, self._edited = fact.calls, {}
         if fact.withheld is not None:
             self._line(f"functions were withdrawn: {fact.withheld}", "dim")
@@ -191,7 +199,6 @@ class Progress:
             self._outcome(self._signs.bad, self._name(index), "not run", fact.answer.removeprefix("Not executed: "))
 
     def _clarified(self, fact: Clarified) -> None:
-        self._charged += fact.iterations
         if fact.answer is not None:
             self._line(f"{self._signs.good} {one_line(fact.by) or 'answered'}: {one_line(fact.answer)}")
 

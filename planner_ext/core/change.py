@@ -8,7 +8,7 @@ _T = TypeVar("_T")
 
 
 def replace(value: _T, **changes: Any) -> _T:
-    """Copy a frozen dataclass as `dataclasses.replace` does, in a tenth of the time: its fields are one dict.
+    """Copy a frozen dataclass as `dataclasses.replace` does, in an eighth to a third of the time: fields are one dict.
 
     For dataclasses without slots and without a ``__post_init__``, which would be passed over.
 

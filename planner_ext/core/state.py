@@ -1,6 +1,6 @@
 """What a run is at one moment: the fold of its facts so far.
 
-These values have no slots, other than all others: each fact makes new ones of them, and to copy a dict of fields takes
+These values have no slots, unlike all others: each fact makes new ones of them, and to copy a dict of fields takes
 a fraction of the time of copying slots one by one, see `planner_ext.core.change`. There are only a few at a time.
 """
 

@@ -42,8 +42,11 @@ def read_decision(text: str) -> Decision:
     """
     try:
         data = cast("dict[str, Any]", json.loads(text))
-        if data.pop("schema") != DECISION_SCHEMA:
-            raise ApprovalRefusedError("It is newer than this version of planner_ext reads; take it with that version.")
+        if (schema := data.pop("schema")) != DECISION_SCHEMA:
+            raise ApprovalRefusedError(
+                f"Expected a decision of schema {DECISION_SCHEMA}; got {schema!r}. Take it with the version that wrote "
+                "it."
+            )
         decision = _KINDS[data.pop("kind")](**data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ApprovalRefusedError(f"The row of the decision is damaged: {error!r}.") from error

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.postgres import PostgresDatabase
     from planner_ext.durable.postgres_workers import PostgresWorkers
 
-__all__ = ["open_database", "open_segments"]
+__all__ = ["is_address", "open_database", "open_segments"]
 
 
 async def open_database(where: str | Path, *, create: bool = True) -> Database:
@@ -24,20 +24,29 @@ async def open_database(where: str | Path, *, create: bool = True) -> Database:
     Raises:
         StoreError: If it cannot be used; says why, and the way out.
     """
-    text = str(where)
-    if text.startswith(("postgresql://", "postgres://")):
+    if is_address(where):
         try:
             from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
         except ImportError as error:
             _ask_for_extra(error)
-        database = PostgresDatabase(text)
+        database = PostgresDatabase(str(where))
         await database.open()
         return database
-    if "://" in text:
-        raise StoreError(f"Expected a path or a postgresql:// address; got {text!r}.")
     from planner_ext.durable.sqlite import SqliteDatabase  # noqa: PLC0415  (likewise not for everybody)
 
     return await SqliteDatabase.open(Path(where), create=create)
+
+
+def is_address(where: str | Path) -> bool:
+    """Say whether a store is a PostgreSQL database, and not a file.
+
+    Raises:
+        StoreError: If it is the address of something else.
+    """
+    text = str(where)
+    if "://" in text and not text.startswith(("postgresql://", "postgres://")):
+        raise StoreError(f"Expected a path or a postgresql:// address; got {text!r}.")
+    return "://" in text
 
 
 async def open_segments(url: str, name: str) -> "tuple[PostgresDatabase, PostgresWorkers, DbosSegments]":

@@ -48,7 +48,7 @@ def store_error(url: str, error: psycopg.Error | OSError | UnicodeError) -> Stor
         way_out = "Give a URL such as postgresql://user@host/database."
     elif state is None and isinstance(error, psycopg.Error) and _is_refusal(error):
         way_out = "Check the user, the password and the name of the database in the URL."
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
     return StoreError(f"PostgreSQL at {_place(url)} cannot be used: {said}. {way_out}")
 
 

@@ -119,7 +119,7 @@ class Runs:
 
         Args:
             url: ``postgresql://...``; straight to the server or through a pooler that keeps sessions.
-            worker_id: As for `sqlite`, as are the others.
+            worker_id: As for `sqlite`.
             in_doubt: Who hears of a call in doubt.
             poll_seconds: How often to look whether another worker, or an approver, has done something.
             clock: Tells the time; the expiry of questions goes by the machine's all the same.

@@ -1,6 +1,6 @@
 """What a store asks of a planner: to drive one segment of a run, from its start or a decision to its next pause or end.
 
-Stores know planners by these protocols alone, and so nothing of Semantic Kernel.
+Whoever drives runs knows planners by these protocols alone; the store and `Approvals` need nothing of Semantic Kernel.
 """
 
 from collections.abc import Callable, Mapping, Sequence

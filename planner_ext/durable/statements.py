@@ -114,7 +114,7 @@ DUE_RUNS = f"""
     UNION SELECT {_RUN} FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
     UNION SELECT {_RUN} FROM planner_runs
           WHERE run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
-    ORDER BY created_at, run_id LIMIT :limit
+    ORDER BY created_at, run_id
 """
 CLAIM_RUN = """
     UPDATE planner_runs SET owner = :owner

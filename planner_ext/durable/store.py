@@ -105,9 +105,9 @@ class JournalStore:
         values: Mapping[str, Value] = {"limit": limit} if status is None else {"limit": limit, "status": status}
         return _readable(await self._one(statement, values))
 
-    async def due(self, now: float, *, limit: int = 1000) -> list[RunRecord]:
+    async def due(self, now: float) -> list[RunRecord]:
         """List the runs that there is something to do for, if nobody does it: unfinished, decided, or expired."""
-        return _readable(await self._one(sql.DUE_RUNS, {"now": now, "limit": limit}))
+        return _readable(await self._one(sql.DUE_RUNS, {"now": now}))
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Take a run over, if its owner is still the one that was seen."""

@@ -111,6 +111,7 @@ class PendingCall:
             "fingerprint": self.fingerprint,
             "expires_at": None if self.expires_at is None else self.expires_at.isoformat(),
             "prompt": self.prompt,
+            "in_doubt": self.in_doubt,
         }
 
 

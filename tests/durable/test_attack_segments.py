@@ -149,7 +149,7 @@ def stalled_life(url: str, effects: Path) -> None:
 
     async def drive() -> None:
         async with open_runs(url, worker_id="stalled", poll_seconds=0.05) as runs:
-            handle = await runs.start(*world(effects, labels_then_books, seconds=2), GOAL, run_id="order-7")
+            handle = await runs.start(*world(effects, labels_then_books, seconds=5), GOAL, run_id="order-7")
             assert (await handle.result()).status == "answered"
 
     asyncio.run(drive())

@@ -69,6 +69,7 @@ async def test_workers_may_open_an_empty_database_at_once(postgres_url: str) -> 
     databases = [PostgresDatabase(postgres_url) for _ in range(4)]
     await asyncio.gather(*(database.open() for database in databases))
     await asyncio.gather(*(database.transact(created(str(n))) for n, database in enumerate(databases)))
+    assert await databases[0].transact(("SELECT COUNT(*) FROM planner_runs", {})) == [[(4,)]]
     await asyncio.gather(*(database.close() for database in databases))
 
 
@@ -104,14 +105,17 @@ async def test_a_commit_whose_answer_was_lost_is_not_done_again() -> None:
         admin.execute("SET synchronous_commit = off")
         admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")  # so commits wait, after they happened
         admin.execute("SELECT pg_reload_conf()")
-        asked = asyncio.create_task(database.transact(fact(0)))
-        while (waiting := await asyncio.to_thread(lambda: admin.execute(COMMITTED).fetchall())) == []:
-            pass
+        seq = 0
+        asked = asyncio.create_task(database.transact(fact(seq)))
+        while not (waiting := await asyncio.to_thread(lambda: admin.execute(COMMITTED).fetchall())):
+            if asked.done():  # its connection had not heard of the setting yet
+                seq += 1
+                asked = asyncio.create_task(database.transact(fact(seq)))
         admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
         admin.execute("SELECT pg_reload_conf()")
         admin.execute("SELECT pg_terminate_backend(%s)", waiting[0])
         assert await asked == [()]
-        assert await counted(database) == (1, 0)
+        assert await counted(database) == (seq + 1, seq)
         await database.close()
 
 
