@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from planner_ext.approval.decisions import Decision
+from planner_ext.approval.decisions import Decision, is_duration
 from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
 from planner_ext.durable.cancelling import cancel_run
@@ -22,6 +22,7 @@ from planner_ext.durable.records import RunRecord, StoredRun
 from planner_ext.durable.segment import DurablePlanner, InDoubt
 from planner_ext.durable.segments import Segments
 from planner_ext.durable.store import JournalStore
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.options import checked_goal
 from planner_ext.ports import Clock
 
@@ -50,11 +51,15 @@ class Runs:
         self._store = store
         self._workers = workers
         self._segments = segments
-        self._driver = SegmentDriver(store, in_doubt=in_doubt)
         self._poll_seconds = poll_seconds
         self._clock = clock or SystemClock()
         self._driven = DrivenRuns(
-            store, workers, self._driver, segments=segments, poll_seconds=poll_seconds, clock=self._clock
+            store,
+            workers,
+            SegmentDriver(store, in_doubt=in_doubt),
+            segments=segments,
+            poll_seconds=poll_seconds,
+            clock=self._clock,
         )
 
     @classmethod
@@ -81,14 +86,16 @@ class Runs:
             clock: Tells the time and waits; None is the machine's.
 
         Raises:
+            PlannerInvalidConfigurationError: If an option means nothing, naming it.
             StoreError: If the file cannot be used; says why, and the way out.
             WorkerInUseError: If a living process has the worker's name.
             NewerSchemaError: If a newer version of this package made the file.
         """
+        _check_options(in_doubt, poll_seconds)
         file = Path(path)
         database = await open_database(file)
         try:
-            workers = LockedWorkers(file, worker_id or new_worker_id())
+            workers = LockedWorkers(file, _name(worker_id))
         except BaseException:
             await database.close()
             raise
@@ -125,11 +132,13 @@ class Runs:
             clock: Tells the time; the expiry of questions goes by the machine's all the same.
 
         Raises:
+            PlannerInvalidConfigurationError: If an option means nothing, naming it.
             StoreError: If the database or DBOS cannot be used; says why, and the way out.
             WorkerInUseError: If a living process has the worker's name.
             NewerSchemaError: If a newer version of this package made the tables.
         """
-        database, workers, segments = await open_segments(url, worker_id or new_worker_id())
+        _check_options(in_doubt, poll_seconds)
+        database, workers, segments = await open_segments(url, _name(worker_id))
         runs = cls(
             JournalStore(database),
             workers,
@@ -302,3 +311,15 @@ class Runs:
         if self._segments is not None:
             await self._segments.close()
         await self._store.close()
+
+
+def _name(worker_id: str | None) -> str:
+    return new_worker_id() if worker_id is None else worker_id
+
+
+def _check_options(in_doubt: object, poll_seconds: object) -> None:
+    if in_doubt not in ("person", "model"):
+        raise PlannerInvalidConfigurationError(f"in_doubt must be 'person' or 'model'; got {in_doubt!r}.")
+    if not is_duration(poll_seconds):
+        problem = f"poll_seconds must be a number of seconds above 0; got {poll_seconds!r}."
+        raise PlannerInvalidConfigurationError(problem)

@@ -40,6 +40,9 @@ class Question:
     clarifications: int
     trips_left: int | None
 
+    def __str__(self) -> str:
+        return self.text
+
 
 class Clarifier(Protocol):
     """Answers the model's questions for the user. A plain function, sync or async, satisfies it.

@@ -14,7 +14,7 @@ of one turn:
     after_outcome       a call's end is recorded
     mid_parallel        likewise of the first call of a batch of several, whose others are not at their end
     after_pause         the pause is recorded
-    after_decision      a person's decision is recorded
+    after_decision      a person's decision, or answer to a question, is recorded
 """
 
 import asyncio
@@ -23,7 +23,16 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, Fact, ModelReplied, Paused
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallStarted,
+    Clarified,
+    Fact,
+    ModelReplied,
+    Paused,
+    Resumed,
+)
 from planner_ext.ports import RunStore
 
 __all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
@@ -37,13 +46,13 @@ _BEFORE: Mapping[str, type[Fact]] = {
 }
 """The points before a fact is stored."""
 
-_AFTER: Mapping[str, type[Fact]] = {
+_AFTER: Mapping[str, type[Fact] | tuple[type[Fact], ...]] = {
     "after_model_saved": ModelReplied,
     "after_intent": CallStarted,
     "after_outcome": CallFinished,
     "mid_parallel": CallFinished,
     "after_pause": Paused,
-    "after_decision": CallDecided,
+    "after_decision": (CallDecided, Clarified),
 }
 """The points after a fact is stored."""
 
@@ -90,6 +99,7 @@ class CrashingStore:
         self._once = once
         self._end = end
         self._open = 0
+        self._resumed = False
 
     @classmethod
     def of_environment(cls, store: RunStore) -> "CrashingStore":
@@ -107,8 +117,12 @@ class CrashingStore:
 
     def _stored(self, fact: Fact) -> None:
         match fact:
+            case Resumed():
+                self._open, self._resumed = 0, True
             case ModelReplied(calls=calls):
-                self._open = len(calls)
+                self._open, self._resumed = len(calls), False
+            case CallDecided(person=True, verdict="run"):
+                self._open += 1
             case CallFinished():
                 self._open -= 1
             case CallStarted() if self._point == "mid_tool":
@@ -121,6 +135,8 @@ class CrashingStore:
     def _is_there(self, fact: Fact) -> bool:
         if self._point == "mid_parallel":
             return self._open > 0
+        if isinstance(fact, Clarified):
+            return self._resumed
         return not isinstance(fact, CallDecided) or fact.person
 
     def _crash(self) -> None:

@@ -1,13 +1,17 @@
 """A process is killed at every point of a run; the next one finishes it, and nothing happens twice that may not."""
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from durable_world import Lives, check_history, effects_in, run_life, see_through
 
-from planner_ext.core.facts import CallFinished
+from planner_ext.core.facts import CallDecided, CallFinished, Clarified, Fact, Resumed
+from planner_ext.durable import Runs
+from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing.crash import CRASH_POINTS, CrashingStore
 
 KILLED = -9
@@ -76,6 +80,46 @@ async def test_a_life_dies_once_where_a_file_says_that_it_did(lives: Lives, tmp_
 
     assert codes == [KILLED, 0]
     assert marker.exists()
+
+
+class Kept:
+    """A store that forgets."""
+
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
+        """Take facts."""
+
+
+async def died_at(point: str, *facts: Fact) -> list[int]:
+    """List after which facts a process would have died."""
+    died: list[int] = []
+    store = CrashingStore(Kept(), point, end=lambda: died.append(seq))
+    for seq, fact in enumerate(facts):
+        await store.append("r", seq, (fact,))
+    return died
+
+
+async def test_the_points_hold_in_a_life_that_goes_on_with_a_decision() -> None:
+    """A batch that was approved is parallel, too, and the answer to a question is a decision."""
+    place: dict[str, Any] = {"iteration": 0, "function": "p-f", "at": 1.0}
+    decided = [
+        CallDecided(**place, index=index, call_id=str(index), kind="function", verdict="run", person=True)
+        for index in range(2)
+    ]
+    ended = [CallFinished(**place, index=index, call_id=str(index), outcome="ok", result="") for index in range(2)]
+    answered = Clarified(question="?", answer="!", iteration=0, index=None, at=1.0, seconds=0.0)
+    assert await died_at("mid_parallel", Resumed(at=1.0), *decided, *ended) == [3]
+    assert await died_at("after_decision", Resumed(at=1.0), *decided) == [1, 2]
+    assert await died_at("after_decision", Resumed(at=1.0), answered) == [1]
+    assert await died_at("after_decision", answered) == []
+
+
+@pytest.mark.parametrize("option", [{"in_doubt": "nobody"}, {"poll_seconds": 0}, {"poll_seconds": "1"}])
+async def test_an_option_that_means_nothing_is_refused_by_name(option: dict[str, Any], tmp_path: Path) -> None:
+    """Before a file is made for it."""
+    with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(option))):
+        async with Runs.sqlite(tmp_path / "runs.db", **option):
+            pass
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_crash_point_that_is_none_is_refused_by_name() -> None:
