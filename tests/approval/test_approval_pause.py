@@ -68,6 +68,7 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
             "fingerprint": fingerprint,
             "expires_at": "1970-01-01T00:01:00+00:00",
             "prompt": "Sure?",
+            "in_doubt": False,
         }
     ]
     assert (len(fingerprint), here.ran) == (64, [])
