@@ -3,174 +3,26 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC
 from typing import Any, get_args
 
 import pytest
+from journal_builders import CALL, FACTS, LIMITS, RULES, altered, plain, refusal, text_of
 
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.core.facts import (
-    AnswerChecked,
-    CallDecided,
-    CallFinished,
-    CallStarted,
-    CallsWithheld,
-    Clarified,
     Ended,
     Fact,
-    IterationCompleted,
     MessageAdded,
-    ModelReplied,
     Paused,
-    Planned,
     Resumed,
     Rules,
     RunStarted,
-    StopRequested,
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.shares import Share, Spent
-from planner_ext.core.values import ReplyEntry, RequestedCall, Usage
+from planner_ext.core.values import ReplyEntry
 from planner_ext.journal import SCHEMA, check_schema, dump_facts, dump_journal, load_facts, load_journal, messages_of
-
-LIMITS = Limits(
-    max_iterations=9,
-    max_tool_calls=0,
-    max_total_tokens=10**12,
-    max_cost=0.1,
-    max_active_seconds=1.5,
-    deadline=datetime(2030, 1, 1, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=5, minutes=45))),
-    max_calls_per_function={"plugin-f": 0, "plugin-ü": 3},
-    max_consecutive_errors=1,
-    max_repeated_calls=2,
-    max_repeated_denials=3,
-    on_limit="return_calls",
-    batch_over_limit="fill_remaining",
-    last_trip="none",
-    tell_budget=0.25,
-)
-RULES = Rules(
-    limits=LIMITS,
-    plan=True,
-    charge_plan=False,
-    use_attempts=3,
-    attempts_limit="maximum_use_attempts",
-    tool_choice="required",
-    rounds_per_step=1,
-    require_final_answer=True,
-    on_denial="reask",
-    close_on_denial=True,
-    on_deferred="run_safe_first",
-    structured=True,
-    clarifier=True,
-    max_clarifications=0,
-)
-USAGE = Usage(prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
-CALL = RequestedCall(id="c0", name="plugin-f", arguments='{"a": "\\u00fc"}')
-
-FACTS: tuple[Fact, ...] = (
-    RunStarted(run_id="r", rules=RULES, messages=({"role": "user"}, "text", None, 3), goal="Grüße 🙂", at=1e9 + 0.1),
-    Planned(plan="p", messages=({"a": [1, {"b": None}]},), iterations=2, usage=USAGE, at=1.0, seconds=0.1),
-    MessageAdded(message={"role": "user"}, purpose="insist", at=2.0),
-    ModelReplied(
-        iteration=0,
-        message={"calls": ["c0"]},
-        text="a\nb\u2028\x00",
-        calls=(CALL, replace(CALL, id="c1", arguments="")),
-        finish_reason="tool_calls",
-        usage=USAGE,
-        iterations=3,
-        offered=True,
-        withheld="max_cost",
-        final_answer="42",
-        at=3.0,
-        seconds=0.2,
-    ),
-    CallDecided(
-        iteration=0,
-        index=0,
-        call_id="c0",
-        function="plugin-f",
-        kind="function",
-        verdict="defer",
-        answer="a",
-        reason="r",
-        digest="d",
-        fingerprint="f",
-        edited='{"a":1}',
-        by="ann",
-        sticky="arguments",
-        expires_at=9.5,
-        prompt="?",
-        final_answer="42",
-        person=True,
-        nested=True,
-        at=4.0,
-    ),
-    CallsWithheld(iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0),
-    CallStarted(
-        iteration=0, index=1, call_id="c1", function="plugin-f", reserved=Share(iterations=3, cost=0.1), at=6.0
-    ),
-    CallFinished(
-        iteration=0,
-        index=1,
-        call_id="c1",
-        function="plugin-f",
-        outcome="timed_out",
-        result="text",
-        error="TimeoutError: late",
-        terminate=True,
-        spent=Spent(iterations=2, tool_calls=1, usage=USAGE),
-        at=7.0,
-    ),
-    IterationCompleted(
-        iteration=0, called=True, terminate=True, reason="r", messages=({"role": "user"},), at=8.0, seconds=0.3
-    ),
-    IterationCompleted(iteration=1, called=False, messages=None, at=8.0, seconds=0.3),
-    StopRequested(reason="enough", at=9.0),
-    Paused(at=10.0, seconds=0.4),
-    Resumed(limits=LIMITS, at=11.0),
-    Resumed(limits=None, at=11.0),
-    AnswerChecked(answer="a", problem="p", at=11.0),
-    Ended(status="limit_reached", answer="a", limit="max_cost", reason="r", returned=True, at=12.0, seconds=0.5),
-    Clarified(
-        question="where?",
-        answer="here",
-        iteration=0,
-        index=1,
-        by="ann",
-        iterations=1,
-        usage=USAGE,
-        at=7.5,
-        seconds=0.2,
-    ),
-)
-"""One of each fact, every field of it set to something that is not its default."""
-
-
-def plain(message: Any) -> Any:
-    """Dump messages that are JSON already."""
-    return message
-
-
-def text_of(*facts: Fact) -> str:
-    """Write a journal."""
-    return dump_journal(facts or FACTS, plain)
-
-
-def altered(change: Callable[[list[Any]], object]) -> str:
-    """Write the journal with something changed in its facts."""
-    data = json.loads(text_of())
-    change(data["facts"])
-    return json.dumps(data)
-
-
-def refusal(text: str) -> str:
-    """Return the message with which a text is refused."""
-    with pytest.raises(InvalidJournalError) as caught:
-        load_journal(text)
-    return str(caught.value)
 
 
 def test_the_sample_has_every_fact_and_every_field() -> None:

@@ -155,7 +155,7 @@ def _problem(decision: Decision, call: ToolCall) -> str | None:
 
 def _is_async(ask: Callable[..., Any]) -> bool:
     # B004: not whether it can be called is asked, but whether what is called is async.
-    return inspect.iscoroutinefunction(ask) or inspect.iscoroutinefunction(getattr(ask, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(ask) or inspect.iscoroutinefunction(getattr(ask, "__call__", None))  # noqa: B004  (an object whose call is async)
 
 
 def _name(ask: object) -> str:

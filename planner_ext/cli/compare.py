@@ -105,7 +105,7 @@ class _Asked:
 
 def _compare(asked: _Asked, *, as_json: bool) -> int:
     """Compare, tell, and return the exit code."""
-    from planner_ext.errors import PlannerInvalidConfigurationError  # noqa: PLC0415
+    from planner_ext.errors import PlannerInvalidConfigurationError  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
     try:
@@ -133,8 +133,8 @@ def _check(asked: _Asked) -> None:
         OSError: A file that cannot be written or read.
         ValueError: A document without the markers.
     """
-    from planner_ext.compare.markdown import with_table  # noqa: PLC0415
-    from planner_ext.errors import PlannerInvalidConfigurationError  # noqa: PLC0415
+    from planner_ext.compare.markdown import with_table  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.errors import PlannerInvalidConfigurationError  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     if (asked.kernel is None) != (asked.goal is None):
         given, missing = ("--kernel", "--goal") if asked.goal is None else ("--goal", "--kernel")
@@ -150,7 +150,7 @@ def _check(asked: _Asked) -> None:
 
 def _measure(asked: _Asked, console: Console) -> "Comparison":
     """Run the comparison; in a terminal, say how far it is."""
-    from planner_ext.cli.kernels import start_factory  # noqa: PLC0415
+    from planner_ext.cli.kernels import start_factory  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     made = None if asked.kernel is None else start_factory(asked.kernel)
     status = console.status("compares", spinner="line") if console.is_interactive else None
@@ -164,7 +164,7 @@ def _measure(asked: _Asked, console: Console) -> "Comparison":
 
 
 async def _run(asked: _Asked, made: object, progress: Any) -> "Comparison":
-    from planner_ext.compare import run_comparison  # noqa: PLC0415
+    from planner_ext.compare import run_comparison  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     options, scripts = _keys(asked.only)
     async with AsyncExitStack() as stack:
@@ -183,9 +183,9 @@ def _keys(only: tuple[str, ...]) -> tuple[list[str], list[str]]:
     Raises:
         PlannerInvalidConfigurationError: A key is neither.
     """
-    from planner_ext.compare.options import OPTIONS  # noqa: PLC0415
-    from planner_ext.compare.scripts import SCRIPTS  # noqa: PLC0415
-    from planner_ext.errors import PlannerInvalidConfigurationError  # noqa: PLC0415
+    from planner_ext.compare.options import OPTIONS  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.compare.scripts import SCRIPTS  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.errors import PlannerInvalidConfigurationError  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     for key in only:
         if key not in OPTIONS and key not in SCRIPTS:
@@ -198,8 +198,8 @@ def _keys(only: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 async def _live(asked: _Asked, made: object, stack: AsyncExitStack) -> "Live | None":
     """Find the real model that was asked for, if any."""
-    from planner_ext.cli.kernels import kernel_of, openai_service  # noqa: PLC0415
-    from planner_ext.compare import Live  # noqa: PLC0415
+    from planner_ext.cli.kernels import kernel_of, openai_service  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.compare import Live  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     named = asked.base_url is not None or asked.model is not None
     if asked.kernel is None and not named:
@@ -212,8 +212,8 @@ async def _live(asked: _Asked, made: object, stack: AsyncExitStack) -> "Live | N
 
 
 def _write(asked: _Asked, comparison: "Comparison") -> None:
-    from planner_ext.compare.markdown import markdown_of, with_table  # noqa: PLC0415
-    from planner_ext.compare.page import page_of  # noqa: PLC0415
+    from planner_ext.compare.markdown import markdown_of, with_table  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.compare.page import page_of  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     if asked.html is not None:
         asked.html.write_text(page_of(comparison), "utf-8", errors="replace")
@@ -223,7 +223,7 @@ def _write(asked: _Asked, comparison: "Comparison") -> None:
 
 
 def _tell(comparison: "Comparison", *, as_json: bool) -> None:
-    from planner_ext.compare.table import print_comparison  # noqa: PLC0415
+    from planner_ext.compare.table import print_comparison  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 
     if as_json:
         print(json.dumps(comparison.as_dict(), indent=2))

@@ -58,8 +58,8 @@ async def open_segments(url: str, name: str) -> "tuple[PostgresDatabase, Postgre
     """
     try:
         from planner_ext.durable.dbos_segments import DbosSegments  # noqa: PLC0415  (an optional dependency)
-        from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415
-        from planner_ext.durable.postgres_workers import PostgresWorkers  # noqa: PLC0415
+        from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
+        from planner_ext.durable.postgres_workers import PostgresWorkers  # noqa: PLC0415  (an optional dependency)
     except ImportError as error:
         _ask_for_extra(error)
     workers, database = PostgresWorkers(url, name), PostgresDatabase(url)

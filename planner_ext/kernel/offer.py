@@ -56,7 +56,7 @@ class RequestBehavior(FunctionChoiceBehavior):
             written: Any = settings
             written.tools = [*(written.tools or ()), *self.schemas]
 
-    def get_config(self, kernel: Kernel) -> FunctionCallChoiceConfiguration:  # noqa: ARG002
+    def get_config(self, kernel: Kernel) -> FunctionCallChoiceConfiguration:  # noqa: ARG002  (the signature of the base class)
         """Answer the connector's question which functions there are."""
         return FunctionCallChoiceConfiguration(available_functions=self.offered)
 

@@ -101,7 +101,7 @@ class AskedClarifier:
 async def _asked(clarifier: Any, question: Question) -> object:
     """Await whoever is async; ask others in a thread, so that nobody who is waited for blocks the event loop."""
     # B004: not whether it can be called is asked, but whether what is called is async.
-    is_async = inspect.iscoroutinefunction(clarifier) or inspect.iscoroutinefunction(getattr(clarifier, "__call__", 0))  # noqa: B004
+    is_async = inspect.iscoroutinefunction(clarifier) or inspect.iscoroutinefunction(getattr(clarifier, "__call__", 0))  # noqa: B004  (an object whose call is async)
     given = clarifier(question) if is_async else await in_thread(lambda: clarifier(question))
     return await given if inspect.isawaitable(given) else given
 

@@ -166,7 +166,7 @@ async def test_a_function_that_is_gone_or_changed_is_refused(streamed: bool) -> 
             return "paid"
 
     class Gone:
-        ran: list[Any] = []  # noqa: RUF012
+        ran: list[Any] = []  # noqa: RUF012  (one list is what is wanted)
 
         @kernel_function
         async def look(self) -> str:
@@ -194,7 +194,7 @@ async def test_function_filters_stand_around_a_resumed_call(streamed: bool) -> N
 @both_ways
 async def test_application_arguments_are_given_again(streamed: bool) -> None:
     """They are in no history; resumed with them a hidden parameter has them, and the model's come before them."""
-    policy = lambda call: Defer() if call.function_name == "charge" else None  # noqa: E731
+    policy = lambda call: Defer() if call.function_name == "charge" else None  # noqa: E731  (shorter than a function)
     script = [call("shop-charge", {"amount": 5}), DONE]
     here, by, history = await waiting(*script, streamed=streamed, policy=policy)
     assert "acme" not in history.model_dump_json()

@@ -259,7 +259,7 @@ async def test_each_decision_is_recorded_with_who_and_when(door: Door) -> None:
         "call_2": Deny("No.", by="bob"),
         "call_3": Supply("x", by="cy"),
     }
-    note: Callable[[Any], None] = lambda fact: facts.append(fact) if isinstance(fact, CallDecided) else None  # noqa: E731
+    note: Callable[[Any], None] = lambda fact: facts.append(fact) if isinstance(fact, CallDecided) else None  # noqa: E731  (shorter than a function)
     await door.resume(world([DONE]), paused.checkpoint, decisions, clock=clock, observers=[note], **ASK)
     assert [(d.call_id, d.verdict, d.by, d.at, d.person) for d in facts] == [
         ("call_1", "run", "ann", 900.0, True),

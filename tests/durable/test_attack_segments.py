@@ -69,7 +69,7 @@ async def working(
 async def answered(runs: Runs, *names: str) -> None:
     """Wait, for as long as recovery may take, until runs are answered."""
     async with asyncio.timeout(RECOVERY_SECONDS):
-        while not set(names) <= {record.run_id for record in await runs.list(status="answered")}:  # noqa: ASYNC110
+        while not set(names) <= {record.run_id for record in await runs.list(status="answered")}:  # noqa: ASYNC110  (only another process tells)
             await asyncio.sleep(0.02)
 
 
@@ -129,7 +129,7 @@ def leaving_life(url: str, effects: Path) -> None:
     async def leave() -> None:
         async with open_runs(url, worker_id="leaving") as runs:
             await runs.start(*world(effects, labels, seconds=60), GOAL, run_id="in-a-call")
-            while not effects_in(effects):  # noqa: ASYNC110
+            while not effects_in(effects):  # noqa: ASYNC110  (only another process tells)
                 await asyncio.sleep(0.01)
             await runs.start(*world(effects, labels), GOAL, run_id="not-begun")
 
@@ -168,7 +168,7 @@ async def test_a_worker_that_stalls_is_fenced_when_it_comes_back(
     effects = tmp_path / "effects"
     async with working(postgres_url, effects, labels_then_books) as runs:
         process = lives.begin(stalled_life, postgres_url, effects)
-        while not effects_in(effects):  # noqa: ASYNC110
+        while not effects_in(effects):  # noqa: ASYNC110  (only another process tells)
             await asyncio.sleep(0.01)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)

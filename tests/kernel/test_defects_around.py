@@ -113,7 +113,7 @@ async def test_defect_18_a_behaviour_is_not_ignored_in_silence(ask: Ask) -> None
 async def test_defect_19_a_bound_from_data_holds(ask: Ask) -> None:
     """A bound written down as data bounds the run, and a misspelt one is refused; stock settings drop it."""
     data = {"type": "auto", "maximum_use_attempts": 1}
-    eager = lambda request: ADD if request.tools else say("Enough.")  # noqa: E731
+    eager = lambda request: ADD if request.tools else say("Enough.")  # noqa: E731  (shorter than a function)
     inner = ScriptedChatCompletion(eager)
     await ask(FunctionInvokingChatCompletion(inner), BoundedFunctionChoiceBehavior.from_dict(data))
     assert len(inner.requests) == 2

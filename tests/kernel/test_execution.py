@@ -170,7 +170,7 @@ def test_functions_that_have_no_method_are_left_alone() -> None:
     assert runnable(prompt, threads=True) is prompt
 
 
-def optional(p: Annotated[Optional[int], "as older code writes it"] = None) -> Any:  # noqa: UP045
+def optional(p: Annotated[Optional[int], "as older code writes it"] = None) -> Any:  # noqa: UP045  (as older code writes it)
     return p
 
 

@@ -236,7 +236,7 @@ async def test_uninvited_calls_are_dropped(ask: Ask, tools: Tools, resend: Any, 
 )
 async def test_the_first_limit_that_is_reached_names_the_end(ask: Ask, budget: dict[str, Any], limit: str) -> None:
     """Other limits withdraw functions likewise, and are named."""
-    fails = lambda request: call("t-fail") if request.tools else say("Enough.")  # noqa: E731
+    fails = lambda request: call("t-fail") if request.tools else say("Enough.")  # noqa: E731  (shorter than a function)
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(fails), budget=Budget(**budget))
     answer = await ask(service, BOUNDED.Auto())
     assert (answer.text, answer.metadata["status"], answer.metadata["limit"]) == ("Enough.", "limit_reached", limit)

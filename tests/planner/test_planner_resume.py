@@ -109,7 +109,7 @@ async def test_a_spent_budget_makes_no_request(limit: str, streamed: bool) -> No
 async def test_a_resumed_run_stays_bounded(streamed: bool) -> None:
     """A budget without max_iterations leaves that of the options: a model that never stops does not run for ever."""
     math = Math()
-    script = lambda request: ADD if request.tools and request.index < 60 else say("Enough.")  # noqa: E731
+    script = lambda request: ADD if request.tools and request.index < 60 else say("Enough.")  # noqa: E731  (shorter than a function)
     kernel = kernel_of(ScriptedChatCompletion(script), math=math)
     planner = planner_with(plan=False, max_iterations=6, budget=Budget(max_tool_calls=2))
     ended = await invoke(planner, kernel, streamed=streamed)

@@ -1,0 +1,188 @@
+"""A batch in the fold: results in call order, what is counted, what enters the transcript."""
+
+from typing import Any
+
+import pytest
+from core_builders import (
+    PAUSED,
+    RESUMED,
+    SAMPLES,
+    began,
+    calls,
+    completed,
+    decided,
+    ended,
+    finished,
+    replied,
+    run_started,
+    says,
+    stop,
+    withheld,
+)
+from fold_builders import BATCH, CALLED
+
+from planner_ext.core.facts import Fact, Resumed
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import Phase
+from planner_ext.core.values import CallResult, ReplyEntry
+
+
+def test_the_results_enter_in_call_order_whatever_ended_first() -> None:
+    """The message comes first, then one result per call, in call order."""
+    state = fold([*CALLED, began(0), began(1, "g"), finished(1, "g"), finished(0)])
+    assert state.phase is Phase.COMPLETING
+    assert state.batch is None
+    assert state.transcript[2:] == (
+        CallResult(call_id="c0", name="f", text="result of f"),
+        CallResult(call_id="c1", name="g", text="result of g"),
+    )
+    assert state.called
+
+
+def test_started_functions_are_counted_once_each() -> None:
+    """The ledger counts starts: in all, by function, and by function with arguments where repeats are limited."""
+    facts = [run_started(limits=Limits(max_repeated_calls=2)), *CALLED[1:], began(0), finished(0, outcome="failed")]
+    ledger = fold(facts).ledger
+    assert ledger.tool_calls == 1
+    assert ledger.calls_by_function == {"f": 1}
+    assert ledger.calls_by_digest == {"digest of f": 1}
+
+
+def test_a_call_in_doubt_that_runs_again_is_charged_once() -> None:
+    """However often its process died, it is one call; where it is answered instead, it stays charged as started."""
+    again = fold([*CALLED, began(0), decided(0), began(0), finished(0)]).ledger
+    answered = fold([*CALLED, began(0), decided(0, verdict="answer")]).ledger
+    for ledger in (again, answered):
+        assert (ledger.tool_calls, ledger.calls_by_function, ledger.calls_by_digest) == (
+            1,
+            {"f": 1},
+            {"digest of f": 1},
+        )
+
+
+def test_repeats_are_counted_before_they_are_limited() -> None:
+    """What was spent stays spent: a repeat limit set on resume counts the calls that were made before it."""
+    facts = [*CALLED, began(0), finished(0), withheld(1), completed(), ended()]
+    state = fold([*facts, Resumed(limits=Limits(max_repeated_calls=1), at=0.0)])
+    assert state.ledger.calls_by_digest == {"digest of f": 1}
+
+
+@pytest.mark.parametrize("name", ["unknown", "bad"])
+def test_a_batch_of_answered_calls_settles_in_review(name: str) -> None:
+    """Calls that cannot run are answered by their decision alone, and no function was called."""
+    state = fold([run_started(), replied(calls(name)), decided(0, name)])
+    assert state.phase is Phase.COMPLETING
+    assert state.transcript[-1].text == f"answer to {name}"
+    assert not state.called
+    assert state.ledger.errors_in_row == 1
+    assert state.ledger.tool_calls == 0
+
+
+def test_one_error_makes_a_batch_an_error_and_one_start_a_batch_that_called() -> None:
+    """Of a mixed batch each counts: that a function was called, and that something in it failed."""
+    mixed = [run_started(), replied(calls("f", "unknown")), decided(0), decided(1, "unknown"), began(0), finished(0)]
+    assert fold(mixed).ledger.errors_in_row == 1
+    assert fold(mixed).called
+
+
+def test_a_clean_batch_resets_the_errors_in_a_row() -> None:
+    """Only batches in a row count: one without an error starts the count again."""
+    trips: list[Fact] = []
+    for trip, outcome in enumerate(["failed", "timed_out", "ok"]):
+        trips += [
+            replied(calls("f"), iteration=trip),
+            decided(0, iteration=trip),
+            began(0, iteration=trip),
+            finished(0, outcome=outcome, iteration=trip),  # type: ignore[arg-type]
+            completed(trip),
+        ]
+    assert fold([run_started(), *trips[:5]]).ledger.errors_in_row == 1
+    assert fold([run_started(), *trips[:10]]).ledger.errors_in_row == 2
+    assert fold([run_started(), *trips]).ledger.errors_in_row == 0
+
+
+def test_only_a_batch_that_was_denied_whole_counts_as_a_denial() -> None:
+    """Denials in a row are batches in which nothing was let through."""
+    whole = [*BATCH, decided(0, verdict="deny"), decided(1, "g", "deny")]
+    part = [*BATCH, decided(0, verdict="deny"), decided(1, "g"), began(1, "g"), finished(1, "g")]
+    assert fold(whole).ledger.denials_in_row == 1
+    assert fold(part).ledger.denials_in_row == 0
+
+
+def test_a_deferred_call_is_decided_a_second_time() -> None:
+    """The second decision of a deferred call takes the place of the first, and the batch goes on."""
+    deferred = [*BATCH, decided(0, verdict="defer"), decided(1, "g", "deny"), PAUSED, RESUMED]
+    state = fold([*deferred, decided(0, verdict="deny", answer="no")])
+    assert state.phase is Phase.COMPLETING
+    assert [entry.text for entry in state.transcript[2:]] == ["no", "answer to g"]
+
+
+@pytest.mark.parametrize(
+    ("sticky", "key"), [(None, set()), ("function", {"function:f"}), ("arguments", {"arguments:digest of f"})]
+)
+def test_a_sticky_approval_is_kept_for_the_run(sticky: Any, key: set[str]) -> None:
+    """What was approved for good is part of the state, by function or by function with arguments."""
+    assert fold([*BATCH, decided(0, sticky=sticky)]).sticky == key
+
+
+def test_the_first_final_answer_counts() -> None:
+    """Of two final answers in one message, the first is taken."""
+    first, second = decided(0, "final", final_answer="one"), decided(1, "final", final_answer="two")
+    assert fold([run_started(), replied(calls("final", "final")), first, second]).final_answer == "one"
+
+
+def test_edited_arguments_appear_in_the_transcript() -> None:
+    """The model reads the arguments that were used, not those it sent."""
+    facts = [*BATCH, decided(0, edited='{"a":1}'), decided(1, "g"), withheld(0, 1)]
+    entry = fold(facts).transcript[1]
+    assert entry == ReplyEntry(message=entry.message, kept=("c0", "c1"), edited=(("c0", '{"a":1}'),))
+
+
+def test_reask_removes_denied_calls() -> None:
+    """Under reask, denied calls and their results are left out; the others stay, and the next request asks again."""
+    rules = run_started(on_denial="reask")
+    state = fold([rules, BATCH[1], decided(0, verdict="deny"), decided(1, "g"), began(1, "g"), finished(1, "g")])
+    assert state.transcript[1].kept == ("c1",)
+    assert [entry.call_id for entry in state.transcript[2:]] == ["c1"]
+    assert state.reask
+    assert not fold([rules, BATCH[1], decided(0), decided(1, "g"), withheld(0, 1)]).reask
+
+
+@pytest.mark.parametrize(("text", "entries"), [("", 1), ("I will", 2)])
+def test_reask_keeps_the_text_beside_removed_calls(text: str, entries: int) -> None:
+    """A message whose every call was removed stays for its text, and goes where it has none."""
+    state = fold(
+        [run_started(on_denial="reask"), replied(calls("f", text=text)), decided(0, verdict="deny"), completed()]
+    )
+    assert len(state.transcript) == entries
+    assert fold([*SAMPLES[Phase.ASKING], replied(says("ok"))]).reask is False
+
+
+def test_the_reask_is_over_with_the_reply_to_it() -> None:
+    """One request goes without functions because of a removed call, not every later one."""
+    facts = [run_started(on_denial="reask"), replied(calls("f")), decided(0, verdict="deny"), completed()]
+    assert fold(facts).reask
+    assert not fold([*facts, replied(says("ok"), iteration=1)]).reask
+
+
+def test_withheld_calls_name_the_first_limit() -> None:
+    """The limit that withheld calls first is kept until its consequence is due; no limit is none."""
+    assert fold([*CALLED, withheld(0)]).limit is None
+    assert fold([*CALLED, withheld(0, limit="max_tool_calls")]).limit == "max_tool_calls"
+    both = [*CALLED, withheld(0, limit="max_tool_calls"), withheld(1, limit="max_cost")]
+    assert fold(both).limit == "max_tool_calls"
+
+
+def test_an_undecided_call_can_be_withheld() -> None:
+    """A batch that is withheld while it is under review settles, decided or not."""
+    state = fold([*BATCH, decided(0, verdict="defer"), withheld(0, 1)])
+    assert state.phase is Phase.COMPLETING
+    assert not state.called
+
+
+def test_a_filter_that_terminates_stops_the_run() -> None:
+    """A filter's wish to end the run is, once its batch has settled, a reason to stop, unless there is one already."""
+    asked = (began(0), finished(0, terminate=True), began(1, "g"), finished(1, "g"))
+    assert "filter" in (fold([*CALLED, *asked]).stopping or "")
+    assert fold([*CALLED, stop("first"), *asked]).stopping == "first"

@@ -1,0 +1,155 @@
+"""A run in the fold that goes on: after an iteration, a pause, a stop or its end."""
+
+from dataclasses import replace
+
+import pytest
+from core_builders import (
+    GOAL,
+    PAUSED,
+    RESUMED,
+    SAMPLES,
+    added,
+    began,
+    calls,
+    completed,
+    decided,
+    ended,
+    finished,
+    planned,
+    replied,
+    run_started,
+    says,
+    stop,
+    withheld,
+)
+from fold_builders import BATCH, CALLED
+
+from planner_ext.core.facts import Resumed
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import Phase, State
+
+
+def test_a_completed_iteration_may_replace_the_transcript() -> None:
+    """What the callback puts in place is the transcript from then on; without it nothing changes."""
+    facts = SAMPLES[Phase.COMPLETING]
+    assert fold([*facts, completed(messages=("compact",))]).transcript == ("compact",)
+    assert fold([*facts, completed()]).transcript == fold(facts).transcript
+
+
+@pytest.mark.parametrize(("reason", "stopping"), [("enough", "enough"), ("", "callback")])
+def test_a_completed_iteration_may_ask_to_stop(reason: str, stopping: str) -> None:
+    """The callback's reason is kept, and named in its place where it gave none; an older reason stands."""
+    asked = completed(terminate=True, reason=reason)
+    assert stopping in (fold([*SAMPLES[Phase.COMPLETING], asked]).stopping or "")
+    assert fold([*SAMPLES[Phase.COMPLETING], stop("first"), asked]).stopping == "first"
+
+
+def test_rounds_are_counted_in_the_request_and_in_the_step() -> None:
+    """A completed iteration is a round of both; a step's message starts the step's count again, insisting does not."""
+    facts = [*SAMPLES[Phase.COMPLETING], completed()]
+    assert (fold(facts).rounds, fold(facts).step_rounds) == (1, 1)
+    closed = [*facts, replied(says("hm"), iteration=1)]
+    assert (fold([*closed, added("step")]).rounds, fold([*closed, added("step")]).step_rounds) == (1, 0)
+    assert fold([*closed, added("insist")]).step_rounds == 1
+
+
+def test_a_message_of_the_planner_answers_the_reply_before_it() -> None:
+    """What the model said is then no answer any more: it stays in the transcript, also when the run is resumed."""
+    facts = [run_started(), replied(says("hm")), added("insist"), ended(), RESUMED]
+    assert len(fold(facts).transcript) == 3
+    assert fold(facts[:3]).reply is None
+
+
+def test_the_first_reason_to_stop_stands() -> None:
+    """Asking twice to stop changes nothing."""
+    assert fold([run_started(), stop("one"), stop("two")]).stopping == "one"
+
+
+def test_a_paused_run_that_is_stopped_has_its_batch_to_answer() -> None:
+    """Stopping a paused run leads back to its open batch."""
+    state = fold([*SAMPLES[Phase.PAUSED], stop()])
+    assert state.phase is Phase.CALLING
+    assert state.batch is not None
+
+
+def test_a_resumed_pause_keeps_what_was_spent_and_decided() -> None:
+    """Resuming a pause with new limits changes the limits and nothing else of the ledger or the batch."""
+    paused = fold(SAMPLES[Phase.PAUSED])
+    limits = Limits(max_iterations=9)
+    state = apply(paused, Resumed(limits=limits, at=1.0))
+    assert state.rules.limits == limits
+    assert (state.ledger, state.batch, state.transcript) == (paused.ledger, paused.batch, paused.transcript)
+
+
+def test_a_pause_does_not_forget_a_limit_that_was_reached() -> None:
+    """The consequence of a reached limit is still due after a pause, unless new limits replace the old ones."""
+    rules = run_started(on_deferred="run_safe_first")
+    facts = [rules, BATCH[1], decided(0), decided(1, "g", "defer"), withheld(0, limit="max_tool_calls"), PAUSED]
+    assert fold([*facts, RESUMED]).limit == "max_tool_calls"
+    assert fold([*facts, Resumed(limits=Limits(), at=0.0)]).limit is None
+
+
+def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:
+    """A run that a limit ended goes on: attempts, errors and denials in a row start again, what was spent stays."""
+    facts = [run_started(), replied(calls("unknown")), decided(0, "unknown"), completed(), ended()]
+    before, state = fold(facts), fold([*facts, RESUMED])
+    assert (state.phase, state.ended, state.rounds) == (Phase.ASKING, None, 0)
+    assert state.ledger == replace(before.ledger, errors_in_row=0, denials_in_row=0)
+
+
+def test_resuming_forgets_the_wish_to_stop() -> None:
+    """A run that was stopped goes on when it is resumed."""
+    assert fold([run_started(), stop(), ended(), RESUMED]).stopping is None
+
+
+def test_resuming_drops_the_forced_answer() -> None:
+    """The answer that a limit forced makes room for a real one; a reply without text left nothing to drop."""
+    forced = [run_started(), replied(says("forced"), offered=False), ended()]
+    assert fold([*forced, RESUMED]).transcript == (GOAL,)
+    empty = [run_started(), replied(says(""), offered=False), ended()]
+    assert fold([*empty, RESUMED]).transcript == (GOAL,)
+    assert fold([*SAMPLES[Phase.ENDED], RESUMED]).transcript == (GOAL,)
+
+
+def test_resuming_a_run_that_returned_its_calls_reviews_them_again() -> None:
+    """Calls that went back to the caller are undecided again when the run goes on."""
+    state = fold([*CALLED, ended(returned=True), RESUMED])
+    assert state.phase is Phase.REVIEWING
+    assert state.batch is not None
+    assert [call.decided for call in state.batch.calls] == [None, None]
+
+
+def test_resuming_returned_calls_never_runs_a_finished_one_again() -> None:
+    """A call of a returned batch that has already run keeps its result: nothing runs twice."""
+    state = fold([*CALLED, began(0), finished(0), ended(returned=True), RESUMED])
+    assert state.batch is not None
+    assert [call.answer for call in state.batch.calls] == ["result of f", None]
+
+
+def test_resuming_returned_calls_does_not_forget_that_one_is_in_doubt() -> None:
+    """A call that a dead process had started stays in doubt when its batch is returned: nothing runs it unasked."""
+    state = fold([*CALLED, began(0), ended(returned=True), RESUMED])
+    assert state.phase is Phase.REVIEWING
+    assert state.batch is not None
+    assert [call.started for call in state.batch.calls] == [True, False]
+    assert fold([*CALLED, began(0), ended(returned=True), RESUMED, decided(1, "g")]).phase is Phase.CALLING
+
+
+def test_resuming_a_run_that_was_stopped_before_its_plan_still_plans() -> None:
+    """A run that was to plan and was stopped before it did has its plan to make when it goes on."""
+    assert fold([run_started(plan=True), stop(), ended(), RESUMED]).phase is Phase.PLANNING
+
+
+def test_a_plan_is_made_once() -> None:
+    """A run that has its plan does not plan again when it is resumed, however it was interrupted."""
+    facts = [run_started(plan=True), planned()]
+    assert fold([*facts, RESUMED]).phase is Phase.ASKING
+    assert fold([*facts, ended(), RESUMED]).phase is Phase.ASKING
+
+
+def test_a_fold_is_its_facts_applied_one_by_one() -> None:
+    """Folding a journal is folding its head and applying the rest; of nothing, it is a new run."""
+    facts = SAMPLES[Phase.COMPLETING]
+    assert fold([]) == State()
+    assert fold(facts) == apply(fold(facts[:-1]), facts[-1])

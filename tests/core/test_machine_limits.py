@@ -1,0 +1,141 @@
+"""`next_action` at limits: which calls and requests they forbid, and what the run then comes to."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from core_builders import (
+    Play,
+    calls,
+    decided,
+    run_started,
+    says,
+    violations,
+)
+
+from planner_ext.core.actions import (
+    AskModel,
+)
+from planner_ext.core.limits import Limits
+from planner_ext.core.values import Usage
+
+
+@pytest.mark.parametrize(
+    ("policy", "results"), [("reject_batch", ["not", "not", "not"]), ("fill_remaining", ["ran", "ran", "not"])]
+)
+def test_a_batch_over_the_call_limit(policy: Any, results: list[str]) -> None:
+    """A batch over ``max_tool_calls`` runs not at all, or as far as it fits; the rest is answered; then an answer."""
+    limits = Limits(max_tool_calls=2, batch_over_limit=policy)
+    play = Play(calls("f", "g", "h"), calls("f"), limits=limits).go()
+    assert ["ran" if text.startswith("result") else "not" for text in play.results] == results
+    assert play.state.ledger.tool_calls == results.count("ran")
+    assert play.requests[-1] == AskModel(iteration=1, offer=False, tool_choice=None, withheld="max_tool_calls")
+    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "forced")
+    assert violations(play.state.transcript) == []
+
+
+def test_the_call_limit_counts_batches_as_they_are() -> None:
+    """Two batches of two fill a limit of four; the fifth call is one too many."""
+    play = Play(calls("f", "g"), calls("f", "g"), calls("f"), limits=Limits(max_tool_calls=4)).go(says("x"))
+    assert play.state.ledger.tool_calls == 4
+    assert [request.offer for request in play.requests] == [True, True, True, False]
+
+
+def test_calls_that_do_not_run_are_free() -> None:
+    """Denied, unknown, invalid and final-answer calls do not count as tool calls."""
+    play = Play(calls("f", "unknown", "bad"), says("done"), verdicts={"f": "deny"}, limits=Limits(max_tool_calls=0))
+    assert play.go().end.status == "answered"
+    assert play.state.ledger.tool_calls == 0
+
+
+@pytest.mark.parametrize("on_limit", ["stop", "raise"])
+def test_another_limit_ends_the_run_where_no_answer_is_wanted(on_limit: Any) -> None:
+    """Under ``stop`` and ``raise`` the refused calls are answered, and no further request is made."""
+    play = Play(calls("f", "g"), limits=Limits(max_tool_calls=1, on_limit=on_limit)).go()
+    assert len(play.requests) == 1
+    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "")
+    assert "max_tool_calls=1" in play.end.reason
+    assert violations(play.state.transcript) == []
+
+
+@pytest.mark.parametrize("policy", ["reject_batch", "fill_remaining"])
+def test_another_limit_returns_the_whole_batch(policy: Any) -> None:
+    """Under ``return_calls`` a batch over the limit goes back whole; none of it has run."""
+    limits = Limits(max_tool_calls=1, on_limit="return_calls", batch_over_limit=policy)
+    play = Play(calls("f", "g"), limits=limits).go()
+    assert play.end.returned
+    assert play.state.ledger.tool_calls == 0
+
+
+def test_a_function_has_its_own_limit() -> None:
+    """Only calls of the limited function are refused; the others of the batch run, then an answer is asked for."""
+    limits = Limits(max_calls_per_function={"f": 1})
+    play = Play(calls("f", "f", "g"), limits=limits).go(says("sorry"))
+    assert [text.split(":")[0] for text in play.results] == ["result of f", "Not executed", "result of g"]
+    assert play.state.ledger.calls_by_function == {"f": 1, "g": 1}
+    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_calls_per_function", "sorry")
+
+
+def test_a_function_is_limited_by_the_name_it_was_resolved_to() -> None:
+    """What counts is the function that would run, whatever name the model used for it."""
+    play = Play(calls("f"), limits=Limits(max_calls_per_function={"plugin-f": 0})).go(steps=1)
+    play.add(replace(decided(0), function="plugin-f")).go(says("sorry"))
+    assert play.state.ledger.tool_calls == 0
+    assert play.end.limit == "max_calls_per_function"
+
+
+def test_the_same_call_may_be_repeated_so_often() -> None:
+    """``max_repeated_calls=2`` lets the same call run twice, wherever; another call is not the same."""
+    play = Play(calls("f", "g"), calls("f"), calls("f"), limits=Limits(max_repeated_calls=2)).go(says("sorry"))
+    assert play.state.ledger.calls_by_function == {"f": 2, "g": 1}
+    assert play.end.limit == "max_repeated_calls"
+    twice = Play(calls("f", "f", "f"), limits=Limits(max_repeated_calls=2)).go(says("sorry"))
+    assert [text.split(":")[0] for text in twice.results] == ["result of f", "result of f", "Not executed"]
+
+
+def test_batches_with_errors_in_a_row_end_the_run() -> None:
+    """After n failed, unknown or invalid batches in a row the next request goes without functions."""
+    play = Play(calls("f"), calls("unknown"), limits=Limits(max_consecutive_errors=2))
+    play.outcomes["f"] = "failed"
+    play.go(says("sorry"))
+    assert [request.offer for request in play.requests] == [True, True, False]
+    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_consecutive_errors", "sorry")
+
+
+def test_a_clean_batch_forgives_errors() -> None:
+    """Errors that are not in a row never reach the limit."""
+    play = Play(calls("bad"), calls("f"), calls("bad"), says("done"), limits=Limits(max_consecutive_errors=2)).go()
+    assert play.end.status == "answered"
+
+
+def test_denials_in_a_row_end_the_run() -> None:
+    """After n batches denied whole the next request goes without functions."""
+    play = Play(calls("f"), calls("f"), verdicts={"f": "deny"}, limits=Limits(max_repeated_denials=2)).go(says("sorry"))
+    assert [request.offer for request in play.requests] == [True, True, False]
+    assert play.end.limit == "max_repeated_denials"
+
+
+def test_a_spent_limit_is_checked_before_a_batch() -> None:
+    """Tokens spent by the request that asked for calls refuse those calls; then one answer is forced."""
+    many = Usage(prompt_tokens=100)
+    play = Play(calls("f", usage=many), limits=Limits(max_total_tokens=50)).go(says("sorry", usage=many))
+    assert play.results == ["Not executed: The limit max_total_tokens=50 was reached."]
+    assert (play.end.limit, play.end.answer) == ("max_total_tokens", "sorry")
+    assert len(play.requests) == 2
+
+
+def test_a_spent_limit_is_checked_before_a_request() -> None:
+    """What a batch spent is seen before the next request."""
+    play = Play(calls("f"), limits=Limits(max_active_seconds=2)).go(says("sorry"))
+    assert play.state.ledger.tool_calls == 1
+    assert [request.withheld for request in play.requests] == [None, "max_active_seconds"]
+
+
+def test_a_deadline_is_named_with_its_moment() -> None:
+    """The reason says which deadline passed, in universal time."""
+    deadline = datetime(2000, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    start = replace(run_started(limits=Limits(deadline=deadline, on_limit="stop")), at=2e9)
+    play = Play(start=False).add(start).go(says("x"))
+    assert play.end.reason == "The limit deadline=2000-01-01T10:00:00+00:00 was reached."
+    assert play.requests == []
