@@ -12,7 +12,7 @@ SPEC = find_spec("planner_ext")
 assert SPEC is not None
 assert SPEC.submodule_search_locations
 PACKAGE = Path(SPEC.submodule_search_locations[0])
-LINES = 400
+LINES_OF_CODE = 400
 
 FLOORS: dict[str, float] = {
     "core": 0,
@@ -197,8 +197,17 @@ def test_a_module_says_what_it_promises(file: Path) -> None:
 
 @every_file
 def test_a_file_can_be_held_in_mind(file: Path) -> None:
-    """No file has more than 400 lines."""
-    assert len(file.read_text("utf-8").splitlines()) <= LINES
+    """No file has more than 400 lines of code: blank lines, comments and docstrings do not count."""
+    text = file.read_text("utf-8")
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    code = [line for number, line in lines if line and number not in documented and not line.startswith("#")]
+    assert len(code) <= LINES_OF_CODE
 
 
 def test_the_floors_are_those_of_the_tree() -> None:
