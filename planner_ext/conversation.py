@@ -17,10 +17,12 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.core.fold import CUT_SHORT
+from planner_ext.kernel.accepted import given_arguments
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.kernel.errors import InvalidHistoryError, InvalidReplyError, PlannerInvalidConfigurationError
 from planner_ext.kernel.history import find_problems, one_result_each
-from planner_ext.kernel.messages import calls_of, merge_reply, render, requested_calls, text_of, with_items
+from planner_ext.kernel.messages import calls_of, merge_reply, requested_calls, text_of, with_items
+from planner_ext.kernel.rendering import render
 from planner_ext.kernel.results import result_text
 
 __all__ = ["Messages", "OpenCall", "as_reply", "checked_prompt", "copied", "open_calls", "with_added"]
@@ -36,7 +38,7 @@ class OpenCall:
     Attributes:
         id: The call's id; its result goes by it.
         fully_qualified_name: The name that the model used, ``plugin-function``; nothing was checked yet.
-        raw_arguments: JSON text as received, "" where the model sent none.
+        raw_arguments: JSON text as received, "{}" where the model sent none.
     """
 
     id: str
@@ -113,7 +115,10 @@ def open_calls(messages: Sequence[ChatMessageContent]) -> tuple[OpenCall, ...]:
 
 def _calls(message: ChatMessageContent) -> list[OpenCall]:
     requested = requested_calls(message) if message.role == AuthorRole.ASSISTANT else ()
-    return [OpenCall(id=call.id, fully_qualified_name=call.name, raw_arguments=call.arguments) for call in requested]
+    return [
+        OpenCall(id=call.id, fully_qualified_name=call.name, raw_arguments=given_arguments(call.arguments))
+        for call in requested
+    ]
 
 
 def with_added(messages: Sequence[ChatMessageContent], added: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:

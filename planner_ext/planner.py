@@ -223,7 +223,7 @@ class FunctionCallingStepwisePlanner:
     ) -> PlannerRun:
         checked_goal(question)
         given = ChatHistory() if chat_history is None else instance_of("chat_history", chat_history, ChatHistory)
-        before = checked_messages(given.messages, self.options.on_invalid_history)
+        before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
         setting = self._setting(kernel, question, arguments, streaming=streaming)
 
         async def started() -> Sequence[Fact]:

@@ -194,8 +194,12 @@ def _entries(batch: Batch, removed: set[str]) -> list[Entry]:
         message = ReplyEntry(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
     if not kept and not batch.text:
         return []
-    results = [CallResult(call_id=c.request.id, name=c.request.name, text=c.answer or "") for c in kept]
-    return [message, *results]
+    return [message, *map(_result, kept)]
+
+
+def _result(call: Call) -> CallResult:
+    request = call.request
+    return CallResult(call_id=request.id, name=request.sent_name or request.name, text=call.answer or "")
 
 
 def _counted(counts: Any, key: str, more: int = 1) -> dict[str, int]:

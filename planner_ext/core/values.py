@@ -71,14 +71,16 @@ class RequestedCall:
     """One function call as the model asked for it; nothing in it is trusted yet.
 
     Attributes:
-        id: Unique within its batch; missing and duplicate ids were reissued before they came here.
+        id: Unique within its batch; ids that are missing, duplicate or too long were reissued before they came here.
         name: The name the model used.
         arguments: JSON text as received, "" where the model sent none.
+        sent_name: The name under which the transcript holds the call, where servers refuse the model's; else "".
     """
 
     id: str
     name: str
     arguments: str
+    sent_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

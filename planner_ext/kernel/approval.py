@@ -14,10 +14,11 @@ from planner_ext.core.facts import CallDecided, Clarified
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.state import Call, Phase, State
 from planner_ext.core.transitions import TRANSITIONS
+from planner_ext.kernel.accepted import is_written_as
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
-from planner_ext.kernel.messages import load_message, requested_calls
+from planner_ext.kernel.messages import load_message
 from planner_ext.ports import Functions
 from planner_ext.review import apply_decision
 
@@ -163,7 +164,7 @@ def check_calls(state: State) -> None:
     """
     if state.batch is None:
         return
-    if requested_calls(load_message(state.batch.message)) != tuple(call.request for call in state.batch.calls):
+    if not is_written_as(load_message(state.batch.message), [call.request for call in state.batch.calls]):
         names = ", ".join(call.request.id for call in state.batch.calls)
         raise InvalidCheckpointError(f"The open calls ({names}) are not those of their message. One was altered.")
     for call in state.batch.calls:

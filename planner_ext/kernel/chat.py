@@ -17,12 +17,14 @@ from semantic_kernel.exceptions import KernelException, ServiceResponseException
 
 from planner_ext.core.actions import AskModel
 from planner_ext.core.values import Entry, Reply, Usage
+from planner_ext.kernel.accepted import accepted_reply
 from planner_ext.kernel.assembly import ReplyAssembly
 from planner_ext.kernel.budget import Price
 from planner_ext.kernel.errors import InvalidReplyError, ServiceCallError
-from planner_ext.kernel.messages import merge_reply, render, requested_calls, text_of
+from planner_ext.kernel.messages import merge_reply, text_of
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.prompt_size import PromptSize
+from planner_ext.kernel.rendering import render
 from planner_ext.kernel.told import told
 from planner_ext.kernel.usage import read_iterations, read_usage
 from planner_ext.kernel.wire import ChatRequest, GenericWire, Wire
@@ -84,7 +86,7 @@ class KernelChat:
             known = len(self._entries)
             if self._entries != transcript[:known]:
                 self._rendered, known = [], 0
-            self._rendered += render(transcript[known:])
+            self._rendered += render(transcript[known:], self._offer.functions)
             self._entries = transcript
         return self._rendered
 
@@ -153,7 +155,7 @@ class KernelChat:
         return replace(usage, cost=self._price(message.ai_model_id or self._service.ai_model_id, usage))
 
     def _reply(self, message: ChatMessageContent) -> Reply:
-        calls = requested_calls(message)
+        message, calls = accepted_reply(message, self._offer.functions)
         reason = message.finish_reason.value if message.finish_reason is not None else None
         if self._strict and (reason == "tool_calls") != bool(calls):
             raise InvalidReplyError(

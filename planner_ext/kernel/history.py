@@ -1,7 +1,9 @@
-"""Whether a history may be sent: every call answered exactly once, directly after the message that made it."""
+"""Whether a history may be sent: calls that servers accept, each answered once, right after the message with it."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
 
 from semantic_kernel.contents import (
     AuthorRole,
@@ -10,8 +12,10 @@ from semantic_kernel.contents import (
     FunctionResultContent,
 )
 
+from planner_ext.kernel.accepted import accepted_message, accepted_name
+from planner_ext.kernel.arguments import quoted
 from planner_ext.kernel.errors import InvalidHistoryError
-from planner_ext.kernel.messages import calls_of, with_items, with_own_ids
+from planner_ext.kernel.messages import calls_of, has_accepted_id, name_of, with_items, with_own_ids
 
 __all__ = ["check_history", "find_problems", "one_result_each", "repair_history"]
 
@@ -42,8 +46,13 @@ class _Owed:
         return [f"message {place}: {kind} {call!r}"]
 
 
-def find_problems(messages: Sequence[ChatMessageContent]) -> list[str]:
-    """List what keeps a history from being sent, in order; each names the message's place and the ids."""
+def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> list[str]:
+    """List what keeps a history from being sent, in order; each names the message's place and the ids.
+
+    Args:
+        messages: The history.
+        offered: Function names that may be longer than most servers accept; None does not judge lengths.
+    """
     problems: list[str] = []
     owed = _Owed()
     for place, message in enumerate(messages):
@@ -58,6 +67,7 @@ def find_problems(messages: Sequence[ChatMessageContent]) -> list[str]:
         calls = _call_ids(message)
         owed = _Owed(dict.fromkeys(calls, place))
         problems += _id_problems(calls, place)
+        problems += _name_problems(message, place, offered)
     return [*problems, *owed.unanswered()]
 
 
@@ -67,67 +77,88 @@ def _id_problems(calls: Sequence[str], place: int) -> list[str]:
     return [*missing, *(f"message {place}: the call id {call!r} twice" for call in twice)]
 
 
-def check_history(messages: Sequence[ChatMessageContent]) -> None:
-    """Refuse a history that may not be sent.
+def _name_problems(message: ChatMessageContent, place: int, offered: Container[str] | None) -> list[str]:
+    names = [name_of(call) for call in _calls(message)]
+    return [
+        f"message {place}: the function name {quoted(name)}, which servers refuse"
+        for name in names
+        if accepted_name(name, offered) != name
+    ]
+
+
+def check_history(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> None:
+    """Refuse a history that may not be sent; for ``offered`` see `find_problems`.
 
     Raises:
         InvalidHistoryError: Naming every problem; nothing was sent and nothing changed.
     """
-    if problems := find_problems(messages):
+    if problems := find_problems(messages, offered):
         raise InvalidHistoryError(
-            "Expected a history in which every function call has exactly one result directly after it; found "
-            f"{'; '.join(problems)}. Answer or remove these calls, or pass on_invalid_history='repair'."
+            "Expected a history in which every function call has a name that servers accept, and exactly one result "
+            f"directly after it; found {'; '.join(problems)}. Answer or remove these calls, or pass "
+            "on_invalid_history='repair'."
         )
 
 
-def repair_history(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
+def repair_history(
+    messages: Sequence[ChatMessageContent], offered: Container[str] | None = None
+) -> list[ChatMessageContent]:
     """Make a history fit to be sent: unanswered calls are answered, orphan and second results left out.
 
-    Calls without an id of their own get one. Results stay in the order in which they stand. Idempotent; a history that
-    is fit already comes back as it is, and so does every message that needs no mending.
+    Calls without an id of their own get one, and calls are written as servers accept them, see
+    `planner_ext.kernel.accepted`. Results stay in the order in which they stand. Idempotent; a history that is fit
+    already comes back as it is, and so does every message that needs no mending.
     """
-    if not find_problems(messages):
+    mended = [_with_own_calls(message, offered) for message in messages]
+    if all(map(is_, mended, messages)) and not find_problems(messages, offered):
         return list(messages)
     repaired: list[ChatMessageContent] = []
     owed: list[_Call] = []
-    for message in messages:
+    for message, own in zip(messages, mended, strict=True):
         if message.role == AuthorRole.TOOL:
             repaired += _answering(message, owed)
             continue
         repaired += _missing_results(owed)
-        mended = _with_own_calls(message)
-        repaired.append(mended)
-        owed = [_Call(sent_as=old.id or "", call=new) for old, new in zip(_calls(message), _calls(mended), strict=True)]
+        repaired.append(own)
+        owed = [_Call(sent=old, call=new) for old, new in zip(_calls(message), _calls(own), strict=True)]
     return [*repaired, *_missing_results(owed)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that waits for its result; ``sent_as`` is the id under which the result comes."""
+    """A call that waits for its result, which comes under the id that ``sent`` has; and the call as it was mended."""
 
-    sent_as: str
+    sent: FunctionCallContent
     call: FunctionCallContent
 
 
-def _with_own_calls(message: ChatMessageContent) -> ChatMessageContent:
-    ids = _call_ids(message)
-    if "" not in ids and len(set(ids)) == len(ids):
-        return message
-    return with_items(message, with_own_ids(message.items), message.metadata)
+def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
+    calls = _calls(message)
+    if not all(map(has_accepted_id, calls)) or len({call.id for call in calls}) < len(calls):
+        message = with_items(message, with_own_ids(message.items), message.metadata)
+    return accepted_message(message, offered)
 
 
 def _answering(message: ChatMessageContent, owed: list[_Call]) -> list[ChatMessageContent]:
     """Keep of a tool message what answers a call that waits; nothing where nothing does."""
     items: list[FunctionResultContent] = []
     for result in _results(message):
-        answered = next((waiting for waiting in owed if waiting.sent_as == (result.id or "")), None)
+        answered = next((waiting for waiting in owed if (waiting.sent.id or "") == (result.id or "")), None)
         if answered is not None:
             owed.remove(answered)
-            same = answered.call.id == result.id
-            items.append(result if same else result.model_copy(update={"id": answered.call.id}))
+            items.append(_result_of(answered, result))
     if len(items) == len(message.items) and all(new is old for new, old in zip(items, message.items, strict=True)):
         return [message]
     return [message.model_copy(update={"items": items})] if items else []
+
+
+def _result_of(answered: _Call, result: FunctionResultContent) -> FunctionResultContent:
+    """Give a result the id and the name of its call, where these were mended."""
+    sent, call = answered.sent, answered.call
+    update: dict[str, Any] = {} if call.id == result.id else {"id": call.id}
+    if name_of(call) != name_of(sent):
+        update |= {"name": call.name, "plugin_name": call.plugin_name, "function_name": call.function_name}
+    return result.model_copy(update=update) if update else result
 
 
 def _missing_results(owed: Sequence[_Call]) -> list[ChatMessageContent]:

@@ -28,17 +28,18 @@ from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExec
 from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, one_result_each, repair_history
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
-from planner_ext.kernel.messages import as_history, render
+from planner_ext.kernel.messages import as_history
 from planner_ext.kernel.nested import NestingFunctions, NobodyWaits, run_around
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.outcome import carry_run
 from planner_ext.kernel.prices import price_of
 from planner_ext.kernel.questions import AskedClarifier
+from planner_ext.kernel.rendering import render
 from planner_ext.kernel.structured import ResponseForm
 from planner_ext.ports import Emit, Ports, Prompts, RunStore
 
-__all__ = ["Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
+__all__ = ["FunctionNames", "Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
 
 logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
@@ -253,17 +254,32 @@ def connector_settings(
 
 
 def checked_messages(
-    messages: Sequence[ChatMessageContent], on_invalid_history: Literal["refuse", "repair"]
+    messages: Sequence[ChatMessageContent], on_invalid_history: Literal["refuse", "repair"], kernel: Kernel
 ) -> list[ChatMessageContent]:
     """Take a history that may be sent, or repair one on request; each result becomes a message of its own.
+
+    The names of the kernel's functions may be longer than most servers accept.
 
     Raises:
         InvalidHistoryError: If it may not be sent and is not to be repaired.
     """
+    offered = FunctionNames(kernel)
     if on_invalid_history == "repair":
-        return one_result_each(repair_history(messages))
-    check_history(messages)
+        return one_result_each(repair_history(messages, offered))
+    check_history(messages, offered)
     return one_result_each(messages)
+
+
+class FunctionNames:
+    """The names of a kernel's functions, listed only where one is looked up."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __contains__(self, name: object) -> bool:
+        return any(
+            name == function.fully_qualified_name for function in self._kernel.get_full_list_of_function_metadata()
+        )
 
 
 def new_run_id() -> str:

@@ -4,6 +4,7 @@ Nothing that a caller or a connector owns is changed; a message that must differ
 """
 
 import json
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,11 +15,10 @@ from semantic_kernel.contents import (
     ChatHistory,
     ChatMessageContent,
     FunctionCallContent,
-    FunctionResultContent,
     TextContent,
 )
 
-from planner_ext.core.values import CallResult, Entry, Message, ReplyEntry, RequestedCall, Said
+from planner_ext.core.values import Message, RequestedCall
 
 __all__ = [
     "AssistantMessage",
@@ -26,9 +26,10 @@ __all__ = [
     "assistant_text",
     "calls_of",
     "dump_message",
+    "has_accepted_id",
     "load_message",
     "merge_reply",
-    "render",
+    "name_of",
     "requested_calls",
     "text_of",
     "with_items",
@@ -71,14 +72,15 @@ def assistant_text(text: str, **fields: Any) -> ChatMessageContent:
 def requested_calls(message: ChatMessageContent) -> tuple[RequestedCall, ...]:
     """List a reply's calls as the core knows them."""
     return tuple(
-        RequestedCall(id=call.id or "", name=_name(call), arguments=_arguments(call)) for call in calls_of(message)
+        RequestedCall(id=call.id or "", name=name_of(call), arguments=_arguments(call)) for call in calls_of(message)
     )
 
 
 def merge_reply(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
     """Make one message of a reply: the calls of several are one ordered batch, each with an id of its own.
 
-    Missing ids and duplicates within the reply are reissued; everything else is kept as received.
+    Ids that are missing, given twice within the reply, or refused by servers are reissued; everything else is kept as
+    received.
     """
     first = messages[0]
     if len(messages) == 1 and not calls_of(first):
@@ -90,18 +92,28 @@ def merge_reply(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
     return with_items(first, with_own_ids(items), metadata)
 
 
+_ID = re.compile("[!-~]{1,40}")
+"""Ids that OpenAI accepts, and every other server: visible ASCII characters, 40 at most."""
+
+
+def has_accepted_id(call: FunctionCallContent) -> bool:
+    """Whether servers accept a call's id."""
+    return bool(_ID.fullmatch(call.id or ""))
+
+
 def with_own_ids(items: Iterable[Any]) -> list[Any]:
     """Give each call an id of its own; arguments that a connector parsed are written as JSON text again."""
-    seen: set[str | None] = {None, ""}
+    seen: set[str] = set()
     kept: list[Any] = []
     for item in items:
         own = item
         if isinstance(item, FunctionCallContent):
-            update: dict[str, Any] = {"id": f"call_{uuid.uuid4().hex[:24]}"} if item.id in seen else {}
+            fit = has_accepted_id(item) and item.id not in seen
+            update: dict[str, Any] = {} if fit else {"id": f"call_{uuid.uuid4().hex[:24]}"}
             if isinstance(item.arguments, Mapping):
                 update["arguments"] = _arguments(item)
             own = item.model_copy(update=update) if update else item
-            seen.add(own.id)
+            seen.add(own.id or "")
         kept.append(own)
     return kept
 
@@ -113,7 +125,7 @@ def with_items(message: ChatMessageContent, items: list[Any], metadata: dict[str
     return AssistantMessage.model_construct(given, **(values | {"items": items, "metadata": metadata}))
 
 
-def _name(call: FunctionCallContent) -> str:
+def name_of(call: FunctionCallContent) -> str:
     """Name the function as the kernel would, whatever separator the connector uses."""
     if call.plugin_name and call.function_name:
         return f"{call.plugin_name}-{call.function_name}"
@@ -126,36 +138,6 @@ def _arguments(call: FunctionCallContent) -> str:
     return call.arguments or ""
 
 
-def render(entries: Iterable[Entry]) -> list[ChatMessageContent]:
-    """Write transcript entries as messages of Semantic Kernel."""
-    return [_render(entry) for entry in entries]
-
-
-def _render(entry: Entry) -> ChatMessageContent:
-    match entry:
-        case CallResult():
-            content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
-            return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
-        case ReplyEntry():
-            return _changed(_load(entry.message), set(entry.kept), dict(entry.edited))
-        case Said():
-            return ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
-        case _:
-            return _load(entry)
-
-
-def _changed(message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]) -> ChatMessageContent:
-    """Leave calls out of a message, and put a person's arguments in place of the model's."""
-    items: list[Any] = [
-        item.model_copy(update={"arguments": edited[item.id or ""]})
-        if isinstance(item, FunctionCallContent) and item.id in edited
-        else item
-        for item in message.items
-        if not isinstance(item, FunctionCallContent) or item.id in kept
-    ]
-    return with_items(message, items, message.metadata)
-
-
 def load_message(message: Message) -> ChatMessageContent:
     """Take a message as it is, or make it of its JSON.
 
@@ -163,16 +145,6 @@ def load_message(message: Message) -> ChatMessageContent:
         pydantic.ValidationError: If it is JSON of no message.
     """
     return message if isinstance(message, ChatMessageContent) else ChatMessageContent.model_validate(message)
-
-
-def _load(message: Message) -> ChatMessageContent:
-    """Make a message fit to be sent: one with calls is sent with its text, too, an empty one as an empty text."""
-    loaded = load_message(message)
-    if not loaded.items:
-        return loaded.model_copy(update={"items": [TextContent(text="")]})
-    if loaded.role != AuthorRole.ASSISTANT or isinstance(loaded, AssistantMessage) or not calls_of(loaded):
-        return loaded
-    return with_items(loaded, list(loaded.items), loaded.metadata)
 
 
 def dump_message(message: Message) -> dict[str, Any]:

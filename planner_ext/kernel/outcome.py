@@ -15,7 +15,8 @@ from planner_ext.core.values import Message, Status, Usage
 from planner_ext.kernel.approval import pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import not_answered
-from planner_ext.kernel.messages import as_history, assistant_text, render, text_of
+from planner_ext.kernel.messages import as_history, assistant_text, text_of
+from planner_ext.kernel.rendering import render
 from planner_ext.kernel.usage import add_reported
 
 __all__ = ["PAUSED_TEXT", "carry_run", "chat_history", "final_message", "raise_at_limit", "status_of"]

@@ -10,9 +10,11 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 
+from planner_ext.kernel.accepted import accepted_reply
 from planner_ext.kernel.assembly import ReplyAssembly
 from planner_ext.kernel.chat import named_errors, no_reply
-from planner_ext.kernel.loop import check_service, connector_settings
+from planner_ext.kernel.loop import FunctionNames, check_service, connector_settings
+from planner_ext.kernel.messages import merge_reply
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.service_run import store
 from planner_ext.kernel.usage import read_iterations
@@ -33,8 +35,10 @@ async def pass_through(
         messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
     if not messages:
         raise no_reply("a response without choices")
-    for message in messages if stored else ():
-        store(chat_history, message)
+    if stored:
+        messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
+        for message in messages:
+            store(chat_history, message)
     return [message.model_copy(update={"metadata": _one_request(message.metadata)}) for message in messages]
 
 
@@ -58,7 +62,12 @@ async def pass_through_streaming(
     if not reply.any:
         raise no_reply("a stream without any choice")
     if stored:
-        store(chat_history, reply.message())
+        store(chat_history, _accepted(reply.message(), kwargs.get("kernel")))
+
+
+def _accepted(message: ChatMessageContent, kernel: Kernel | None) -> ChatMessageContent:
+    """Write a reply for the history, in which every later request sends it."""
+    return accepted_reply(merge_reply([message]), () if kernel is None else FunctionNames(kernel))[0]
 
 
 def _request_settings(

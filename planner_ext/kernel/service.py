@@ -298,7 +298,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 "whose functions may be called."
             )
         world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
-        messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history))
+        messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history, world.kernel))
         loop = self._loop(world, settings, behavior, options=self._options, streaming=streaming)
         if self._on_invalid_history == "repair":
             chat_history.messages[:] = messages

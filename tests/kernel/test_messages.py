@@ -21,10 +21,10 @@ from planner_ext.kernel.messages import (
     assistant_text,
     dump_message,
     merge_reply,
-    render,
     requested_calls,
     text_of,
 )
+from planner_ext.kernel.rendering import render
 
 
 def call(id: str | None, name: str | None = "t-add", arguments: Any = "{}", **more: Any) -> FunctionCallContent:
