@@ -1,20 +1,34 @@
 """The calls of the open batch: all are reviewed before any runs, and all settle, whatever becomes of one."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
 
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
+from planner_ext.core.machine import limit_of_restart
 from planner_ext.core.shares import Share
 from planner_ext.core.values import Checked, RequestedCall
 from planner_ext.ports import Finished, Ports
 from planner_ext.recorder import Recorder
 from planner_ext.review import apply_decision, describe_call, first_verdict
 
-__all__ = ["CallFailedError", "Calls", "StopHandle"]
+__all__ = ["CallFailedError", "Calls", "Restart", "StopHandle", "restart_of_call"]
+
+Restart: TypeAlias = Callable[[], Awaitable[str | None]]
+"""Records that the running call is about to start once more; gives why it may not, or None."""
+
+_RESTART: ContextVar[Restart] = ContextVar("planner_ext_restart")
+
+
+def restart_of_call() -> Restart | None:
+    """Find how the call that is being run is started once more; None outside of every call."""
+    return _RESTART.get(None)
 
 
 class CallFailedError(PlannerExtError):
@@ -64,6 +78,7 @@ class Calls:
         self._ports = ports
         self._stop = stop
         self._batch = _Batch()
+        self._restarting = asyncio.Lock()
 
     async def review(self, action: ReviewCalls) -> None:
         """Decide these calls of the open batch, and record what was decided of each."""
@@ -90,7 +105,9 @@ class Calls:
             return facts
         calls = [describe_call(state, fact, checked[fact.index]) for fact in gated]
         decisions = await gate.review(calls, state)
-        decided = {fact.index: decision for fact, decision in zip(gated, decisions, strict=True)}
+        decided = {
+            fact.index: decision for fact, decision in zip(gated, decisions, strict=True) if decision is not None
+        }
         at = self._journal.now()  # afterwards: a review may take its time, and questions expire from now on
         facts = [replace(fact, at=at) for fact in facts]
         return [
@@ -149,7 +166,11 @@ class Calls:
         )
         await self._journal.record(started)
         state = self._journal.state  # which knows by now what was set aside for the call
-        finished = await self._ports.functions.run(call.request, checked, index=index, state=state)
+        before = _RESTART.set(partial(self._restart, started))
+        try:
+            finished = await self._ports.functions.run(call.request, checked, index=index, state=state)
+        finally:
+            _RESTART.reset(before)
         if finished.outcome != "ok" and self._batch.failed is None:
             self._batch.failed = (checked.function, finished)
         await self._journal.record(
@@ -166,6 +187,20 @@ class Calls:
                 at=self._journal.now(),
             )
         )
+        return None
+
+    async def _restart(self, started: CallStarted) -> str | None:
+        """Record one more start of a call before it happens; give why it may not happen, or None."""
+        async with self._restarting:  # two starts at once are counted one after the other
+            state, at = self._journal.state, self._journal.now()
+            call = None if state.batch is None else state.batch.calls[started.index]
+            if call is None or call.answer is not None or state.iteration != started.iteration + 1:
+                return "the call has ended"
+            if self._stop.reason is not None:
+                return "the run is to stop"
+            if (limit := limit_of_restart(state, started.index, at)) is not None:
+                return f"the limit {limit} was reached"
+            await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
         return None
 
     def _checked(self, index: int, request: RequestedCall, decision: CallDecided) -> Checked | None:

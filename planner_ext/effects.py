@@ -64,13 +64,20 @@ class Effect:
 def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable[[F], F]:
     """Declare what running a function twice would do; stands above or below ``@kernel_function``.
 
-    It matters where a run's journal is kept in a store and a call is found started and not finished: its process died.
+    It matters in two places. One is a run whose journal is kept in a store, where a call is found started and not
+    finished: its process died.
 
     - ``once``, the default: the call is in doubt. The ``probe`` is asked; without one, or if it cannot tell, a person
       is (or the model is told so, see `Runs`).
     - ``idempotent``: the call runs again.
     - ``keyed``: it runs again with the same key. The function has a parameter ``idempotency_key``, which the model does
       not see, and which receives ``{run_id}/{iteration}/{call_id}``: in every run, with a store or without.
+
+    The other is a filter of the kernel that calls ``next`` more than once, to retry for instance. A function of effect
+    ``once`` starts once for each call: a further ``next`` gives the outcome of that start again, its result or its
+    exception, and runs nothing, also where the first start failed. An ``idempotent`` or ``keyed`` function starts
+    again; each start is recorded before it happens and counts against ``max_tool_calls``, ``max_calls_per_function``
+    and ``max_repeated_calls``, and where one of these is reached the last outcome is given again.
 
     A marked function of another kind may have that parameter, too: so that a probe can find by it what was done.
 

@@ -104,8 +104,11 @@ class Gate(Protocol):
         """Whether anybody has a say about the calls of a function; those that nobody watches run unseen."""
         ...
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
-        """Decide each call of a batch, in order, before any of them runs. Never raises but for cancellation."""
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
+        """Decide each call of a batch, in order, before any of them runs; None lets it run without an approval.
+
+        Raises nothing but a cancellation.
+        """
         ...
 
 

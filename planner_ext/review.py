@@ -88,7 +88,7 @@ def apply_decision(fact: CallDecided, decision: Decision, functions: Functions, 
     """
     match decision:
         case Approve(arguments=None):
-            return replace(fact, verdict="run", by=decision.by or "", sticky=decision.always)
+            return replace(fact, verdict="run", approved=True, by=decision.by or "", sticky=decision.always)
         case Approve():
             return _edited(fact, decision, functions, state)
         case Deny(reason=reason, by=by):
@@ -120,4 +120,12 @@ def _edited(fact: CallDecided, decision: Approve, functions: Functions, state: S
     if checked.kind != "function" or checked.function != fact.function:
         return apply_decision(fact, _unusable(decision, checked.answer), functions, state)
     digest = digest_of(checked.function, checked.arguments)
-    return replace(fact, verdict="run", by=decision.by or "", sticky=decision.always, edited=text, digest=digest)
+    return replace(
+        fact,
+        verdict="run",
+        approved=True,
+        by=decision.by or "",
+        sticky=decision.always,
+        edited=text,
+        digest=digest,
+    )

@@ -9,7 +9,12 @@ __all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "Too
 
 @dataclass(frozen=True, slots=True)
 class Approve:
-    """Let the call run.
+    """Let the call run: this function, with these arguments, once.
+
+    Where a filter of the kernel changes the function, or an argument that the model could give, the call does not run
+    and the model reads so. Parameters hidden from the model are the application's: a filter may fill them. The same
+    holds for what a policy allows, by a rule or by its default. A call that no interceptor decided is not bound: a
+    filter may change its arguments, though never its function.
 
     Attributes:
         arguments: Arguments to use in place of the model's; validated like those. None keeps the model's.

@@ -49,11 +49,11 @@ class InterceptorChain:
         asked = self.interceptors or self.pre_invoke or self.checks or self.options.unmatched != "approve"
         return bool(asked) or self.marked(function) is not None
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
-        """Decide each call, in order, before any of them runs."""
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
+        """Decide each call, in order, before any of them runs; None where all were silent and silence approves."""
         return [self._remembered(await self._decide(call), call, state) for call in calls]
 
-    async def _decide(self, call: ToolCall) -> Decision:
+    async def _decide(self, call: ToolCall) -> Decision | None:
         for interceptor in self.interceptors:
             ask = interceptor.by_rule if isinstance(interceptor, ApprovalPolicy) else interceptor
             if (decision := await self._ask(ask, call)) is not None:
@@ -76,13 +76,13 @@ class InterceptorChain:
                 return decision
         return None
 
-    def _defaults(self) -> Decision:
+    def _defaults(self) -> Decision | None:
         for interceptor in self.interceptors:
             if isinstance(interceptor, ApprovalPolicy):
                 return self._expiring(interceptor.by_default())
         match self.options.unmatched:
             case "approve":
-                return Approve()
+                return None
             case "defer":
                 return self._expiring(Defer())
             case "deny":
@@ -128,7 +128,7 @@ class InterceptorChain:
         return decision
 
     @staticmethod
-    def _remembered(decision: Decision, call: ToolCall, state: State) -> Decision:
+    def _remembered(decision: Decision | None, call: ToolCall, state: State) -> Decision | None:
         """Put a sticky approval in place of a question; never in place of a denial."""
         if not isinstance(decision, Defer):
             return decision

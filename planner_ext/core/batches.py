@@ -19,7 +19,7 @@ def call_decided(state: State, fact: CallDecided) -> State:
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
     changed = replace(
-        call, decided=fact, started=False, reserved=None, answer=_answer(state, fact), erred=fact.kind in _ERRED
+        call, decided=fact, starts=0, reserved=None, answer=_answer(state, fact), erred=fact.kind in _ERRED
     )
     ledger = settled(state.ledger, call.reserved, None)
     state = replace(
@@ -78,10 +78,10 @@ def calls_withheld(state: State, fact: CallsWithheld) -> State:
 
 
 def call_started(state: State, fact: CallStarted) -> State:
-    """Charge a call before it runs."""
+    """Charge a call before it runs; a call that a filter runs again is charged again."""
     batch, call = _named_call(state, fact)
     decided = call.decided
-    _require(call.answer is None and not call.started, fact, "it has started already")
+    _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
     if decided is None or decided.verdict != "run":
         raise IllegalTransitionError(f"CallStarted cannot happen to {fact.call_id!r}: it was not decided to run.")
     ledger = reserved(state.ledger, fact.reserved)
@@ -91,7 +91,7 @@ def call_started(state: State, fact: CallStarted) -> State:
         calls_by_function=_counted(state.ledger.calls_by_function, fact.function),
         calls_by_digest=_counted(state.ledger.calls_by_digest, decided.digest),
     )
-    call = replace(call, started=True, reserved=fact.reserved)
+    call = replace(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
     return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, call), at=fact.at)
 
 

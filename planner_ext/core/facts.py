@@ -159,6 +159,8 @@ class CallDecided:
         prompt: What a person is asked about a deferred call, "" for nothing in particular.
         final_answer: The answer that the final-answer function was given, or None.
         person: Whether a person decided, on what they were shown.
+        approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also one that was given
+            earlier for the rest of the run. False where the call runs because no interceptor objected.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
     """
 
@@ -180,8 +182,14 @@ class CallDecided:
     final_answer: str | None = None
     person: bool = False
     nested: bool = False
+    approved: bool = False
     at: float
     type: Literal["CallDecided"] = "CallDecided"
+
+    @property
+    def binds(self) -> bool:
+        """Whether the call runs only as it was decided; journals older than ``approved`` say so by the other fields."""
+        return self.approved or self.person or bool(self.by) or self.edited is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +206,11 @@ class CallsWithheld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStarted:
-    """A function is about to run; recorded before it does.
+    """A function is about to run; recorded before it does, and again each time that a filter starts it anew.
 
     Attributes:
         reserved: The share of the budget that is set aside for a nested run, or None.
+        attempt: Which start of the call this is, from 1.
     """
 
     iteration: int
@@ -209,6 +218,7 @@ class CallStarted:
     call_id: str
     function: str
     reserved: Share | None = None
+    attempt: int = 1
     at: float
     type: Literal["CallStarted"] = "CallStarted"
 

@@ -25,7 +25,7 @@ from planner_ext.core.questions import NO_MORE_QUESTIONS, asks, open_questions, 
 from planner_ext.core.shares import divided
 from planner_ext.core.state import Batch, Call, Phase, State
 
-__all__ = ["IN_DOUBT", "iterations_left", "next_action"]
+__all__ = ["IN_DOUBT", "iterations_left", "limit_of_restart", "next_action"]
 
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 """What the model reads of a function that had started and was not seen to finish."""
@@ -260,6 +260,28 @@ def _start(state: State, batch: Batch, ready: tuple[int, ...]) -> Action:
     if share is None:
         return WithholdCalls(iteration=batch.iteration, indexes=nested, answer=TOO_LITTLE_LEFT, limit=None)
     return RunCalls(iteration=batch.iteration, indexes=ready, share=share)
+
+
+def limit_of_restart(state: State, index: int, at: float) -> str | None:
+    """Name the limit that forbids a running call to be started once more, or None.
+
+    The other calls of its batch that are to run and have not started come first: what is left is counted without them,
+    and as nothing while a nested run among them has not been given its share.
+
+    Args:
+        state: The run, while the call runs.
+        index: The call's place in the open batch.
+        at: Now, in seconds since the epoch.
+    """
+    batch = state.batch
+    assert batch is not None
+    if (limit := spent_limit(state.rules.limits, state.ledger, at)) is not None:
+        return limit
+    ready = tuple(i for i in _open(batch) if _may_start(batch.calls[i]))
+    if state.rules.limits.max_tool_calls is not None and any(_nested(batch.calls[i]) for i in ready):
+        return "max_tool_calls"
+    over, limit = _over_limit(state, batch, (*ready, index))
+    return limit if index in over else None
 
 
 def _over_limit(state: State, batch: Batch, ready: tuple[int, ...]) -> tuple[tuple[int, ...], str]:

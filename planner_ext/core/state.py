@@ -34,6 +34,7 @@ class Call:
     """One call of the open batch.
 
     Attributes:
+        starts: How often it was started, since it was decided; more than once where a filter ran it again.
         answer: What the model will read as its result; None while that is open.
         erred: Whether it counts as an error: failed, unknown or with unusable arguments.
         asked: Whether it is a question that the clarifier was asked, and left open.
@@ -42,11 +43,16 @@ class Call:
 
     request: RequestedCall
     decided: CallDecided | None = None
-    started: bool = False
+    starts: int = 0
     answer: str | None = None
     erred: bool = False
     asked: bool = False
     reserved: Share | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether it was started since it was decided."""
+        return self.starts > 0
 
 
 @dataclass(frozen=True, kw_only=True)

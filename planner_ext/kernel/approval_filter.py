@@ -172,7 +172,7 @@ class ApprovalFilter:
         decision = (await chain.review([call], State()))[0]
         if isinstance(decision, Defer) and self._approver is not None:
             return await self._ask(self._approver, replace(call, prompt=decision.prompt or ""))
-        return decision
+        return decision or Approve()
 
     async def _ask(self, approver: Approver, call: ToolCall) -> Decision:
         """Ask the person; who does not decide in time, fails, or answers with what is no decision, refuses."""
@@ -180,7 +180,7 @@ class ApprovalFilter:
             options=ApprovalOptions(interceptor_timeout=self._timeout, unmatched="deny"), interceptors=(approver,)
         )
         decision = (await chain.review([call], State()))[0]
-        return Deny("Nobody decided.") if isinstance(decision, Defer) else decision
+        return Deny("Nobody decided.") if decision is None or isinstance(decision, Defer) else decision
 
     async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve) -> None:
         if decision.arguments is not None:

@@ -1,55 +1,151 @@
-"""What a person approved runs as it was approved: a call whose function or arguments a filter changed is refused."""
+"""What the filters around a decided call may make of it: it runs as it was decided, and once for each start recorded.
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+A filter of Semantic Kernel may change what it is shown, call ``next`` several times, at once or when the call has long
+ended. The function is therefore guarded behind the last filter. Must not know the run, nor who decided.
+"""
 
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
-from semantic_kernel.functions import KernelFunction
+from semantic_kernel.functions import FunctionResult, KernelFunction
 
-from planner_ext.approval.fingerprint import digest_of
-from planner_ext.core.values import Checked
-from planner_ext.kernel.arguments import Parameters
+from planner_ext.kernel.arguments import unconverted_parameter
 from planner_ext.kernel.errors import PlannerException
 
-__all__ = ["ApprovedArgumentsChangedError", "Unchanged", "bound", "watch"]
+__all__ = ["ApprovedArgumentsChangedError", "NotRunAgainError", "Starts", "Unchanged", "watch"]
 
 Unchanged: TypeAlias = Callable[[Mapping[str, Any]], bool]
 """Says whether arguments are still those that were approved."""
 
+_ABSENT: Final = object()
+
+_WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
+"""What is compared by value; to write an object of the application, such as a generator, may use it up."""
+
 
 class ApprovedArgumentsChangedError(PlannerException):
-    """A filter changed the function, or the model's arguments to it, after somebody had approved exactly these."""
+    """A filter changed the function of a call, or the arguments that an approval binds to; the function did not run."""
 
 
-def bound(function: KernelFunction, unchanged: Unchanged) -> KernelFunction:
-    """Copy a function so that it refuses to run with other arguments than those approved, whatever filter changed them.
+class NotRunAgainError(PlannerException):
+    """A filter asked for another run of a call that is in doubt or has ended; the function did not run."""
 
-    ``_invoke_internal`` is what Semantic Kernel calls behind the last filter, and what each kind of function overrides;
-    an attribute of the instance overrides it for this one call, and leaves class and metadata as filters expect them.
+
+class Starts:
+    """Lets the function of one call run: once, and again only where ``restart`` says so.
+
+    A further ``next`` that may not run the function gives the outcome of the last run once more: its result, or its
+    exception. After `end` nothing runs.
+
+    Args:
+        name: The function, for messages.
+        unchanged: Whether arguments are still the approved ones; None where no approval binds them.
+        restart: Records another start before it happens, and gives why it may not, or None; None allows one start.
     """
 
-    async def invoke_internal(context: FunctionInvocationContext) -> None:
-        if not unchanged(context.arguments):
+    def __init__(
+        self, name: str, *, unchanged: Unchanged | None, restart: Callable[[], Awaitable[str | None]] | None
+    ) -> None:
+        self._name = name
+        self._unchanged = unchanged
+        self._restart = restart
+        self._outcome: asyncio.Future[FunctionResult | BaseException | None] | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """Let nothing run any more: the call has its result."""
+        self._ended = True
+
+    def guarding(self, function: KernelFunction) -> KernelFunction:
+        """Copy a function so that it runs through this, whatever filters are around it.
+
+        ``_invoke_internal`` is what Semantic Kernel calls behind the last filter, and what each kind of function
+        overrides; an attribute of the instance overrides it for this call, and leaves class and metadata as filters
+        expect them.
+        """
+        guarded = function.model_copy()
+
+        async def invoke_internal(context: FunctionInvocationContext) -> None:
+            if context.function is not guarded:
+                raise ApprovedArgumentsChangedError(f"A filter put another function in place of {self._name}.")
+            await self.run(context, function._invoke_internal)  # pyright: ignore[reportPrivateUsage]
+
+        vars(guarded)["_invoke_internal"] = invoke_internal
+        return guarded
+
+    async def run(self, context: Any, work: Callable[[Any], Awaitable[None]]) -> None:
+        """Run the work on a context, or put the last outcome in it.
+
+        Raises:
+            ApprovedArgumentsChangedError: If the arguments are no longer those that were approved.
+            NotRunAgainError: If the call has ended, or was cancelled while it ran.
+            BaseException: What the work raises.
+        """
+        self._check(context)
+        last = self._outcome
+        if self._ended or (last is not None and not await self._may_run_again()):
+            await self._give(last, context)
+            return
+        self._check(context)  # once more: to record another start takes its time
+        outcome = self._outcome = asyncio.get_running_loop().create_future()
+        try:
+            await work(context)
+        except Exception as error:
+            outcome.set_result(error)
+            if unconverted_parameter(error) is not None and self._outcome is outcome:
+                self._outcome = last  # the function was not reached: a filter may correct its arguments
+            raise
+        except BaseException:
+            outcome.set_result(NotRunAgainError(f"{self._name} was cancelled while it ran; its effect is not known."))
+            raise
+        outcome.set_result(_result_of(context))
+
+    def _check(self, context: Any) -> None:
+        if self._unchanged is not None and not self._unchanged(context.arguments):
             raise ApprovedArgumentsChangedError("A filter changed arguments after they had been approved.")
-        await function._invoke_internal(context)  # pyright: ignore[reportPrivateUsage]
 
-    guarded = function.model_copy()
-    vars(guarded)["_invoke_internal"] = invoke_internal
-    return guarded
+    async def _may_run_again(self) -> bool:
+        return self._restart is not None and await self._restart() is None and not self._ended
+
+    async def _give(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
+        if self._ended or last is None:
+            raise NotRunAgainError(f"The call of {self._name} has ended; a filter cannot run it any more.")
+        outcome = await asyncio.shield(last)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        context.result = None if outcome is None else outcome.model_copy()
 
 
-def watch(before: Mapping[str, Any], checked: Checked, parameters: Parameters) -> Unchanged:
-    """Remember what was approved: the model's arguments by value, for a filter may change one in place."""
-    digest = digest_of(checked.function, checked.arguments)
-    absent = object()
-    others = {name: before.get(name, absent) for name in parameters.by_name if name not in checked.arguments}
+def _result_of(context: Any) -> FunctionResult | None:
+    result: FunctionResult | None = context.result
+    return None if result is None else result.model_copy()
+
+
+def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> Unchanged:
+    """Remember arguments by name and value, absent ones included, since a filter may change a value in place."""
+    before = {name: _fixed(arguments.get(name, _ABSENT)) for name in names}
 
     def unchanged(now: Mapping[str, Any]) -> bool:
-        if any(now.get(name, absent) is not value for name, value in others.items()):
-            return False
-        try:
-            return digest_of(checked.function, {name: now.get(name) for name in checked.arguments}) == digest
-        except (TypeError, ValueError, RecursionError):
-            return False  # no longer JSON, so no longer what the model sent
+        return all(_same(fixed, _fixed(now.get(name, _ABSENT))) for name, fixed in before.items())
 
     return unchanged
+
+
+def _fixed(value: object) -> tuple[object, object]:
+    """Write a value so that a later change of it shows; an object that cannot be written stands for itself."""
+    kind: object = type(value)
+    written: object = value
+    if isinstance(value, _WRITTEN):
+        with suppress(PydanticSerializationError, ValueError, TypeError, RecursionError):
+            written = to_json(value, inf_nan_mode="constants")
+    return kind, written
+
+
+def _same(one: tuple[object, object], other: tuple[object, object]) -> bool:
+    written = isinstance(one[1], bytes) and isinstance(other[1], bytes) and one[1] == other[1]
+    return one[0] is other[0] and (written or one[1] is other[1])

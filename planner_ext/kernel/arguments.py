@@ -31,6 +31,7 @@ __all__ = [
     "parse_arguments",
     "parse_object",
     "quoted",
+    "unconverted_parameter",
 ]
 
 MAX_DEPTH: Final = 100
@@ -338,16 +339,21 @@ def conversion_problem(error: BaseException, parameters: Parameters, given: Mapp
     Returns:
         What the model may read; None where the error is another one, or not about an argument of the model.
     """
-    place = error.__traceback__ if isinstance(error, FunctionExecutionException) else None
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    declared = _parameter_at(place)
+    declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:
         return None
     return (
         f"The argument {quoted(declared.name)} of {parameters.function} cannot be converted to {declared.type_}"
         f"{_details(error)}. The function was not run. Call it again with a corrected argument."
     )
+
+
+def unconverted_parameter(error: BaseException) -> KernelParameterMetadata | None:
+    """Find the parameter that Semantic Kernel could not convert, so that the function did not run; None otherwise."""
+    place = error.__traceback__ if isinstance(error, FunctionExecutionException) else None
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return _parameter_at(place)
 
 
 def _parameter_at(place: TracebackType | None) -> KernelParameterMetadata | None:

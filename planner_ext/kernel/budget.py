@@ -28,7 +28,8 @@ class Budget(Limits):
             ``iterations`` in each reply's metadata, at least 1 a request. Checked before each request. Under
             ``on_limit="answer"`` the last one is reserved: it offers no functions, so that N trips give an answer.
         max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
-            before a batch starts, on the calls that are about to start; a batch of 3 is 3.
+            before a batch starts, on the calls that are about to start; a batch of 3 is 3. A function that a filter
+            starts again (see `planner_ext.durable.effect`) counts again, and is checked before each start.
         max_total_tokens: Prompt and completion tokens, as the service reports them.
         max_cost: US dollars, as ``price`` counts them. A model without a known price is refused before the first
             request.

@@ -22,10 +22,12 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
 from semantic_kernel.filters.filter_types import FilterTypes
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
+from planner_ext.calls import restart_of_call
+from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Checked, RequestedCall
-from planner_ext.effects import KEY_PARAMETER, idempotency_key, takes_key
-from planner_ext.kernel.approved import ApprovedArgumentsChangedError, Unchanged, bound, watch
+from planner_ext.effects import KEY_PARAMETER, Effect, effect_of, idempotency_key, takes_key
+from planner_ext.kernel.approved import ApprovedArgumentsChangedError, NotRunAgainError, Starts, watch
 from planner_ext.kernel.arguments import (
     InvalidArguments,
     Parameters,
@@ -63,14 +65,14 @@ class _Run:
     """One call that is about to run.
 
     Attributes:
-        unchanged: Whether filters left the approved arguments as they are; None where nobody approved them.
+        target: What is invoked for the function: guarded where there are filters around it.
     """
 
     call: RequestedCall
     checked: Checked
     prepared: _Prepared
     arguments: KernelArguments
-    unchanged: Unchanged | None
+    target: KernelFunction
 
 
 class KernelFunctions:
@@ -176,12 +178,21 @@ class KernelFunctions:
         assert batch is not None, "a call is run while its batch is open"
         key = idempotency_key(state.run_id, batch.iteration, call.id)
         run = self._start(call, checked, function, batch.calls[index], key)
-        if self._kernel.auto_function_invocation_filters:  # pyright: ignore[reportUnknownMemberType]
-            return await self._run_filtered(run, state, batch.iteration, index, len(batch.calls))
-        ended = await self._invoke(run, function, run.arguments)
-        if isinstance(ended, Finished):
-            return ended
-        return Finished(outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended))
+        if not self._has_filters:
+            return _unfiltered(await self._invoke(run, function, run.arguments))
+        starts = self._starts(run, batch.calls[index].decided)
+        run = replace(run, target=starts.guarding(run.target))
+        try:
+            if self._kernel.auto_function_invocation_filters:  # pyright: ignore[reportUnknownMemberType]
+                return await self._run_filtered(run, state, batch.iteration, index, len(batch.calls))
+            return _unfiltered(await self._invoke(run, function, run.arguments))
+        finally:
+            starts.end()
+
+    @property
+    def _has_filters(self) -> bool:
+        kernel: Any = self._kernel  # its lists of filters are typed in part only
+        return bool(kernel.auto_function_invocation_filters or kernel.function_invocation_filters)
 
     def encode(self, result: Any) -> str:
         """Turn a value into the text that the model reads as a function's result."""
@@ -219,12 +230,21 @@ class KernelFunctions:
                 values[name] = value  # as an item: KernelArguments(settings=...) means something else
         if takes_key(getattr(function, "method", None)):
             values[KEY_PARAMETER] = key
-        decided, unchanged = planned.decided, None
+        decided = planned.decided
         if decided is not None and decided.edited is not None:
             call = replace(call, arguments=decided.edited)
-        if decided is not None and (decided.person or decided.by or decided.edited is not None):
-            unchanged = watch(arguments, checked, prepared.parameters)
-        return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, unchanged=unchanged)
+        return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, target=prepared.runnable)
+
+    @staticmethod
+    def _starts(run: _Run, decided: CallDecided | None) -> Starts:
+        """Say what filters may make of a call: nothing else of an approved one, and no second run unless it is safe."""
+        bound = run.checked.arguments.keys() | run.prepared.parameters.by_name.keys()
+        effect = effect_of(getattr(run.prepared.function, "method", None)) or Effect()
+        return Starts(
+            run.checked.function,
+            unchanged=watch(run.arguments, bound) if decided is not None and decided.binds else None,
+            restart=None if effect.kind == "once" else restart_of_call(),
+        )
 
     async def _run_filtered(self, run: _Run, state: State, iteration: int, index: int, count: int) -> Finished:
         function = run.prepared.function
@@ -274,12 +294,9 @@ class KernelFunctions:
     async def _invoke_in_time(
         self, run: _Run, function: KernelFunction, arguments: KernelArguments
     ) -> FunctionResult | None:
-        if run.unchanged is not None and function is not run.prepared.function:
+        if function is not run.prepared.function:
             raise ApprovedArgumentsChangedError(f"A filter put {function.fully_qualified_name} in its place.")
-        target = self._prepare(function).runnable
-        if run.unchanged is not None:
-            target = bound(target, run.unchanged)
-        invocation = target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
+        invocation = run.target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
         seconds = self._execution.timeout_of(run.checked.function)
         return await (invocation if seconds is None else _within(seconds, invocation))
 
@@ -295,6 +312,8 @@ class KernelFunctions:
         text = conversion_problem(error, run.prepared.parameters, run.checked.arguments)
         if isinstance(error, ApprovedArgumentsChangedError):
             text = f"The function {name} was not run: a filter of the application changed what had been approved."
+        elif isinstance(error, NotRunAgainError):
+            text = f"The function {name} was cancelled while it ran, and not run again; its effect is not known."
         elif text is None and self._execution.include_error_detail:
             text = f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
         text = text or f"The function {name} failed."
@@ -310,6 +329,13 @@ async def _within(seconds: float, invocation: Awaitable[FunctionResult | None]) 
         if scope.expired():
             raise _TimedOutError(f"no result within {seconds:g} seconds") from error
         raise
+
+
+def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
+    """What the model reads where no auto-function-invocation filter is around the function."""
+    if isinstance(ended, Finished):
+        return ended
+    return Finished(outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended))
 
 
 def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finished | None) -> Finished:

@@ -166,7 +166,7 @@ class NobodyWaits:
         """Whether the other gate has a say."""
         return self._gate.watches(function)
 
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
         """Decide; a deferred call is denied, by name."""
         decisions = await self._gate.review(calls, state)
         return [
