@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from planner_ext.approval.guards import missing_guards
 from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.state import Phase
+from planner_ext.durable.errors import RunRefusedError
 from planner_ext.durable.segment import Segment
 from planner_ext.effects import Effect, effect_of
 from planner_ext.kernel.approval import check_calls
@@ -33,15 +35,28 @@ async def segment_facts(setting: PlannerSetting, segment: Segment) -> Sequence[F
     Raises:
         InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
         DecisionRefusedError: If a decision cannot be taken.
+        RunRefusedError: If less has a say in the run's calls here than when it began; an ended run's result is read
+            all the same.
         PlannerInvalidConfigurationError: If a run that was answered is given a budget to go on with.
     """
     at = setting.options.clock.now()
     if not segment.facts:
         opening = await setting.opening(())
         rules = setting.rules(plan=True)
-        return (RunStarted(run_id=segment.run_id, rules=rules, messages=opening, goal=segment.goal, at=at),)
+        return (
+            RunStarted(
+                run_id=segment.run_id,
+                rules=rules,
+                messages=opening,
+                goal=segment.goal,
+                guards=setting.loop.guards(),
+                at=at,
+            ),
+        )
     checkpoint = Checkpoint(tuple(segment.facts)).checked()
     state = checkpoint.state()
+    if state.ended is None or segment.budget is not None:
+        _check_guards(setting, segment)
     if state.phase in (Phase.PAUSED, Phase.ENDED):
         return _resumed(setting, segment, checkpoint, at)
     check_calls(state)
@@ -53,6 +68,18 @@ async def segment_facts(setting: PlannerSetting, segment: Segment) -> Sequence[F
     return await recovery_facts(
         state, effect_of=declared, functions=setting.loop.functions, in_doubt=segment.in_doubt, at=at
     )
+
+
+def _check_guards(setting: PlannerSetting, segment: Segment) -> None:
+    begun = segment.facts[0]
+    if not isinstance(begun, RunStarted) or begun.guards is None:
+        return
+    if missing := missing_guards(begun.guards, setting.loop.guards(), setting.loop.offer.functions):
+        raise RunRefusedError(
+            f"Run {segment.run_id!r} cannot be continued here: it began under what this process lacks: "
+            f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has this; on "
+            "the command line, --policy and --ask-all give a planner more of a say."
+        )
 
 
 def _resumed(setting: PlannerSetting, segment: Segment, checkpoint: Checkpoint, at: float) -> Sequence[Fact]:

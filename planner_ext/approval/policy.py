@@ -174,10 +174,38 @@ class ApprovalPolicy(_Data):
         """Decide a call that no rule is for."""
         return _decision(self.default, "", None, "policy default")
 
+    def normal_form(self) -> dict[str, Any]:
+        """Write what the policy decides as JSON values, so that equal policies give equal values.
+
+        Where the policy was read from, the order of its keys, defaults that are written out, ``60`` or ``60.0`` make no
+        difference. A rule's ``reason`` is left out: it is text for people and decides nothing.
+        """
+        return {"default": self.default, "rules": [_normal_rule(rule) for rule in self.rules]}
+
     def unused_rules(self, functions: Iterable[tuple[str, str]]) -> list[int]:
         """List the rules, from 1, that are for none of these functions, given as plugin and function name."""
         known = list(functions)
         return [n for n, rule in enumerate(self.rules, start=1) if not any(rule.names(*names) for names in known)]
+
+
+def _normal_rule(rule: ApprovalRule) -> dict[str, Any]:
+    written = rule.model_dump(exclude={"reason", "arguments"}, exclude_defaults=True)
+    arguments = {name: predicate.model_dump(exclude_unset=True) for name, predicate in rule.arguments.items()}
+    return _with_plain_numbers(written | ({"arguments": arguments} if arguments else {}))
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(key): _with_plain_numbers(one) for key, one in cast("Mapping[object, object]", value).items()}
+        case list() | tuple():
+            return [_with_plain_numbers(one) for one in cast("Sequence[object]", value)]
+        case float() if value.is_integer():
+            return int(value)
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return repr(value)
 
 
 def _decision(action: str, reason: str, expires_in: float | None, by: str) -> Decision:

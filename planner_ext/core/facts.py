@@ -22,6 +22,7 @@ __all__ = [
     "Clarified",
     "Ended",
     "Fact",
+    "Guards",
     "IterationCompleted",
     "MessageAdded",
     "ModelReplied",
@@ -81,13 +82,44 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Guards:
+    """Who has a say before a call of a run is executed, as far as that is data.
+
+    A policy is written as JSON text in normal form, anything else by name; see `planner_ext.approval.guards`.
+
+    Attributes:
+        interceptors: In the order in which they are asked.
+        pre_invoke: The pre-invoke callbacks, likewise.
+        checks: The ``check_for_intervention`` callbacks, likewise.
+        filters: What the `ApprovalFilter`s of the kernel decide by, likewise.
+        unmatched: What happens to a call that nothing decided.
+        expires_in: Seconds for which a question is open by default; None has no end.
+        marked: Fully qualified names of the offered functions that require approval by themselves, sorted.
+    """
+
+    interceptors: tuple[str, ...] = ()
+    pre_invoke: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    unmatched: Literal["approve", "defer", "deny"] = "approve"
+    expires_in: float | None = None
+    marked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:
-    """A run began: with these rules, and this transcript."""
+    """A run began: with these rules, and this transcript.
+
+    Attributes:
+        guards: Who had a say in its calls; None where that is not recorded: the run is not kept in a store, or it
+            began in a version of this package that did not record it.
+    """
 
     run_id: str
     rules: Rules
     messages: tuple[Message, ...]
     goal: str = ""
+    guards: Guards | None = None
     at: float
     type: Literal["RunStarted"] = "RunStarted"
 

@@ -9,12 +9,12 @@ place in the journal and stops: DBOS decides when something runs, and never what
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.dbos_host import DbosHost, Work
-from planner_ext.durable.errors import WorkerInUseError
+from planner_ext.durable.errors import RunRefusedError, WorkerInUseError
 from planner_ext.durable.postgres import PostgresDatabase
 from planner_ext.durable.postgres_workers import PostgresWorkers
 from planner_ext.durable.records import read_run
@@ -39,6 +39,9 @@ _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a worker's session must be seen to be gone: where the server restarts, all are, for about a second."""
 _AGAIN_SECONDS = 0.05
+_REFUSED_SECONDS = 1.0
+_LONGEST_REFUSED_SECONDS = 60.0
+"""How long a run that this worker may not drive waits on the queue for one that may, from the first time on."""
 
 _Result = TypeVar("_Result")
 
@@ -58,6 +61,8 @@ class DbosSegments:
         self._host = DbosHost(url, workers.worker_id, self._served)
         self._serving: Callable[[str], Awaitable[object]] | None = None
         self._gone: dict[str, float] = {}
+        self._refused: dict[str, float] = {}
+        self._passing: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -77,9 +82,10 @@ class DbosSegments:
 
     async def close(self) -> None:
         """Interrupt what is worked off here, and let go of the worker's name: others recover what is left."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        tasks = [*self._passing, *([] if self._watching is None else [self._watching])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         try:
             await self._host.interrupt()
         finally:
@@ -114,12 +120,14 @@ class DbosSegments:
 
         try:
             await self._begin(run_id, segment)
-            return await done
+            result = await done
+            self._refused.pop(run_id, None)
+            return result
+        except RunRefusedError:
+            await self._pass_on(run_id)
+            raise
         finally:
-            for task in tasks:
-                if task is not None and not task.done():  # whoever waited was cancelled, and so is this
-                    task.cancel()
-                    await asyncio.wait([task])
+            await _cancelled(tasks)  # whoever waited was cancelled, and so is this
 
     async def _begin(self, run_id: str, segment: Work) -> None:
         """Begin a segment here, in place of one that waits or has ended; one that is being worked off is waited for."""
@@ -140,6 +148,32 @@ class DbosSegments:
             await self._set_timer(run_id)
         except Exception as error:  # whoever serves has told of it; to DBOS the segment is done
             logger.debug("The segment of run %s was left: %s", run_id, error)
+            if isinstance(error, RunRefusedError):  # once DBOS has noted that, the segment is queued again
+                task = asyncio.create_task(self._pass_on(run_id))
+                self._passing.add(task)
+                task.add_done_callback(self._passed)
+
+    def _passed(self, task: asyncio.Task[None]) -> None:
+        self._passing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
+
+    async def _pass_on(self, run_id: str) -> None:
+        """Queue the segment of a run in progress that this worker may not drive, for one that may: later each time.
+
+        One that waits for a decision or a date is begun when that is due, see `_take_due`.
+        """
+        runs = await self._database.transact((GET_RUN, {"run_id": run_id}))
+        key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
+        self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
+        if read_run(runs[0][0]).status != "running":
+            return
+        while (row := await self._host.find(key)) is not None and row.state != "ended":
+            if row.executor != self._workers.worker_id:
+                return
+            await asyncio.sleep(_AGAIN_SECONDS)
+        await self._host.forget(key)
+        await self._host.enqueue(key, run_id, delay=delay or None)
 
     async def _set_timer(self, run_id: str) -> None:
         """Where a run waits for an answer that has a date, have its next segment begin then.
@@ -173,7 +207,7 @@ class DbosSegments:
     async def _take_due(self) -> None:
         """Begin the next segment of each run that is due and nobody drives: once, however many workers see it."""
         for run_id, owner, status in (await self._database.transact((_DUE, {"now": time.time()})))[0]:
-            if owner is not None and await self._workers.alive(str(owner)):
+            if run_id in self._refused or (owner is not None and await self._workers.alive(str(owner))):
                 continue
             key = await self._key(str(run_id))
             row = await self._host.find(key)
@@ -203,3 +237,10 @@ class DbosSegments:
         for row in lost:
             if row.older:
                 await self._renew(row.key, row.key.rpartition(":")[0])
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None] | None]) -> None:
+    for task in tasks:
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.limits import Limits
 from planner_ext.durable.driver import SegmentDriver
-from planner_ext.durable.errors import RunFencedError, StoreError
+from planner_ext.durable.errors import RunFencedError, RunRefusedError, StoreError
 from planner_ext.durable.handle import RunHandle
 from planner_ext.durable.liveness import Workers
 from planner_ext.durable.records import RunRecord
@@ -59,6 +59,7 @@ class DrivenRuns:
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._faulted: set[str] = set()
+        self._refused: dict[str, DurablePlanner[Any]] = {}
 
     def __len__(self) -> int:
         """Count the runs that are driven at this moment."""
@@ -94,9 +95,14 @@ class DrivenRuns:
     async def taken(
         self, record: RunRecord, planner: DurablePlanner[R], kernel: Any, arguments_for: ArgumentsFor | None
     ) -> RunHandle[R] | None:
-        """Take over a run that nobody drives; None where somebody does, or where a fault interrupted it here."""
+        """Take over a run that nobody drives.
+
+        Returns:
+            None where somebody does, where a fault interrupted it here, or where it was refused to this planner.
+        """
         run_id = record.run_id
-        if run_id in self._tasks or run_id in self._faulted or not await self._claimed(record):
+        left = run_id in self._faulted or self._refused.get(run_id) is planner
+        if run_id in self._tasks or left or not await self._claimed(record):
             return None
         return self.handle(run_id, planner, kernel, _arguments(arguments_for, run_id))
 
@@ -126,6 +132,8 @@ class DrivenRuns:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
         if not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, RunRefusedError):
+                return
             self._faulted.add(run_id)
             logger.error("Run %s was interrupted: %s: %s", run_id, type(error).__name__, error)
 
@@ -145,7 +153,7 @@ class DrivenRuns:
         """
 
         async def drive() -> R:
-            return await self._driver.drive(run_id, planner, kernel, arguments=arguments(), **options)
+            return await self._drive(run_id, planner, kernel, arguments=arguments(), **options)
 
         given = options.get("decisions") is not None or options.get("budget") is not None
         while True:
@@ -164,6 +172,16 @@ class DrivenRuns:
             finally:
                 with suppress(StoreError):
                     await self._store.release(run_id, self._workers.worker_id)
+
+    async def _drive(self, run_id: str, planner: DurablePlanner[R], kernel: Any, **options: Any) -> R:
+        """Drive a run; where it is refused to this planner, say so once."""
+        try:
+            return await self._driver.drive(run_id, planner, kernel, **options)
+        except RunRefusedError as error:
+            if self._refused.get(run_id) is not planner:
+                logger.error("Run %s is left to another worker: %s", run_id, error)
+            self._refused[run_id] = planner
+            raise
 
     async def _claimed(self, record: RunRecord) -> bool:
         """Take a run that nobody drives, or whose worker died."""

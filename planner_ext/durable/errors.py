@@ -4,6 +4,7 @@ StoreError (PlannerExtError)     a store that cannot be used: missing, locked, f
 ├── RunFencedError               another worker has gone on with the run; this one stops before its next side effect
 └── WorkerInUseError             the worker's name belongs to a process that lives
 UnknownRunError                  no run has this name
+RunRefusedError                  this process lacks a policy, interceptor or setting that the run began under
 RunConflictError                 the name belongs to a run with another goal
 ApprovalRefusedError             a decision that cannot be taken: unknown, expired, altered, or made for another call
 """
@@ -15,6 +16,7 @@ __all__ = [
     "DuplicateRowError",
     "RunConflictError",
     "RunFencedError",
+    "RunRefusedError",
     "StoreError",
     "UnknownRunError",
     "WorkerInUseError",
@@ -43,6 +45,10 @@ class UnknownRunError(PlannerExtError):
 
 class RunConflictError(PlannerExtError):
     """A run of this name is there already, and has another goal."""
+
+
+class RunRefusedError(PlannerExtError):
+    """A process has less of a say in a run's calls than the run began under; names what is missing. Nothing ran."""
 
 
 class ApprovalRefusedError(PlannerExtError):

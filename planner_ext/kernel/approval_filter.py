@@ -121,6 +121,11 @@ class ApprovalFilter:
         self._approver = approver
         self._timeout = timeout
 
+    @property
+    def policy(self) -> Interceptor:
+        """What decides calls."""
+        return self._policy
+
     async def __call__(self, context: Any, next: _Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
         if isinstance(context, FunctionInvocationContext) and self._take_approval(context):

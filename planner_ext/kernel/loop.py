@@ -18,11 +18,13 @@ from semantic_kernel.utils.telemetry.model_diagnostics.gen_ai_attributes import 
 
 from planner_ext.approval.decisions import Defer
 from planner_ext.approval.gate import InterceptorChain
+from planner_ext.approval.guards import guard_name
 from planner_ext.approval.marks import approval_required
 from planner_ext.approval.policy import ApprovalPolicy
-from planner_ext.core.facts import Fact
+from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.state import State
 from planner_ext.engine import CallFailedError, Engine, StopHandle
+from planner_ext.kernel.approval_filter import ApprovalFilter
 from planner_ext.kernel.chat import KernelChat
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExecutionError
 from planner_ext.kernel.functions import KernelFunctions
@@ -54,6 +56,7 @@ class Loop:
         chat: The connector, as the engine asks it.
         offer: The functions that may be called.
         functions: How they are called.
+        guards: Writes down who has a say before a call runs.
         form: What the final answer has to be, or None.
     """
 
@@ -78,6 +81,7 @@ class Loop:
     ) -> None:
         self.offer = offer
         self.form = form
+        self.guards = partial(_guards, options, offer, kernel)
         self._options = options
         self._check_names()
         self._report_unused_rules()
@@ -210,6 +214,19 @@ def _history(chat: KernelChat, state: State) -> ChatHistory:
 
 def _transcript(chat: KernelChat, state: State) -> ChatHistory:
     return as_history(deepcopy(chat.messages(state.transcript)))
+
+
+def _guards(options: LoopOptions, offer: Offer, kernel: Kernel) -> Guards:
+    registered: Any = (*kernel.auto_function_invocation_filters, *kernel.function_invocation_filters)  # pyright: ignore[reportUnknownMemberType]
+    return Guards(
+        interceptors=tuple(map(guard_name, options.interceptors)),
+        pre_invoke=tuple(map(guard_name, options.pre_invoke)),
+        checks=tuple(map(guard_name, options.checks)),
+        filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, ApprovalFilter)),
+        unmatched=options.approval.unmatched,
+        expires_in=options.approval.expires_in,
+        marked=tuple(sorted(name for name in offer.functions if _mark(offer, name) is not None)),
+    )
 
 
 def _mark(offer: Offer, name: str) -> Defer | None:

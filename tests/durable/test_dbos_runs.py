@@ -245,8 +245,9 @@ async def test_a_question_expires_by_a_timer(postgres_url: str, tmp_path: Path) 
 
 async def test_every_row_is_json_and_none_is_pickle(postgres_url: str, tmp_path: Path) -> None:
     """What a run leaves behind, in the tables of ours and in DBOS's, is text, numbers and JSON."""
-    async with working(postgres_url, tmp_path / "effects", pays) as runs:
-        planner, kernel = world(tmp_path / "effects", pays, interceptors=[lambda _: Defer(expires_in=3600)])
+    options = {"interceptors": [lambda _: Defer(expires_in=3600)]}
+    async with working(postgres_url, tmp_path / "effects", pays, **options) as runs:
+        planner, kernel = world(tmp_path / "effects", pays, **options)
         await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
         assert await decide_all(postgres_url) == 1
         assert await ended(runs, "order-7") == {"answered"}
