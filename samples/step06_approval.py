@@ -10,14 +10,14 @@ Run it:
 Output, if you answer y:
 
     3 files while you decide.
-    folder-delete {'name': 'thesis.docx'} - Only logs are deleted without asking. Run it? [y/n]
+    folder-delete {"name": "thesis.docx"} - Only logs are deleted without asking. Run it? [y/n]
     debug.log is deleted.
     thesis.docx is deleted.
 
 Output, if you answer n:
 
     3 files while you decide.
-    folder-delete {'name': 'thesis.docx'} - Only logs are deleted without asking. Run it? [y/n]
+    folder-delete {"name": "thesis.docx"} - Only logs are deleted without asking. Run it? [y/n]
     debug.log is deleted.
     The call was refused and did not run: The user wants to keep it.
 """
@@ -82,7 +82,8 @@ async def clean_up(path: Path) -> None:
 
 def ask(waiting: PendingCall) -> Approve | Deny:
     """Show exactly what would run, and take anything but a yes for a no."""
-    print(f"{waiting.fully_qualified_name} {dict(waiting.arguments)} - {waiting.prompt} Run it? [y/n]")
+    arguments = json.dumps(dict(waiting.arguments))  # which escapes what a terminal would not show
+    print(f"{waiting.fully_qualified_name} {arguments} - {waiting.prompt} Run it? [y/n]")
     return Approve(by="you") if input().strip().lower() == "y" else Deny("The user wants to keep it.", by="you")
 
 

@@ -10,12 +10,13 @@ Run it:
 Output:
 
     paused: 2 of 6 round trips, 1 of 3 function calls
-    waits: orders-refund {'order': 'A-1007', 'amount': 128.0}
+    waits: orders-refund {"order": "A-1007", "amount": 128.0}
     refunds made: []
     written: step07_checkpoint.json
 """
 
 import asyncio
+import json
 
 from step07_shop import CHECKPOINT, KEY, Orders, build_kernel, build_planner, spent
 
@@ -28,7 +29,7 @@ async def main() -> None:
     CHECKPOINT.write_text(result.checkpoint.to_json(key=KEY), encoding="utf-8")
     print(f"{result.status}: {spent(result)}")
     for call in result.pending:
-        print(f"waits: {call.fully_qualified_name} {dict(call.arguments)}")
+        print(f"waits: {call.fully_qualified_name} {json.dumps(dict(call.arguments))}")
     print(f"refunds made: {orders.refunds}")
     print(f"written: {CHECKPOINT}")
 

@@ -9,13 +9,14 @@ Run it:
 
 Output:
 
-    waits: mail-send {'to': 'tom@example.com', 'text': 'We meet at eleven.'}
+    waits: mail-send {"to": "tom@example.com", "text": "We meet at eleven."}
     outbox: []
     outbox: ['tom@example.com: We meet at eleven.']
     Done: sent to tom@example.com.
 """
 
 import asyncio
+import json
 
 from model import chat_service, results
 from semantic_kernel import Kernel
@@ -64,7 +65,7 @@ async def main() -> None:
     await service.get_chat_message_content(history, settings, kernel=kernel)
     waiting = guard.pending(history)
     for waits in waiting:
-        print(f"waits: {waits.fully_qualified_name} {dict(waits.arguments)}")
+        print(f"waits: {waits.fully_qualified_name} {json.dumps(dict(waits.arguments))}")
     print(f"outbox: {mail.sent}")
 
     # A history is JSON: it may wait in a database, and be decided on by another process.

@@ -11,7 +11,7 @@ Run it:
 Output:
 
     the shop: paused after 2 round trips
-    ann: orders-refund {'order': 'A-1007', 'amount': 128.0}? Yes, but 32.0
+    ann: orders-refund {"order": "A-1007", "amount": 128.0}? Yes, but 32.0
     bo: too late
     a worker: answered after 3 round trips and 2 function calls
     Dear customer, we are sorry for the broken lamp: 32.00 euros refunded for A-1007.
@@ -80,7 +80,7 @@ async def decide(file: Path) -> None:
     async with Approvals.connect(file) as approvals:  # needs neither planner nor kernel
         for item in await approvals.pending():
             edited = {**item.arguments, "amount": 32.0}  # one lamp of four
-            print(f"ann: {item.fully_qualified_name} {dict(item.arguments)}? Yes, but {edited['amount']}")
+            print(f"ann: {item.fully_qualified_name} {json.dumps(dict(item.arguments))}? Yes, but {edited['amount']}")
             await approvals.decide(item.id, Approve(arguments=edited, by="ann"))
             if not await approvals.decide(item.id, Deny("no money", by="bo")):
                 print("bo: too late")

@@ -1,5 +1,7 @@
 """A call that waits, as a person decides on it at the terminal: what will really run, and the answers there are."""
 
+import sys
+
 from rich import box
 from rich.console import Console
 from rich.panel import Panel
@@ -7,27 +9,35 @@ from rich.table import Table
 from rich.text import Text
 
 from planner_ext.cli.console import say
-from planner_ext.cli.show import WIDEST
-from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable
+from planner_ext.cli.show import WIDEST, Signs
+from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, moment_text, printable, visible
 from planner_ext.core.questions import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 
 __all__ = ["Desk", "print_pending"]
 
-_CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "q": "quit"}
-_QUESTION = ", ".join(f"{name} ({key})" for key, name in _CHOICES.items()) + "? "
+_CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
 _STICKY = {"f": "function", "a": "arguments"}
 
 
+_AROUND = 14
+"""Lines of a screen that a question takes beside the arguments: the frame, the other rows, and the question itself."""
+
+
 class Desk:
-    """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided."""
+    """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided.
+
+    What is shown fits the screen, so that function, id and question are in sight together. What was typed before a
+    question was shown is no answer to it.
+    """
 
     def __init__(self, console: Console, *, by: str | None) -> None:
         """Ask on this console, in the name of whoever decides."""
         self._console = console
         self._by = by
         self._refused: tuple[str, Decision] | None = None
+        self._cut = False
 
     def decide(self, call: PendingCall, *, more: int) -> Decision | None:
         """Show a call and ask until there is a decision, or None where the person quits.
@@ -40,7 +50,7 @@ class Desk:
         try:
             again = refused[1] if refused is not None and refused[0] == call.id else None
             if again is None:
-                print_pending(self._console, call, more=more)
+                self._cut = print_pending(self._console, call, more=more, lines=max(self._console.height - _AROUND, 6))
             if call.fully_qualified_name == ASK_USER:
                 return self._reply()
             if isinstance(again, Approve) and again.arguments is not None:
@@ -57,13 +67,15 @@ class Desk:
 
     def remembered(self, call: PendingCall) -> Decision:
         """Approve a call that an earlier "always" was for, too, and say so."""
-        self._say(f"{one_line(call.fully_qualified_name)}: approved, as you said always.")
+        self._say(f"{exact(call.fully_qualified_name)}: approved, as you said always.")
         return Approve(by=self._by, fingerprint=call.fingerprint)
 
     def _ask(self, call: PendingCall) -> Decision | None:
         while True:
             decision: Decision | None = None
-            match self._choice(_QUESTION, _CHOICES):
+            choices = _CHOICES if self._cut else {key: name for key, name in _CHOICES.items() if key != "s"}
+            question = ", ".join(f"{name} ({key})" for key, name in choices.items()) + "? "
+            match self._choice(f"{_name(self._console, call)}: {question}", choices):
                 case "approve":
                     decision = Approve(by=self._by, fingerprint=call.fingerprint)
                 case "deny":
@@ -72,6 +84,8 @@ class Desk:
                     decision = self._edit(call)
                 case "always":
                     decision = self._always(call)
+                case "show all":
+                    print_pending(self._console, call)
                 case _:
                     return None
             if decision is not None:
@@ -114,38 +128,90 @@ class Desk:
             self._complain(f"Answer with one of: {', '.join(choices.values())}, or a letter.")
 
     def _answer(self, question: str) -> str:
+        discard_typed_ahead()
         self._console.print(Text(question, "bold"), end="", soft_wrap=True)
         return input().strip()
 
     def _say(self, text: str) -> None:
-        say(self._console, Text(exact(text), "dim"))
+        say(self._console, _shown(self._console, text, "dim"))
 
     def _complain(self, text: str) -> None:
         say(self._console, Text.assemble(("Not taken: ", "bold red"), printable(text)))
 
 
-def print_pending(console: Console, call: PendingCall, *, more: int = 0) -> None:
-    """Print a call that waits, in full: nothing is cut, and what would not be seen is written as an escape."""
+def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: int | None = None) -> bool:
+    """Print a call that waits: what would not be seen is written as an escape, function and id stand below.
+
+    Args:
+        console: Where.
+        call: It.
+        more: How many others wait.
+        lines: How many the prompt and the arguments of a call may take together; what is over it is left out of their
+            middle, and the place says so. None prints them whole.
+
+    Returns:
+        Whether something was left out.
+    """
+    width = min(console.width, WIDEST)
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
     asks = call.fully_qualified_name == ASK_USER
-    if call.prompt:
-        rows.add_row("question", Text(printable(call.prompt)))
+    texts = {"question": visible(call.prompt) if call.prompt else ""}
     if not asks:
-        rows.add_row("function", Text(exact(call.fully_qualified_name), "bold"))
-        rows.add_row("arguments", Text(exact_json(call.arguments, indent=2) if call.arguments else "none"))
+        texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"
+    cut = False
+    for label, text in texts.items():
+        shown = text
+        if lines is not None and not asks:
+            shown = cut_in_the_middle(text, cells=width - _BESIDE, lines=lines // sum(map(bool, texts.values())))
+            cut = cut or shown != text
+        if text:
+            rows.add_row(label, _shown(console, shown))
+    if not asks:
+        rows.add_row("function", _shown(console, exact(call.fully_qualified_name), "bold"))
+    rows.add_row("call", _shown(console, f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
     if call.expires_at is not None:
         rows.add_row("open until", Text(moment_text(call.expires_at)))
-    rows.add_row("call", Text(f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
     title = "The model asks you" if asks else "A call waits for your decision"
     title += f", and {more} more" if more else ""
     panel = Panel(
-        rows,
-        title=Text(title, "bold"),
-        title_align="left",
-        border_style="yellow",
-        box=box.ROUNDED,
-        width=min(console.width, WIDEST),
+        rows, title=Text(title, "bold"), title_align="left", border_style="yellow", box=box.ROUNDED, width=width
     )
     console.print(panel)
+    return cut
+
+
+_BESIDE = 18
+"""Cells of a line of the frame that the arguments do not get."""
+
+
+def _shown(console: Console, text: str, style: str = "") -> Text:
+    """Escape what the console's encoding has no character for: another one in its place would be a lie."""
+    return Text(text.encode(console.encoding, "backslashreplace").decode(console.encoding), style)
+
+
+def _name(console: Console, call: PendingCall) -> str:
+    """Name a call in half a line."""
+    names, mark = (exact(call.fully_qualified_name), exact(call.id)), Signs(console).more
+    short = (name if len(name) <= _NAME else f"{name[: _NAME // 2]}{mark}{name[-_NAME // 2 :]}" for name in names)
+    return ", call ".join(short)
+
+
+_NAME = 48
+"""Characters of a name that is repeated next to the question."""
+
+
+def discard_typed_ahead() -> None:
+    """Throw away what was typed at the terminal and not yet read; a pipe has no such thing, and is left alone."""
+    if not sys.stdin.isatty():
+        return
+    if sys.platform == "win32":
+        import msvcrt  # noqa: PLC0415  (there only)
+
+        while msvcrt.kbhit():
+            msvcrt.getwch()
+    else:
+        import termios  # noqa: PLC0415  (not on Windows)
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

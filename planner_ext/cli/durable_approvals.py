@@ -12,7 +12,7 @@ from rich.text import Text
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli.console import ANSWERED, NO_ANSWER, complaints_of, say, stderr_console, stdout_console
 from planner_ext.cli.durable_store import store_name
-from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable
+from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable, visible
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
 
 __all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_approval", "supply_result"]
@@ -102,7 +102,8 @@ async def _decide(where: str, id: str, decide: Callable[[PendingApproval], Decis
 
 def _said(call: PendingApproval, decision: Decision) -> str:
     if call.kind == "question":
-        return f"is answered: {exact(decision.result)}" if isinstance(decision, Supply) else "is left without an answer"
+        supplied = isinstance(decision, Supply)
+        return f"is answered: {visible(decision.result)}" if supplied else "is left without an answer"
     name = exact(call.fully_qualified_name)
     match decision:
         case Approve(arguments=None):
@@ -163,7 +164,7 @@ def _print_brief(console: Console, call: PendingApproval) -> None:
         Text(f"    {_asked(call) or f'{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}'}"),
     ]
     if call.prompt and call.kind == "function":
-        lines.append(Text(f"    {one_line(call.prompt)}"))
+        lines.append(Text(f"    {visible(call.prompt)}"))
     if call.problem:
         lines.append(Text(f"    not taken: {one_line(call.problem)}", "red"))
     until = "" if call.expires_at is None else f"; open until {moment_text(call.expires_at)}"
@@ -177,7 +178,7 @@ def _asked(call: PendingApproval) -> str:
     if call.kind == "function":
         return ""
     question = call.arguments.get("question")
-    return f"The model asks: {exact(question) if isinstance(question, str) else exact_json(question)}"
+    return f"The model asks: {visible(question) if isinstance(question, str) else exact_json(question)}"
 
 
 def _print_whole(console: Console, call: PendingApproval) -> None:
@@ -185,12 +186,12 @@ def _print_whole(console: Console, call: PendingApproval) -> None:
     if asks:
         console.print(Text(_asked(call), "bold"), soft_wrap=True)
     rows = {
-        "call": exact(call.id),
         "run": exact(call.run_id),
         "goal": printable(call.goal),
-        "question": "" if asks else printable(call.prompt),
-        "function": "" if asks else exact(call.fully_qualified_name),
+        "question": "" if asks else visible(call.prompt),
         "arguments": "" if asks else exact_json(dict(call.arguments), indent=2),
+        "function": "" if asks else exact(call.fully_qualified_name),
+        "call": exact(call.id),
         "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
         "not taken": printable(call.problem),
         "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),

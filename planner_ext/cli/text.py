@@ -1,14 +1,27 @@
-"""Text from models and functions, made fit for a terminal: no control characters, one line, wrapped as it arrives."""
+"""Text from models and functions, made fit for a terminal: harmless to print, exact where it is decided on."""
 
 import json
 import re
+import unicodedata
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["TextFlow", "exact", "exact_json", "moment_text", "one_line", "printable", "shortened"]
+__all__ = [
+    "TextFlow",
+    "cut_in_the_middle",
+    "exact",
+    "exact_json",
+    "moment_text",
+    "one_line",
+    "printable",
+    "shortened",
+    "visible",
+]
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -29,14 +42,82 @@ def printable(text: str) -> str:
     return text.translate(_UNPRINTABLE)
 
 
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Characters that are drawn as nothing although some of them count as letters: ``Default_Ignorable_Code_Point`` of the
+Unicode Character Database (DerivedCoreProperties.txt, 15.1), and the letters and symbols whose glyph is blank."""
+
+_RUN = re.compile(r" {3,}")
+_MOST_MARKS = 2
+"""Combining marks on one character that no language exceeds; more of them are drawn over other lines."""
+
+
+def visible(text: str) -> str:
+    """Escape, as JSON does, whatever a terminal would obey or not show; lines stay lines, blanks in a row are counted.
+
+    A character is shown where it has a glyph of its own. Marks are shown on a character that they belong to.
+    """
+    return "\n".join(map(_visible, text.split("\n")))
+
+
 def exact(text: str) -> str:
-    """Escape, as JSON does, whatever a terminal would obey or not show: what is decided on may hide nothing."""
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    """Write a text on one line so that everything in it can be seen: what is decided on may hide nothing."""
+    return visible(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def exact_json(value: object, *, indent: int | None = None) -> str:
-    """Write a value as JSON in which everything can be seen; see `exact`."""
-    return exact(json.dumps(value, ensure_ascii=False, indent=indent))
+    """Write a value as JSON in which everything can be seen; see `visible`."""
+    lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
+    written = (line.lstrip(" ") for line in lines)
+    return "\n".join(" " * (len(line) - len(own)) + _visible(own) for line, own in zip(lines, written, strict=True))
+
+
+def _visible(line: str) -> str:
+    if not (line.isascii() and line.isprintable()):
+        line = "".join(_escaped(line))
+    return _RUN.sub(lambda run: f"\\<{len(run[0])} blanks>", line)
+
+
+def _escaped(line: str) -> Iterator[str]:
+    marks = _MOST_MARKS  # at the beginning of a line there is nothing that a mark could stand on
+    for character in line:
+        if unicodedata.category(character) in _MARKS:
+            marks += 1
+        else:
+            marks = _MOST_MARKS if character == " " else 0
+        seen = character.isprintable() and marks <= _MOST_MARKS and not _UNSEEN.match(character)
+        yield character if seen else json.dumps(character)[1:-1]
+
+
+_MARKS = frozenset({"Mn", "Me"})
+
+
+def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
+    """Fold a text at a number of cells, and leave out its middle where that makes more lines than it may take.
+
+    Returns:
+        The text itself where it fits; else its beginning, a line that says how much is missing, and its end.
+    """
+    head = list(islice(_folded(text, cells), lines + 1))
+    if len(head) <= lines:
+        return text
+    half = max((lines - 1) // 2, 1)
+    first, last = head[:half], [*_folded(text[-cells * lines :], cells)][-half:]
+    missing = len(text) - sum(map(len, (*first, *last)))
+    return "\n".join((*first, f"[ ... {missing:,} characters are not shown here ... ]", *last))
+
+
+def _folded(text: str, cells: int) -> Iterator[str]:
+    for line in text.split("\n"):
+        for start in range(0, max(len(line), 1), _PIECE):
+            yield from chop_cells(line[start : start + _PIECE], cells) or ("",)
+
+
+_PIECE = 4096
+"""Characters that are folded at once, so that the beginning of a text costs the same however long it is."""
 
 
 def moment_text(moment: datetime) -> str:

@@ -40,6 +40,10 @@ class Session:
         )
         os.close(terminal)
 
+    def write(self, keys: str) -> None:
+        """Press keys now, whatever is on the screen."""
+        os.write(self._screen, keys.encode())
+
     def type(self, answer: str, *, after: str) -> None:
         """Wait until the end of the screen is a question, and answer it."""
         deadline = time.monotonic() + 60

@@ -1,0 +1,199 @@
+"""What a person decides on at the terminal: nothing in it is hidden, and nothing typed before it was shown counts."""
+
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from terminal import QUESTION, Session
+
+from planner_ext.cli.ask import Desk, print_pending
+from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, visible
+from planner_ext.hitl_manager import PendingCall
+from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
+
+ASK = ("run", "What is a lamp?", "--kernel", "shop:make", "--no-plan", "--ask-all")
+LAMP = call("shop-price", {"article": "lamp"})
+UNSEEN = {
+    "soft hyphen": 0xAD,
+    "combining grapheme joiner": 0x34F,
+    "arabic letter mark": 0x61C,
+    "hangul choseong filler": 0x115F,
+    "hangul jungseong filler": 0x1160,
+    "ogham space": 0x1680,
+    "khmer inherent vowel": 0x17B4,
+    "mongolian vowel separator": 0x180E,
+    "en space": 0x2002,
+    "zero width space": 0x200B,
+    "joiner": 0x200D,
+    "right to left mark": 0x200F,
+    "line separator": 0x2028,
+    "right to left override": 0x202E,
+    "narrow space": 0x202F,
+    "word joiner": 0x2060,
+    "invisible times": 0x2062,
+    "isolate": 0x2066,
+    "braille blank": 0x2800,
+    "ideographic space": 0x3000,
+    "hangul filler": 0x3164,
+    "variation selector": 0xFE0F,
+    "byte order mark": 0xFEFF,
+    "halfwidth hangul filler": 0xFFA0,
+    "interlinear annotation": 0xFFF9,
+    "null notehead": 0x1D159,
+    "beam": 0x1D173,
+    "tag": 0xE0041,
+    "supplementary variation selector": 0xE0100,
+    "no-break space": 0xA0,
+    "escape": 0x1B,
+    "null": 0,
+    "delete": 0x7F,
+    "next line": 0x85,
+    "carriage return": 0x0D,
+    "tab": 0x09,
+    "lone surrogate": 0xD800,
+    "private use": 0xE000,
+    "unassigned": 0x378,
+}
+
+
+def pending(name: str = "shop-pay", id: str = "c1", prompt: str = "", **arguments: object) -> PendingCall:
+    """A call that waits."""
+    return PendingCall(
+        id=id, fully_qualified_name=name, arguments=arguments, fingerprint="f" * 64, expires_at=None, prompt=prompt
+    )
+
+
+def printed(call: PendingCall, *, lines: int | None = None, encoding: str = "utf-8") -> str:
+    """What print_pending prints on 80 columns."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    print_pending(Console(file=file, width=80, markup=False, highlight=False, emoji=False), call, lines=lines)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("code", UNSEEN.values(), ids=UNSEEN)
+def test_what_is_drawn_as_nothing_is_written_as_an_escape(code: int) -> None:
+    """In arguments, their names, the prompt, the function's name and the id, alone and between letters."""
+    character, escape = chr(code), json.dumps(chr(code))[1:-1]
+    assert exact(f"a{character}b") == f"a{escape}b"
+    assert exact_json({f"a{character}": [character]}) == f'{{"a{escape}": ["{escape}"]}}'
+    shown = printed(pending(f"pay{character}x", f"id{character}x", f"sure{character}?", to=f"bob{character}"))
+    assert character not in shown or character in "\n"
+    assert shown.count(escape) == 4
+
+
+def test_line_ends_in_names_are_no_lines() -> None:
+    """Neither a name, nor an id, nor an argument can draw a row that is not there."""
+    shown = printed(pending("pay\nfunction  safe", "c\ncall  c2", to="bob\narguments  none"))
+    assert r"pay\nfunction  safe" in shown
+    assert r"c\ncall  c2" in shown
+    assert r"bob\narguments  none" in shown
+
+
+@pytest.mark.parametrize("text", ["Grüße, Zoë", "日本語", "עברית", "ไทยที่", "हिन्दी", "e\u0301", "🎉", "[bold]x[/]"])
+def test_what_can_be_seen_is_shown_as_it_is(text: str) -> None:
+    """Letters of every script, with the marks that belong to them; markup is text."""
+    assert exact(text) == visible(text) == text
+
+
+def test_marks_that_belong_to_nothing_are_escaped() -> None:
+    """A mark after a blank, at the beginning, and a pile of them."""
+    assert exact("\u0338a") == r"\u0338a"
+    assert exact("a \u0338") == r"a \u0338"
+    assert exact("a" + "\u0301" * 4) == "a\u0301\u0301" + r"\u0301\u0301"
+
+
+def test_blanks_in_a_row_are_counted() -> None:
+    """A run of blanks is a number, wherever it stands; the indentation of the JSON is not one."""
+    assert exact_json({"to": "bob" + " " * 400 + "x"}) == r'{"to": "bob\<400 blanks>x"}'
+    assert exact_json({"to": " " * 5}, indent=2) == '{\n  "to": "\\<5 blanks>"\n}'
+    assert visible("a\n" + " " * 70 + "b") == "a\n\\<70 blanks>b"
+    assert exact_json({"a": {"b": {"c": "d e"}}}, indent=2).count("blanks") == 0
+    assert exact(r"\<5 blanks>") == r"\\<5 blanks>"
+
+
+def test_a_character_that_the_terminal_lacks_is_escaped() -> None:
+    """On a terminal that cannot write a letter, two letters do not look alike."""
+    shown = printed(pending(to="zoë"), encoding="ascii")
+    assert r"zo\xeb" in shown
+
+
+def test_long_arguments_are_cut_in_the_middle() -> None:
+    """Beginning and end are shown, how much is missing is said, function and id stand below."""
+    call = pending(lines=[f"line {number}" for number in range(10_000)], last="pay bob")
+    shown = printed(call, lines=12).splitlines()
+    assert len(shown) < 24
+    text = "\n".join(shown)
+    assert '"line 0"' in text and '"last": "pay bob"' in text
+    assert re.search(r"[\d,]+ characters are not shown here", text)
+    assert text.index("not shown here") < text.index("shop-pay") < text.index("c1, fingerprint")
+    whole = printed(call)
+    assert all(f'"line {number}"' in whole for number in range(10_000))
+    assert whole.rindex('"last"') < whole.index("shop-pay")
+
+
+@pytest.mark.parametrize("text", ["a" * 5, "a\nb\nc", "x" * 1_000_000, "\n" * 100_000, "日" * 9999, "a b\n" * 5000])
+def test_a_cut_text_has_no_more_lines_than_it_may(text: str) -> None:
+    """Whatever is in it: one long line, many short ones, wide characters, nothing but line ends."""
+    cut = cut_in_the_middle(text, cells=60, lines=9)
+    assert len(cut.split("\n")) <= 9 or cut == text
+    if cut != text:
+        assert cut.startswith(text[:3]) and cut.endswith(text[-3:])
+    else:
+        assert len(text) < 60
+
+
+def test_what_was_typed_before_the_question_decides_nothing(here: Path) -> None:
+    """Answers that were typed ahead are thrown away: both calls are still asked about, and nothing runs unseen."""
+    script: Script = [calls(LAMP, call("shop-wait")), say("Fine.")]
+    with ScriptedOpenAIServer(script) as server:
+        session = Session(here, *ASK, *at(server))
+        session.write("a\na\na\n")
+        session.type("a\na\na", after=QUESTION)
+        session.type("q", after=QUESTION)
+        assert session.end() == 4
+        assert len(server.requests) == 1
+    assert session.shown.count(QUESTION) == 2
+    assert "shop-price, call call_1: approve (a)" in session.shown
+    assert "shop-wait, call call_2: approve (a)" in session.shown
+
+
+def test_all_of_a_long_call_is_shown_on_request(here: Path) -> None:
+    """The question stays in sight under long arguments; "show all" prints them whole, and asks again."""
+    long = {"article": "\n".join(f"line {number}." for number in range(2000))}
+    with ScriptedOpenAIServer([call("shop-price", long), say("Fine.")]) as server:
+        session = Session(here, *ASK, *at(server))
+        session.type("show all", after=QUESTION)
+        first = session.shown
+        session.type("d", after=QUESTION)
+        session.type("too long", after="(may be empty): ")
+        assert session.end() == 0
+        assert server.requests[-1].messages[-1]["content"].endswith("did not run: too long")
+    panel = first[first.rindex("╭") :]
+    assert len(panel.splitlines()) <= 25
+    assert "line 0." in panel and "line 1999." in panel and "line 1000." not in panel
+    assert "show all (s), quit (q)? " in first
+    assert "line 1000." in session.shown
+
+
+def test_scripted_answers_in_a_pipe_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe has no typing ahead: each line answers its question."""
+    read, write = os.pipe()
+    os.write(write, b"a\nd\nno\n")
+    os.close(write)
+    with os.fdopen(read) as answers:
+        monkeypatch.setattr(sys, "stdin", answers)
+        desk = Desk(Console(file=io.StringIO(), width=80), by="ann")
+        decisions = [desk.decide(pending(), more=1), desk.decide(pending(id="c2"), more=0)]
+    assert [type(decision).__name__ for decision in decisions] == ["Approve", "Deny"]
+
+
+def at(server: ScriptedOpenAIServer) -> tuple[str, ...]:
+    """The options for a scripted endpoint."""
+    return ("--base-url", server.url, "--model", "scripted")
