@@ -13,7 +13,9 @@ from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
 from planner_ext.core.machine import limit_of_restart
 from planner_ext.core.shares import Share
+from planner_ext.core.state import State
 from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.in_time import GRACE, OutOfTime
 from planner_ext.ports import Finished, Ports
 from planner_ext.recorder import Recorder
 from planner_ext.review import apply_decision, describe_call, first_verdict
@@ -104,7 +106,11 @@ class Calls:
         if gate is None or not gated:
             return facts
         calls = [describe_call(state, fact, checked[fact.index]) for fact in gated]
-        decisions = await gate.review(calls, state)
+        with self._journal.persons_time():
+            decisions = await self._journal.in_time(gate.review(calls, state), person=True)
+        if isinstance(decisions, OutOfTime):
+            undecided = {fact.index for fact in gated}
+            return [_too_late(fact) if fact.index in undecided else fact for fact in facts]
         decided = {
             fact.index: decision for fact, decision in zip(gated, decisions, strict=True) if decision is not None
         }
@@ -147,7 +153,7 @@ class Calls:
         assert batch is not None
         call = batch.calls[index]
         assert call.decided is not None
-        if self._stop.reason is not None:
+        if self._is_over(state):
             return None
         checked = self._checked(index, call.request, call.decided)
         if checked is None:
@@ -168,9 +174,11 @@ class Calls:
         state = self._journal.state  # which knows by now what was set aside for the call
         before = _RESTART.set(partial(self._restart, started))
         try:
-            finished = await self._ports.functions.run(call.request, checked, index=index, state=state)
+            running = self._ports.functions.run(call.request, checked, index=index, state=state)
+            ended = await self._journal.in_time(running, patience=GRACE if checked.nested else 0.0)
         finally:
             _RESTART.reset(before)
+        finished = _interrupted(checked.function) if isinstance(ended, OutOfTime) else ended
         if finished.outcome != "ok" and self._batch.failed is None:
             self._batch.failed = (checked.function, finished)
         await self._journal.record(
@@ -196,12 +204,20 @@ class Calls:
             call = None if state.batch is None else state.batch.calls[started.index]
             if call is None or call.answer is not None or state.iteration != started.iteration + 1:
                 return "the call has ended"
-            if self._stop.reason is not None:
+            if self._is_over(state):
                 return "the run is to stop"
             if (limit := limit_of_restart(state, started.index, at)) is not None:
                 return f"the limit {limit} was reached"
             await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
         return None
+
+    def _is_over(self, state: State) -> bool:
+        """Whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.
+
+        Calls that start together run to their ends, whichever of them terminates.
+        """
+        terminated = state.ending is not None and self._ports.max_concurrency is not None
+        return self._stop.reason is not None or terminated or (self._journal.timed and self._journal.left() <= 0)
 
     def _checked(self, index: int, request: RequestedCall, decision: CallDecided) -> Checked | None:
         """Resolve an approved call again where that was done in another life, or where it was edited since."""
@@ -212,3 +228,13 @@ class Calls:
         checked = self._ports.functions.check(request, decision.edited)
         same = checked.kind == "function" and digest_of(checked.function, checked.arguments) == decision.digest
         return checked if same else None
+
+
+def _too_late(fact: CallDecided) -> CallDecided:
+    answer = "Not executed: it was not decided before the time of the run was over."
+    return replace(fact, verdict="answer", answer=answer, reason="limit")
+
+
+def _interrupted(function: str) -> Finished:
+    text = f"The function {function} did not answer before the time of the run was over; whether it took effect is "
+    return Finished(outcome="timed_out", text=f"{text}not known.", error="OutOfTime: a time limit of the run passed")

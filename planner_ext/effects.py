@@ -13,6 +13,7 @@ from planner_ext.core.errors import InvalidLimitError
 
 __all__ = [
     "KEY_PARAMETER",
+    "TIME_PARAMETER",
     "Effect",
     "EffectKind",
     "NoEffect",
@@ -21,13 +22,17 @@ __all__ = [
     "effect",
     "effect_of",
     "idempotency_key",
-    "takes_key",
+    "injected",
+    "takes",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 KEY_PARAMETER = "idempotency_key"
 """The parameter that receives the call's key; hidden from the model, and refused as an argument from it."""
+
+TIME_PARAMETER = "time_left"
+"""The parameter that receives the seconds which the call has left; hidden from the model likewise."""
 
 _MARK = "__planner_ext_effect__"
 
@@ -81,6 +86,11 @@ def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable
 
     A marked function of another kind may have that parameter, too: so that a probe can find by it what was done.
 
+    Any marked function may also have a parameter ``time_left``, which the model does not see either, and which receives
+    the seconds that the call has when it starts, a float: the least of its own timeout, the run's ``deadline`` and
+    ``max_active_seconds``; None where none of them is set, so annotate it ``float | None``. At that moment the call is
+    cancelled. Without the mark both names are parameters like any other.
+
     Args:
         kind: One of the above.
         probe: Asked with the key and the arguments, sync or async; answers `TookEffect` with the result, `NoEffect` to
@@ -115,11 +125,17 @@ def effect_of(method: object) -> Effect | None:
     return mark if isinstance(mark, Effect) else None
 
 
-def takes_key(method: object) -> bool:
-    """Whether a function is given its call's key: it is marked, and has the parameter."""
+def injected(method: object) -> frozenset[str]:
+    """Name the parameters that a function is given by its run: it is marked, and has them."""
     if effect_of(method) is None:
-        return False
-    return KEY_PARAMETER in inspect.signature(cast("Callable[..., Any]", method)).parameters
+        return frozenset()
+    parameters = inspect.signature(cast("Callable[..., Any]", method)).parameters
+    return frozenset({KEY_PARAMETER, TIME_PARAMETER} & parameters.keys())
+
+
+def takes(method: object, parameter: str) -> bool:
+    """Whether a function is given this one of them."""
+    return parameter in injected(method)
 
 
 def idempotency_key(run_id: str, iteration: int, call_id: str) -> str:

@@ -5,7 +5,8 @@ decided by `planner_ext.core.machine`; everything that touches the world is behi
 """
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +38,14 @@ from planner_ext.core.facts import (
 from planner_ext.core.machine import next_action
 from planner_ext.core.settle import plain_fact
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Message, Reply
-from planner_ext.ports import AnswerForm, Clarification, Emit, Ports
+from planner_ext.core.values import Entry, Message, Reply
+from planner_ext.in_time import OutOfTime
+from planner_ext.ports import AnswerForm, Clarification, Emit, Event, Ports
 from planner_ext.recorder import Recorder
 
 __all__ = ["CallFailedError", "Engine", "StopHandle"]
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -61,6 +65,7 @@ class Engine:
         self._stop = stop or StopHandle()
         self._calls = Calls(self._journal, ports, self._stop)
         self._asked_at: float | None = None
+        self._interrupted = 0
 
     @property
     def facts(self) -> list[Fact]:
@@ -103,9 +108,9 @@ class Engine:
     async def _next(self) -> Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
-        action = next_action(self.state)
+        action = next_action(self._journal.as_of_now())
         if isinstance(action, AskPlan | AskModel) and await self._waited():
-            return next_action(replace(self.state, at=self._journal.now()))  # a deadline may have passed meanwhile
+            return next_action(self._journal.as_of_now())  # a deadline may have passed meanwhile
         return action
 
     async def _perform(self, action: Action) -> None:
@@ -123,7 +128,9 @@ class Engine:
             case WithholdCalls():
                 await self.record(plain_fact(action, at=self._journal.now()))
             case Pause() | Finish():
-                await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap()))
+                seconds, iterations = self._journal.lap(), self._interrupted
+                fact = plain_fact(action, at=self._journal.now(), seconds=seconds, iterations=iterations)
+                await self.record(fact)
 
     async def _ask(self, action: AskPlan | AskModel | AskPerson) -> None:
         match action:
@@ -153,7 +160,9 @@ class Engine:
     async def _ask_plan(self) -> None:
         prompts = self._ports.prompts
         request = AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
-        reply = await self._ports.chat.ask(await prompts.plan_request(), request, self._emit)
+        reply = await self._requested(await prompts.plan_request(), request)
+        if isinstance(reply, OutOfTime):
+            return
         planned = Planned(
             plan=reply.text,
             messages=self.state.transcript,
@@ -167,8 +176,21 @@ class Engine:
         finally:  # a template that fails does not take back the request, nor what it cost
             await self.record(planned)
 
+    async def _requested(self, transcript: Sequence[Entry], request: AskModel) -> Reply | OutOfTime:
+        """Make a request; one that a time limit interrupts was made, and is charged with the end."""
+        line = None if self._emit is None else _Line(self._emit)
+        asked = self._ports.chat.ask(transcript, request, None if line is None else line.emit)
+        reply = await self._journal.in_time(asked)
+        if isinstance(reply, OutOfTime):
+            self._interrupted = 1
+            if line is not None:
+                line.cut = True
+        return reply
+
     async def _ask_model(self, action: AskModel) -> None:
-        reply = await self._ports.chat.ask(self.state.transcript, action, self._emit)
+        reply = await self._requested(self.state.transcript, action)
+        if isinstance(reply, OutOfTime):
+            return
         await self.record(
             ModelReplied(
                 iteration=action.iteration,
@@ -197,7 +219,10 @@ class Engine:
         given = Clarification(text=None)
         try:
             if respondent is not None:
-                given = await respondent.answer(action, self.state)
+                answer = respondent.answer(action, self.state)
+                answered = await self._journal.in_time(answer, person=not respondent.is_model)
+                interrupted = Clarification(text=None, iterations=1 if respondent.is_model else 0)
+                given = interrupted if isinstance(answered, OutOfTime) else answered
         finally:
             waited = self._journal.lap()
         await self.record(
@@ -219,14 +244,18 @@ class Engine:
         clock, least = self._ports.clock, self._ports.min_iteration_seconds
         wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()
         if wait > 0:
-            await clock.sleep(wait)
+            await clock.sleep(min(wait, max(self._journal.left(), 0.0)) if self._journal.timed else wait)
         self._asked_at = clock.monotonic()
         return wait > 0
 
     async def _complete_iteration(self, action: CompleteIteration) -> None:
         asked: dict[str, Any] = {}
         if action.called and self._ports.hook is not None:
-            asked = dict(await self._ports.hook.completed(self.state))
+            completed = await self._journal.in_time(self._ports.hook.completed(self.state))
+            if isinstance(completed, OutOfTime):
+                logger.error("The iteration-completed callback was interrupted: the time of the run is over.")
+            else:
+                asked = dict(completed)
         await self.record(
             IterationCompleted(
                 iteration=action.iteration,
@@ -236,3 +265,15 @@ class Engine:
                 **asked,
             )
         )
+
+
+class _Line:
+    """Hands on the pieces of one request's reply, until that is interrupted."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self.cut = False
+
+    async def emit(self, event: Event) -> None:
+        if not self.cut:
+            await self._emit(event)

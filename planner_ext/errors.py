@@ -25,6 +25,10 @@ PlannerExtError                              all of them
 ├── InvalidPolicyError                       a policy that cannot be read
 ├── InvalidLimitError                        a limit of the core that means nothing
 └── IllegalTransitionError                   a journal that contradicts itself
+
+Every exception that ends a run, ``asyncio.CancelledError`` included, has its history and a checkpoint as attributes
+``chat_history`` and ``checkpoint``. ``asyncio.wait_for`` and ``asyncio.timeout`` raise a TimeoutError in place of the
+cancellation, which is its ``__cause__``: read ``error.__cause__.checkpoint``.
 """
 
 from planner_ext.approval.policy import InvalidPolicyError

@@ -148,6 +148,11 @@ class Clarification:
 class Respondent(Protocol):
     """Whoever answers the model's questions for the user, seen from the engine."""
 
+    @property
+    def is_model(self) -> bool:
+        """Whether a request is made for each answer: active time, and a round trip even where it is interrupted."""
+        ...
+
     async def answer(self, request: AskPerson, state: State) -> Clarification:
         """Put a question, or a plain reply, to them; what they raise ends the run as a fault."""
         ...

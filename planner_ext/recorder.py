@@ -1,17 +1,36 @@
-"""The journal of one run while it is being written: a fact is stored, folded and told, in one order for all."""
+"""The journal of one run while it is being written: a fact is stored, folded and told, in one order for all.
+
+And the run's time: what was worked since the last fact that says so, and what is left until a time limit.
+"""
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Coroutine, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
+from planner_ext.clock import SystemClock
+from planner_ext.core.change import replace as changed
 from planner_ext.core.facts import Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.settle import stopping_facts
+from planner_ext.core.state import State
+from planner_ext.in_time import GRACE, STEP, OutOfTime, in_time
 from planner_ext.ports import Emit, Observer, Ports
 
 __all__ = ["Recorder"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_INSTANT: Final = 1e-3
+"""Seconds that are as good as none: sums of times are not exact to the last digit."""
+
+_LOOK: Final = 0.02
+"""Seconds after which a clock that is not the machine's is looked at again: nothing else says that its time moved."""
 
 
 class Recorder:
@@ -30,6 +49,10 @@ class Recorder:
         self._recording = asyncio.Lock()
         self._told = ports.store is not None or bool(ports.observers) or emit is not None
         self._mark = ports.clock.monotonic()
+        self._worked = 0.0
+        self._active_until = math.inf
+        self._step = STEP if type(ports.clock) is SystemClock else _LOOK
+        self._hung: list[Observer] = []
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -38,8 +61,63 @@ class Recorder:
     def lap(self) -> float:
         """Seconds of activity since this was last asked."""
         now = self._ports.clock.monotonic()
-        seconds, self._mark = now - self._mark, now
+        seconds, self._mark, self._worked = self._worked + now - self._mark, now, 0.0
         return seconds
+
+    @contextmanager
+    def persons_time(self) -> Generator[None]:
+        """Do not count what passes meanwhile as activity."""
+        self._worked = self.lap()
+        try:
+            yield
+        finally:
+            self._mark = self._ports.clock.monotonic()
+
+    @property
+    def timed(self) -> bool:
+        """Whether time is limited."""
+        limits = self.state.rules.limits
+        return limits.deadline is not None or limits.max_active_seconds is not None
+
+    def as_of_now(self) -> State:
+        """Give the state with what is not recorded yet: the time. Where that is not limited, the state as it is."""
+        state, limits = self.state, self.state.rules.limits
+        if not self.timed:
+            return state
+        now = self._ports.clock.monotonic()
+        usage = state.ledger.usage
+        active = usage.active_seconds + self._worked + now - self._mark
+        if limits.max_active_seconds is not None:
+            self._active_until = now + limits.max_active_seconds - active
+            active = limits.max_active_seconds if abs(self._active_until - now) < _INSTANT else active
+        else:
+            self._active_until = math.inf
+        ledger = changed(state.ledger, usage=replace(usage, active_seconds=active))
+        return changed(state, at=self.now(), ledger=ledger)
+
+    def left(self) -> float:
+        """Seconds until the first of the time limits; as counted when the action was chosen that is performed now."""
+        return min(self._active_until - self._ports.clock.monotonic(), self.left_to_deadline())
+
+    def left_to_deadline(self) -> float:
+        """Seconds until the deadline: time in which a person is waited for, included."""
+        deadline = self.state.rules.limits.deadline
+        return math.inf if deadline is None else deadline.timestamp() - self.now()
+
+    async def in_time(
+        self, work: Coroutine[Any, Any, _T], *, person: bool = False, patience: float = 0.0
+    ) -> _T | OutOfTime:
+        """Do something until a time limit passes; without one, to its end.
+
+        Args:
+            work: What to do.
+            person: Whether it may wait for a person, whose time is not active: the deadline alone interrupts it.
+            patience: Seconds that it has at the limit to end by itself.
+        """
+        if not self.timed or (person and self.state.rules.limits.deadline is None):
+            return await work
+        left = self.left_to_deadline if person else self.left
+        return await in_time(work, left, step=self._step, patience=patience)
 
     async def record(self, fact: Fact) -> None:
         """Add a fact to the journal, then tell everybody who watches; one after the other, in the journal's order."""
@@ -49,8 +127,7 @@ class Recorder:
             if self._ports.store is not None:
                 await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
             self._note(fact)
-            for observer in self._ports.observers:
-                await _observe(observer, fact)
+            await self._tell(fact)
             if self._emit is not None:
                 await self._emit(fact)
         return None
@@ -61,8 +138,18 @@ class Recorder:
         for fact in facts:
             self._note(fact)
         for fact in facts:
-            for observer in self._ports.observers:
+            await self._tell(fact)
+
+    async def _tell(self, fact: Fact) -> None:
+        """Tell the observers; one that is still busy when a time limit passes is told nothing more."""
+        for observer in self._ports.observers:
+            if not self.timed:
                 await _observe(observer, fact)
+            elif observer not in self._hung:
+                observed = in_time(_observe(observer, fact), self.left, step=self._step, patience=GRACE)
+                if isinstance(await observed, OutOfTime):
+                    self._hung.append(observer)
+                    logger.error("The observer %r hangs on %s; the run ends without it.", observer, fact.type)
 
     def _note(self, fact: Fact) -> None:
         self.state = apply(self.state, fact)

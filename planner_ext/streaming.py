@@ -22,8 +22,9 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
     """Start a run and yield its events as they happen; raise what it raises.
 
     The run has its own task, so no span, timeout or task group of it is ever open across a ``yield``. When the consumer
-    leaves early the task is cancelled and awaited: nothing is left running. A consumer who waits is told what was
-    decided of a batch before any of its calls begins.
+    leaves early the task is cancelled and awaited: nothing is left running. A consumer who is cancelled gets the
+    attributes of the exception that this ended the run with, on its own. A consumer who waits is told what was decided
+    of a batch before any of its calls begins.
     """
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     room = asyncio.Event()
@@ -47,8 +48,19 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
                 room.set()
             yield event
         await task
+    except asyncio.CancelledError as error:
+        vars(error).update(vars(await _end(task)))
+        raise
     finally:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # seen: who left early is not told of it by the event loop
+        await _end(task)
+
+
+async def _end(task: asyncio.Future[T]) -> BaseException:
+    """Cancel a task and wait for it; return what it raised, which the event loop then does not report."""
+    task.cancel()
+    await asyncio.wait({task})
+    try:
+        task.result()
+    except BaseException as error:
+        return error
+    return asyncio.CancelledError()

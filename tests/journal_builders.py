@@ -139,7 +139,16 @@ FACTS: tuple[Fact, ...] = (
     Resumed(limits=LIMITS, at=11.0),
     Resumed(limits=None, at=11.0),
     AnswerChecked(answer="a", problem="p", at=11.0),
-    Ended(status="limit_reached", answer="a", limit="max_cost", reason="r", returned=True, at=12.0, seconds=0.5),
+    Ended(
+        status="limit_reached",
+        answer="a",
+        limit="max_cost",
+        reason="r",
+        returned=True,
+        iterations=1,
+        at=12.0,
+        seconds=0.5,
+    ),
     Clarified(
         question="where?",
         answer="here",

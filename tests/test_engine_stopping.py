@@ -90,13 +90,34 @@ async def test_a_run_that_has_not_begun_does_nothing() -> None:
 
 
 async def test_a_filter_that_terminates_ends_the_run_after_its_batch() -> None:
-    """The rest of the batch still runs, the results stay, and no request follows."""
+    """Calls that started with it end, the results stay, and no request follows."""
     chat = FakeChat([["f", "g"]])
     over = Finished(outcome="ok", text="last", terminate=True)
-    state = await engine_of(chat, functions=FakeFunctions(does={"f": lambda: over}), max_concurrency=1).run()
+    state = await engine_of(chat, functions=FakeFunctions(does={"f": lambda: over})).run()
     assert results_of(state) == ["last", "g()"]
     assert state.ended is not None
     assert state.ended.status == "stopped"
+
+
+@pytest.mark.parametrize(("cap", "order"), [(1, ["f", "g", "h"]), (2, ["slow", "f", "g", "h"])])
+async def test_a_filter_that_terminates_keeps_the_calls_that_wait_for_a_slot_from_starting(
+    cap: int, order: list[str]
+) -> None:
+    """What runs beside it ends; a call that waits for its turn is answered "not executed", and is not counted."""
+    terminated = asyncio.Event()
+
+    async def terminate() -> Finished:
+        terminated.set()
+        return Finished(outcome="ok", text="last", terminate=True)
+
+    functions = FakeFunctions(does={"f": terminate, "slow": terminated.wait})
+    chat = FakeChat([order])
+    state = await engine_of(chat, functions=functions, max_concurrency=cap).run()
+    refused = "Not executed: the run was stopped. A filter asked to end the run after f."
+    assert results_of(state) == ["slow()"] * (cap - 1) + ["last", refused, refused]
+    assert (state.ledger.tool_calls, len(chat.requests)) == (cap, 1)
+    assert state.ended is not None
+    assert (state.ended.status, state.iteration) == ("stopped", 1)
 
 
 async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_too() -> None:

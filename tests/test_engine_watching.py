@@ -155,14 +155,14 @@ async def test_the_plan_request_keeps_its_distance_too() -> None:
 
 
 async def test_a_deadline_that_passes_while_a_request_waits_is_kept() -> None:
-    """A deadline is checked when the request is due, not before the wait: the next one offers no functions."""
+    """The wait ends with the deadline, and so does the run: no request follows."""
     clock = FakeClock()
     deadline = datetime.fromtimestamp(clock.now() + 5, UTC)
     limits = Limits(deadline=deadline)
     engine = engine_of(["f"], "done", rules={"limits": limits}, clock=clock, min_iteration_seconds=10)
     state = await engine.run()
     assert state.ended is not None
-    assert (state.ended.status, state.ended.limit, clock.slept) == ("limit_reached", "deadline", [10])
+    assert (state.ended.status, state.ended.limit, clock.slept) == ("limit_reached", "deadline", [5])
 
 
 async def test_active_seconds_are_what_the_run_worked() -> None:

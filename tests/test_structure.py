@@ -21,6 +21,7 @@ FLOORS: dict[str, float] = {
     "ports": 1,
     "clock": 1,
     "effects": 1,
+    "in_time": 1,
     "threads": 1,
     "calls": 2,
     "engine": 2,

@@ -13,6 +13,7 @@ from planner_ext.approval.fingerprint import digest_of
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.core.state import State
+from planner_ext.in_time import OUT_OF_TIME, in_time, seconds_from_now
 from planner_ext.threads import in_thread
 
 __all__ = ["CheckForIntervention", "InterceptorChain", "PreInvoke"]
@@ -104,20 +105,18 @@ class InterceptorChain:
 
     async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Ask one; who raises or hangs, denies. A synchronous one is asked in a thread: it cannot hang the run."""
-        scope = asyncio.timeout(self.options.interceptor_timeout)
-        task = asyncio.current_task()
+        task, seconds = asyncio.current_task(), self.options.interceptor_timeout
         cancelling = task.cancelling() if task is not None else 0
         answer: Any = None
         try:
-            async with scope:
-                answer = await _answer(ask, arguments)
+            asked = _answer(ask, arguments)
+            answer = await (asked if seconds is None else in_time(asked, seconds_from_now(seconds)))
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > cancelling:
                 raise  # the run is cancelled, and not what the interceptor was waiting for
-            if not scope.expired():
-                _logger.exception("%s failed; the call is denied.", _name(ask))
-                return Deny("It could not be decided.", by=_name(ask))
-        if scope.expired():  # also where the interceptor answered its own cancellation
+            _logger.exception("%s failed; the call is denied.", _name(ask))
+            return Deny("It could not be decided.", by=_name(ask))
+        if answer is OUT_OF_TIME:
             _logger.error("%s did not decide in time; the call is denied.", _name(ask))
             return Deny("It was not decided in time.", by=_name(ask))
         return answer

@@ -40,7 +40,7 @@ Verdict: TypeAlias = Literal["run", "answer", "deny", "defer", "final_answer", "
 person; take it as the final answer; hand it to the caller."""
 
 CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
-"""How a started call ended."""
+"""How a started call ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +378,7 @@ class Ended:
         limit: The limit that ended it, or None.
         reason: Why, in words.
         returned: Whether the open batch is returned to the caller, unanswered.
+        iterations: Round trips charged with the end: of the request that a time limit interrupted, else 0.
     """
 
     status: Status
@@ -385,6 +386,7 @@ class Ended:
     limit: str | None = None
     reason: str = ""
     returned: bool = False
+    iterations: int = 0
     at: float
     seconds: float
     type: Literal["Ended"] = "Ended"

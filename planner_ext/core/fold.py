@@ -220,7 +220,11 @@ def _undecided(batch: Batch) -> Batch:
 
 def _ended(state: State, fact: Ended) -> State:
     return replace(
-        state, phase=Phase.ENDED, ended=fact, ledger=_charge(state.ledger, 0, Usage(), fact.seconds), at=fact.at
+        state,
+        phase=Phase.ENDED,
+        ended=fact,
+        ledger=_charge(state.ledger, fact.iterations, Usage(), fact.seconds),
+        at=fact.at,
     )
 
 

@@ -1,7 +1,8 @@
 """What a run may spend, what it has spent, and which limit was reached first.
 
-Round trips and calls are exact: the machine never goes one over. Tokens, cost and time are checked before each
-request and before each batch, so only what is then in flight, and the one forced answer, may pass them.
+Round trips and calls are exact: the machine never goes one over. Tokens and cost are checked before each request and
+before each batch, so only what is then in flight, and the one forced answer, may pass them. Active time and deadline
+interrupt what is in flight, and no request follows them.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Literal, cast
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.values import Usage
 
-__all__ = ["Ledger", "Left", "Limits", "left_to_tell", "spent_limit"]
+__all__ = ["Ledger", "Left", "Limits", "left_to_tell", "spent_limit", "time_left"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,22 @@ def spent_limit(limits: Limits, ledger: Ledger, at: float) -> str | None:
         ("max_repeated_denials", limits.max_repeated_denials, ledger.denials_in_row),
     )
     return next((name for name, limit, used in spent if limit is not None and used >= limit), None)
+
+
+def time_left(limits: Limits, ledger: Ledger, at: float) -> tuple[float, str] | None:
+    """Compute the seconds until the first of the time limits, and name it; None where time is not limited.
+
+    Args:
+        limits: What may be spent.
+        ledger: What was spent.
+        at: Now, in seconds since the epoch.
+    """
+    left: list[tuple[float, str]] = []
+    if limits.max_active_seconds is not None:
+        left.append((limits.max_active_seconds - ledger.usage.active_seconds, "max_active_seconds"))
+    if limits.deadline is not None:
+        left.append((limits.deadline.timestamp() - at, "deadline"))
+    return min(left, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from planner_ext.core.actions import (
 from planner_ext.core.answers import in_form
 from planner_ext.core.facts import ModelReplied
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import left_to_tell, spent_limit
+from planner_ext.core.limits import left_to_tell, spent_limit, time_left
 from planner_ext.core.questions import NO_MORE_QUESTIONS, asks, open_questions, over_the_cap, questions_left
 from planner_ext.core.shares import divided
 from planner_ext.core.state import Batch, Call, Phase, State
@@ -82,6 +82,12 @@ def _no_request(state: State) -> str | None:
     return no_trip or spent_limit(state.rules.limits, state.ledger, state.at)
 
 
+def _no_time(state: State) -> bool:
+    """Whether a time limit has passed: unlike the other limits, it leaves no request for an answer."""
+    left = time_left(state.rules.limits, state.ledger, state.at)
+    return left is not None and left[0] <= 0
+
+
 def _plan(state: State) -> Action:
     """Ask for the plan, unless it would leave no trip for the goal itself, or a limit forbids any such request."""
     left = iterations_left(state)
@@ -103,7 +109,7 @@ def _ask(state: State) -> Action:
     limit = state.limit or spent_limit(limits, state.ledger, state.at)
     if limit is None and left is not None and left <= 0:
         limit = "max_iterations"
-    if limit is not None and (limits.on_limit != "answer" or (left is not None and left <= 0)):
+    if limit is not None and (limits.on_limit != "answer" or _no_time(state) or (left is not None and left <= 0)):
         return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, limit))
     if limit is None and left == 1 and limits.on_limit == "answer":
         limit = "max_iterations"
@@ -209,6 +215,8 @@ def _call(state: State, batch: Batch) -> Action:
         return _withhold_open(batch, "Not executed: the final answer was given in the same message.", None)
     if state.stopping is not None:
         return _withhold_open(batch, _stopped_text(state), None)
+    if state.ending is not None:
+        return _withhold_open(batch, f"Not executed: the run was stopped. {state.ending}", None)
     left = iterations_left(state)
     if left is not None and left <= 0:
         return _refuse(state, batch, _open(batch), "max_iterations")
@@ -216,8 +224,6 @@ def _call(state: State, batch: Batch) -> Action:
     waiting = len(ready) < batch.unanswered
     if ready and (not waiting or state.rules.on_deferred == "run_safe_first"):
         return _start(state, batch, ready)
-    if state.ending is not None:
-        return _withhold_open(batch, f"Not executed: the run was stopped. {state.ending}", None)
     return _put_questions(state, batch) or Pause()
 
 
@@ -227,11 +233,11 @@ def _put_questions(state: State, batch: Batch) -> Action | None:
     if over := over_the_cap(state, questions):
         return WithholdCalls(iteration=batch.iteration, indexes=over, answer=NO_MORE_QUESTIONS, limit=None)
     unasked = next((i for i in questions if not batch.calls[i].asked), None)
-    if unasked is None:
+    if unasked is None and not (questions and _no_time(state)):
         return None
     if (limit := spent_limit(state.rules.limits, state.ledger, state.at)) is not None:
         return _refuse(state, batch, questions, limit)
-    decided = batch.calls[unasked].decided
+    decided = None if unasked is None else batch.calls[unasked].decided
     if not state.rules.clarifier or decided is None:
         return None
     return AskPerson(question=decided.prompt, iteration=batch.iteration, index=unasked, trips=_trips(state))

@@ -71,9 +71,9 @@ def _next_fact(state: State, at: float, seconds: float) -> Fact | None:
 
 
 def plain_fact(
-    action: WithholdCalls | Pause | Finish, *, at: float, seconds: float = 0.0
+    action: WithholdCalls | Pause | Finish, *, at: float, seconds: float = 0.0, iterations: int = 0
 ) -> CallsWithheld | Paused | Ended:
-    """Turn an action that needs nothing of the world into its fact."""
+    """Turn an action that needs nothing of the world into its fact; an end is charged with these round trips."""
     match action:
         case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
             return CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=at)
@@ -81,5 +81,12 @@ def plain_fact(
             return Paused(at=at, seconds=seconds)
         case Finish(status=status, answer=answer, limit=limit, reason=reason, returned=returned):
             return Ended(
-                status=status, answer=answer, limit=limit, reason=reason, returned=returned, at=at, seconds=seconds
+                status=status,
+                answer=answer,
+                limit=limit,
+                reason=reason,
+                returned=returned,
+                iterations=iterations,
+                at=at,
+                seconds=seconds,
             )

@@ -18,7 +18,7 @@ from semantic_kernel.exceptions import FunctionExecutionException
 from semantic_kernel.functions import KernelFunction, KernelParameterMetadata
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.effects import KEY_PARAMETER, takes_key
+from planner_ext.effects import injected
 
 __all__ = [
     "InvalidArguments",
@@ -181,20 +181,20 @@ def quoted(value: Any) -> str:
 
 def parameters_of(function: KernelFunction) -> Parameters:
     """Collect what a model may pass to a function: neither what is hidden from it nor what Semantic Kernel injects."""
-    injected = injected_parameters(function)
+    hidden = injected_parameters(function)
     visible = {
         parameter.name: _parameter(parameter.name, parameter, function)
         for parameter in function.parameters
-        if parameter.name is not None and parameter.include_in_function_choices and parameter.name not in injected
+        if parameter.name is not None and parameter.include_in_function_choices and parameter.name not in hidden
     }
     return Parameters(function=function.fully_qualified_name, by_name=visible)
 
 
 def injected_parameters(function: KernelFunction) -> frozenset[str]:
-    """Name the parameters that the model does not fill: Semantic Kernel's own, and the key of `effect`."""
+    """Name the parameters that the model does not fill: Semantic Kernel's own, and those of `effect`."""
     if not isinstance(function, KernelFunctionFromMethod):
         return frozenset()
-    return _INJECTED | {KEY_PARAMETER} if takes_key(function.method) else _INJECTED
+    return _INJECTED | injected(function.method)
 
 
 def _parameter(name: str, declared: KernelParameterMetadata, function: KernelFunction) -> Parameter:

@@ -19,9 +19,9 @@ Price = Callable[[str, Usage], float]
 class Budget(Limits):
     """What a run may spend. Limits are per run: a new goal starts a new ledger, resuming a run does not.
 
-    Round trips and calls are exact, never one over. The others are checked before each request and each batch of
-    calls, so only what is then in flight, and the one forced answer, may pass them. Retries inside an SDK are not seen
-    and not counted.
+    Round trips and calls are exact, never one over. Tokens and cost are checked before each request and each batch of
+    calls, so only what is then in flight, and the one forced answer, may pass them. Active time and deadline interrupt
+    what is in flight. Retries inside an SDK are not seen and not counted.
 
     Attributes:
         max_iterations: Round trips, every request of the run included: the plan, the steps and the answer. Charged from
@@ -33,8 +33,15 @@ class Budget(Limits):
         max_total_tokens: Prompt and completion tokens, as the service reports them.
         max_cost: US dollars, as ``price`` counts them. A model without a known price is refused before the first
             request.
-        max_active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
-        deadline: A moment, with its time zone.
+        max_active_seconds: Counts the time in which the run worked, on its clock: requests, functions, callbacks and
+            the wait between iterations. Not counted: pauses, and the time in which interceptors or a clarifier decide,
+            since they may be persons (a `ModelClarifier` is counted). Checked all the while. At the limit, whatever
+            ``on_limit`` says, what is in flight is cancelled and no further request is made: a cancelled request is
+            charged as a round trip, a cancelled function is recorded as ``timed_out`` and answered so. Whatever
+            does not end within a second after that is left behind; what it does then changes nothing in the run.
+        deadline: A moment, with its time zone. It does not stand still while the run pauses or a person decides;
+            a call that is not decided by then does not run. Otherwise the same happens as at
+            ``max_active_seconds``.
         max_calls_per_function: Functions started, by fully qualified name; only the calls beyond it are not executed.
         max_consecutive_errors: Batches in a row with a failed, unknown or malformed call; a clean batch resets it.
         max_repeated_calls: How often the same function may start with the same arguments.

@@ -39,6 +39,8 @@ class ModelClarifier:
     answer, nothing is sent, and nothing said. A reply of the single word PASS says nothing either; its request counts.
     """
 
+    is_model = True
+
     def __init__(
         self,
         kernel: Kernel,

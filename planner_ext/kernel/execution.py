@@ -36,7 +36,8 @@ class ToolExecution:
             named has no timeout): the function, and the application's function-invocation filters around it. Its
             auto-function-invocation filters are not counted, since they may wait for a person. Checked while the
             function runs; then it is cancelled, the model reads that it did not answer in time and that its effect
-            is not known, and the run goes on. None is no timeout.
+            is not known, and the run goes on. One that does not end within a second of its cancellation is left
+            behind. None is no timeout but the run's own (``deadline``, ``max_active_seconds``).
         on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run goes
             on, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when every call of the batch has ended.
         include_error_detail: Whether the model also reads type and message of a function's exception. Off by default:
@@ -189,5 +190,8 @@ async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
     except (Exception, asyncio.CancelledError) as error:
         ended = Raised(error)
     if task is not None and task.cancelling() > cancelling:
-        raise asyncio.CancelledError from (ended.error if isinstance(ended, Raised) else None)
+        error = ended.error if isinstance(ended, Raised) else None
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        raise asyncio.CancelledError from error
     return ended

@@ -5,9 +5,8 @@ the model; that what the application gave (kernel, functions, arguments) is not 
 for cancellation, is a value that says what the model reads. Must not know the loop, nor decide whether a call may run.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,7 +25,8 @@ from planner_ext.calls import restart_of_call
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Checked, RequestedCall
-from planner_ext.effects import KEY_PARAMETER, Effect, effect_of, idempotency_key, takes_key
+from planner_ext.effects import KEY_PARAMETER, TIME_PARAMETER, Effect, effect_of, idempotency_key, takes
+from planner_ext.in_time import OutOfTime, in_time, seconds_from_now, time_left
 from planner_ext.kernel.approved import ApprovedArgumentsChangedError, NotRunAgainError, Starts, watch
 from planner_ext.kernel.arguments import (
     InvalidArguments,
@@ -228,7 +228,7 @@ class KernelFunctions:
                 values.pop(name, None)
             else:
                 values[name] = value  # as an item: KernelArguments(settings=...) means something else
-        if takes_key(getattr(function, "method", None)):
+        if takes(getattr(function, "method", None), KEY_PARAMETER):
             values[KEY_PARAMETER] = key
         decided = planned.decided
         if decided is not None and decided.edited is not None:
@@ -296,8 +296,10 @@ class KernelFunctions:
     ) -> FunctionResult | None:
         if function is not run.prepared.function:
             raise ApprovedArgumentsChangedError(f"A filter put {function.fully_qualified_name} in its place.")
-        invocation = run.target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
         seconds = self._execution.timeout_of(run.checked.function)
+        if takes(getattr(function, "method", None), TIME_PARAMETER):
+            _put_time(arguments, min((s for s in (seconds, time_left()) if s is not None), default=None))
+        invocation = run.target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
         return await (invocation if seconds is None else _within(seconds, invocation))
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
@@ -320,15 +322,19 @@ class KernelFunctions:
         return Finished(outcome="failed", text=text, error=recorded, exception=error)
 
 
-async def _within(seconds: float, invocation: Awaitable[FunctionResult | None]) -> FunctionResult | None:
-    scope = asyncio.timeout(seconds)
-    try:
-        async with scope:
-            return await invocation
-    except Exception as error:
-        if scope.expired():
-            raise _TimedOutError(f"no result within {seconds:g} seconds") from error
-        raise
+def _put_time(arguments: KernelArguments, left: float | None) -> None:
+    """Give a function the seconds that it has; without a limit no argument, so that it gets its default, or None."""
+    values = cast("dict[str, Any]", arguments)
+    values.pop(TIME_PARAMETER, None)
+    if left is not None:
+        values[TIME_PARAMETER] = left
+
+
+async def _within(seconds: float, invocation: Coroutine[Any, Any, FunctionResult | None]) -> FunctionResult | None:
+    result = await in_time(invocation, seconds_from_now(seconds))
+    if isinstance(result, OutOfTime):
+        raise _TimedOutError(f"no result within {seconds:g} seconds")
+    return result
 
 
 def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:

@@ -155,7 +155,8 @@ class Loop:
 
         Raises:
             ToolExecutionError: If a function failed and the execution is told to raise.
-            Exception: On a fault; whatever kind it is of, it carries the history and a checkpoint as attributes.
+            BaseException: On a fault or a cancellation; whatever kind it is of, it carries the history and a checkpoint
+                as attributes.
         """
         names = ",".join(self.offer.functions)
         with tracer.start_as_current_span(AUTO_FUNCTION_INVOCATION_SPAN_NAME, attributes={AVAILABLE_FUNCTIONS: names}):
@@ -165,7 +166,7 @@ class Loop:
                 failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
                 carry_run(failed, engine.state, engine.facts)
                 raise failed from error.__cause__
-            except Exception as error:
+            except BaseException as error:
                 carry_run(error, engine.state, engine.facts)
                 raise
 

@@ -11,7 +11,7 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 
-from planner_ext.effects import KEY_PARAMETER, takes_key
+from planner_ext.effects import injected
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
 __all__ = ["Offer", "RequestBehavior"]
@@ -116,7 +116,7 @@ class Offer:
         self.functions = functions
         offered = tuple(function.metadata for function in functions.values())
         if len(offered) != len(self._offered) or any(map(is_not, offered, self._offered)):
-            self._offered, self._metadata = offered, tuple(map(_without_key, functions.values()))
+            self._offered, self._metadata = offered, tuple(map(_without_injected, functions.values()))
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
 
     def metadata(self) -> tuple[KernelFunctionMetadata, ...]:
@@ -151,11 +151,11 @@ class Offer:
         return offered if self._select is None else self._select(offered)
 
 
-def _without_key(function: KernelFunction) -> KernelFunctionMetadata:
-    metadata = function.metadata
-    if not takes_key(getattr(function, "method", None)):
+def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
+    metadata, hidden = function.metadata, injected(getattr(function, "method", None))
+    if not hidden:
         return metadata
-    shown = [parameter for parameter in metadata.parameters if parameter.name != KEY_PARAMETER]
+    shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
     return metadata.model_copy(update={"parameters": shown})
 
 

@@ -67,8 +67,8 @@ def final_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
     return message.model_copy(update={"metadata": metadata})
 
 
-def carry_run(error: Exception, state: State, facts: Sequence[Fact]) -> None:
-    """Put the run so far on the error that a fault ended it with, as attributes, whatever kind of error it is."""
+def carry_run(error: BaseException, state: State, facts: Sequence[Fact]) -> None:
+    """Put the run so far on the exception that it ended with, a cancellation included, as attributes."""
     vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint(tuple(facts)))
 
 

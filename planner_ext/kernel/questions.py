@@ -49,9 +49,9 @@ class Clarifier(Protocol):
 
     A text, or a `Clarification` with what it cost, answers the question, and the run goes on. None, or a blank text,
     says nothing: a call of ``UserInteraction-AskUser`` then waits for a person, and a plain reply counts as it would
-    without a clarifier. A sync function is asked in a thread. There is no timeout, since a person takes time; a stop is
-    seen once it has answered, and a cancelled run cancels it. What it raises ends the run as a fault, like a connector
-    that fails.
+    without a clarifier. A sync function is asked in a thread. There is no timeout but the run's ``deadline``, since a
+    person takes time; a stop is seen once it has answered, and a cancelled run cancels it. What it raises ends the run
+    as a fault, like a connector that fails.
     """
 
     def __call__(self, question: Question, /) -> str | Clarification | Awaitable[str | Clarification | None] | None:
@@ -70,6 +70,11 @@ class AskedClarifier:
 
     clarifier: Clarifier
     history: Callable[[State], ChatHistory]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the clarifier says that it is one."""
+        return getattr(self.clarifier, "is_model", False) is True
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
         """Ask, and take the answer for what it is.

@@ -257,6 +257,10 @@ class World:
 
     # Respondent
 
+    @property
+    def is_model(self) -> bool:
+        return False
+
     async def answer(self, request: AskPerson, state: State) -> Clarification:
         """A model that is asked where a trip is left for it, a person, or nobody; by the place of the question."""
         if request.index is None and not asks(request.question):

@@ -126,10 +126,11 @@ def test_a_spent_limit_is_checked_before_a_batch() -> None:
 
 
 def test_a_spent_limit_is_checked_before_a_request() -> None:
-    """What a batch spent is seen before the next request."""
+    """What a batch spent is seen before the next request, which a limit on time leaves none of."""
     play = Play(calls("f"), limits=Limits(max_active_seconds=2)).go(says("sorry"))
     assert play.state.ledger.tool_calls == 1
-    assert [request.withheld for request in play.requests] == [None, "max_active_seconds"]
+    assert [request.withheld for request in play.requests] == [None]
+    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_active_seconds", "")
 
 
 def test_a_deadline_is_named_with_its_moment() -> None:

@@ -229,7 +229,6 @@ async def test_uninvited_calls_are_dropped(ask: Ask, tools: Tools, resend: Any, 
     ("budget", "limit"),
     [
         ({"max_total_tokens": 1}, "max_total_tokens"),
-        ({"deadline": datetime(2020, 1, 1, tzinfo=UTC)}, "deadline"),
         ({"max_consecutive_errors": 1}, "max_consecutive_errors"),
         ({"max_repeated_calls": 2}, "max_repeated_calls"),
     ],
@@ -240,6 +239,15 @@ async def test_the_first_limit_that_is_reached_names_the_end(ask: Ask, budget: d
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(fails), budget=Budget(**budget))
     answer = await ask(service, BOUNDED.Auto())
     assert (answer.text, answer.metadata["status"], answer.metadata["limit"]) == ("Enough.", "limit_reached", limit)
+
+
+async def test_no_request_follows_a_deadline_that_has_passed(ask: Ask) -> None:
+    """Time that is over leaves none for a forced answer: the run ends by the limit's name, and nothing is sent."""
+    inner = ScriptedChatCompletion([say("Never sent.")])
+    service = FunctionInvokingChatCompletion(inner, budget=Budget(deadline=datetime(2020, 1, 1, tzinfo=UTC)))
+    answer = await ask(service, BOUNDED.Auto())
+    assert (answer.text, answer.metadata["status"], answer.metadata["limit"]) == ("", "limit_reached", "deadline")
+    assert inner.requests == []
 
 
 async def test_a_budget_that_names_no_function_is_refused(ask: Ask) -> None:
