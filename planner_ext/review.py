@@ -40,6 +40,7 @@ def first_verdict(state: State, index: int, checked: Checked, at: float) -> Call
         nested=checked.nested,
         digest=digest,
         fingerprint=fingerprint,
+        arguments=checked.converted,
         at=at,
         **_verdict(checked),
     )
@@ -119,13 +120,12 @@ def _edited(fact: CallDecided, decision: Approve, functions: Functions, state: S
     checked = functions.check(batch.calls[fact.index].request, text)
     if checked.kind != "function" or checked.function != fact.function:
         return apply_decision(fact, _unusable(decision, checked.answer), functions, state)
-    digest = digest_of(checked.function, checked.arguments)
     return replace(
         fact,
         verdict="run",
         approved=True,
         by=decision.by or "",
         sticky=decision.always,
-        edited=text,
-        digest=digest,
+        edited=text if checked.converted is None else checked.converted,
+        digest=digest_of(checked.function, checked.arguments),
     )

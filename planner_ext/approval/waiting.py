@@ -41,9 +41,8 @@ class WaitingCall:
     @property
     def arguments(self) -> Mapping[str, Any]:
         """What the function will get from the model, or from the person who edited it; empty where that is no JSON."""
-        text = self.request.arguments if self.decided.edited is None else self.decided.edited
         try:
-            value = json.loads(text or "{}")
+            value = json.loads(self.decided.arguments_of(self.request) or "{}")
         except (ValueError, RecursionError):
             return {}
         return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

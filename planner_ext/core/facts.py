@@ -182,9 +182,10 @@ class CallDecided:
         kind: What the requested call turned out to be.
         verdict: What was decided.
         answer: What the model reads where the call does not run.
-        digest: Digest of function and validated arguments; "" where nothing could run.
+        digest: Digest of function and converted arguments; "" where nothing could run.
         fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
-        edited: JSON text of the arguments that replace the model's, or None.
+        arguments: JSON text of what the function gets where that was converted from the model's text, or None.
+        edited: JSON text of the arguments that replace the model's, converted likewise, or None.
         by: Who or what decided: an interceptor, a policy's rule, a person; "" for the loop itself.
         sticky: Whether the approval holds for the rest of the run, for the function or for these arguments.
         expires_at: When a deferred call stops waiting, or None.
@@ -206,6 +207,7 @@ class CallDecided:
     reason: str = ""
     digest: str = ""
     fingerprint: str = ""
+    arguments: str | None = None
     edited: str | None = None
     by: str = ""
     sticky: Literal["function", "arguments"] | None = None
@@ -222,6 +224,13 @@ class CallDecided:
     def binds(self) -> bool:
         """Whether the call runs only as it was decided; journals older than ``approved`` say so by the other fields."""
         return self.approved or self.person or bool(self.by) or self.edited is not None
+
+    def arguments_of(self, request: RequestedCall) -> str:
+        """Give the JSON text of what the function gets: edited, converted, or as the model wrote it."""
+        for text in (self.edited, self.arguments):
+            if text is not None:
+                return text
+        return request.arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,9 @@ class Checked:
             its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``question``: its
             own function that asks the user; ``external``: known by schema only, so the caller must run it.
         function: Fully qualified name of the resolved function; the requested name where it is unknown.
-        arguments: The validated arguments; empty where the call is neither a ``function`` nor a ``question``.
+        arguments: What the function gets, each converted to its parameter's type; empty where the call is neither a
+            ``function`` nor a ``question``.
+        converted: JSON text of ``arguments``; None where the text that was checked says the same.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
     """
@@ -125,6 +127,7 @@ class Checked:
     plugin_name: str = ""
     function_name: str = ""
     arguments: Mapping[str, Any]
+    converted: str | None = None
     answer: str = ""
     nested: bool = False
 

@@ -178,7 +178,7 @@ def check_calls(state: State) -> None:
 
 def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
     request = call.request
-    arguments = parse_object(request.arguments)
+    arguments = parse_object(request.arguments if fact.arguments is None else fact.arguments)
     if (
         fact.kind not in ("function", "question")
         or isinstance(arguments, InvalidArguments)

@@ -2,7 +2,8 @@
 
 Promises that what is accepted is a dict of the function's own, visible parameters, fit for Semantic Kernel to convert
 and for JSON to write again; and that everything else is answered by a message a model can act on, the same one each
-time. The check is light: the type of each argument, not what is inside it. Must not know the application's arguments.
+time. Each argument is converted to its parameter's type here, once, before anything is decided on it, see
+`planner_ext.kernel.conversion`. Must not know the application's arguments.
 """
 
 import inspect
@@ -19,12 +20,22 @@ from semantic_kernel.functions import KernelFunction, KernelParameterMetadata
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.effects import injected
+from planner_ext.kernel.conversion import (
+    Convert,
+    Unfit,
+    conversion_to,
+    quoted,
+    to_integer,
+    to_one_of,
+    validation_details,
+)
 
 __all__ = [
     "InvalidArguments",
     "Parameter",
     "Parameters",
     "conversion_problem",
+    "convert_arguments",
     "convertible_type",
     "injected_parameters",
     "parameters_of",
@@ -39,7 +50,6 @@ MAX_DEPTH: Final = 100
 
 _SHOWN: Final = 10
 _VALUES_SHOWN: Final = 50
-_SHOWN_CHARACTERS: Final = 80
 
 _INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
 """Parameters of a method that Semantic Kernel fills in by name (``gather_function_parameters``)."""
@@ -58,14 +68,16 @@ class Parameter:
 
     Attributes:
         expected: What it takes, in words.
-        accepts: Whether a value, parsed from JSON, may be passed.
+        convert: Gives what the function gets for a value that was parsed from JSON; raises `Unfit`.
+        exact: A value of exactly this Python type needs no conversion; None where each is to be looked at.
         drops_null: Whether null must be passed by leaving the argument out, as Semantic Kernel makes ``"None"`` of it.
     """
 
     name: str
     required: bool
     expected: str
-    accepts: Callable[[Any], bool]
+    convert: Convert
+    exact: type[Any] | None
     drops_null: bool
 
 
@@ -90,21 +102,49 @@ class Parameters:
 
 
 def parse_arguments(text: str, parameters: Parameters) -> dict[str, Any] | InvalidArguments:
-    """Parse and check the arguments of one call.
+    """Parse, check and convert the arguments of one call.
 
     Args:
         text: JSON text of one object, as the model sent it; "" is no arguments.
         parameters: What the function takes, see `parameters_of`.
 
     Returns:
-        The arguments, or what is wrong with them.
+        The arguments as the function gets them, or what is wrong with them.
     """
-    value = parse_object(text)
-    if isinstance(value, InvalidArguments):
-        return InvalidArguments(message=f"The arguments of {parameters.function} {value.message}")
-    problems = _problems(value, parameters.by_name)
+    return convert_arguments(parse_object(text), parameters)
+
+
+def convert_arguments(
+    given: dict[str, Any] | InvalidArguments, parameters: Parameters
+) -> dict[str, Any] | InvalidArguments:
+    """Check the arguments of one call, and convert each to its parameter's type.
+
+    Args:
+        given: JSON values by name, or what `parse_object` found wrong; they are not changed.
+        parameters: What the function takes, see `parameters_of`.
+
+    Returns:
+        The arguments as the function gets them, in the order given: the same dict where nothing had to be converted.
+        Or what is wrong with them. A null stays a null, also where `Parameter.drops_null` says how to pass it.
+    """
+    if isinstance(given, InvalidArguments):
+        return InvalidArguments(message=f"The arguments of {parameters.function} {given.message}")
+    by_name = parameters.by_name
+    problems = _name_problems(given, by_name)
+    changed: dict[str, Any] = {}
+    for name, value in given.items():
+        parameter = by_name.get(name)
+        if parameter is None or type(value) is parameter.exact:
+            continue
+        try:
+            converted = parameter.convert(value)
+        except Unfit as unfit:
+            problems.append(f"{quoted(name)}{unfit.place} {unfit.problem}")
+        else:
+            if converted is not value:
+                changed[name] = converted
     if not problems:
-        return value
+        return {**given, **changed} if changed else given
     return InvalidArguments(
         message=f"The arguments of {parameters.function} cannot be used: {'; '.join(problems)}. "
         f"{parameters.described()} Call it again with corrected arguments."
@@ -158,25 +198,14 @@ def _children(value: Any) -> Iterable[Any]:
     return cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
 
 
-def _problems(arguments: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> list[str]:
+def _name_problems(arguments: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> list[str]:
     missing = [name for name, parameter in parameters.items() if parameter.required and name not in arguments]
     unknown = [name for name in arguments if name not in parameters]
     problems = [f"{quoted(name)} is missing" for name in missing]
     problems += [f"{quoted(name)} is not a parameter" for name in unknown[:_SHOWN]]
     if len(unknown) > _SHOWN:
         problems.append(f"{len(unknown) - _SHOWN} more are not parameters")
-    for name, value in arguments.items():
-        parameter = parameters.get(name)
-        if parameter is not None and not parameter.accepts(value):
-            problems.append(f"{quoted(name)} must be {parameter.expected}, not {quoted(value)}")
     return problems
-
-
-def quoted(value: Any) -> str:
-    """Write a value that the model sent as JSON, shortened and fit to be sent back."""
-    text = json.dumps(value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value, ensure_ascii=False)
-    text = text.encode(errors="replace").decode()
-    return text if len(text) <= _SHOWN_CHARACTERS + 2 else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def parameters_of(function: KernelFunction) -> Parameters:
@@ -198,65 +227,79 @@ def injected_parameters(function: KernelFunction) -> frozenset[str]:
 
 
 def _parameter(name: str, declared: KernelParameterMetadata, function: KernelFunction) -> Parameter:
-    check = _Check.of(declared, is_prompt=function.is_prompt)
+    converted = isinstance(function, KernelFunctionFromMethod) and _is_converted(declared)
+    check = _Check.of(declared, is_prompt=function.is_prompt, converted=converted)
     return Parameter(
         name=name,
         required=bool(declared.is_required),
         expected=check.expected(),
-        accepts=check.accepts,
-        drops_null=isinstance(function, KernelFunctionFromMethod)
-        and not declared.is_required
-        and _is_converted(declared),
+        convert=check.convert,
+        exact=check.exact(),
+        drops_null=converted and check.nullable,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Check:
-    """The light check of one parameter; without types and values, everything passes.
+    """The check and the conversion of one parameter; without types, values and a kind, everything passes as it is.
 
     Attributes:
         types: JSON schema types, "null" not among them.
         values: The values that an enumeration allows, or None.
-        converted: The type to which Semantic Kernel converts, so that a near miss of the model still arrives as meant.
+        kind: The type that the function's signature names, None where only a schema is known. A near miss of the model
+            is converted to a kind, never to a schema's type: Semantic Kernel converts nothing there.
+        to: Converts what passed the check.
     """
 
     types: tuple[str, ...]
     values: tuple[Any, ...] | None
     nullable: bool
-    converted: Any
+    kind: Any
+    to: Convert
 
     @classmethod
-    def of(cls, declared: KernelParameterMetadata, *, is_prompt: bool) -> "_Check":
+    def of(cls, declared: KernelParameterMetadata, *, is_prompt: bool, converted: bool) -> "_Check":
         schema = declared.schema_data or {}
         listed: Any = schema.get("type") or ()
         types = (listed,) if isinstance(listed, str) else tuple(str(name) for name in listed)
         values: Any = schema.get("enum")
+        left_out = not declared.is_required and declared.default_value is None
         # Semantic Kernel's schema of `X | None` is that of X: only the parameter's metadata still knows.
-        optional = declared.type_object is not None and not declared.is_required and declared.default_value is None
+        nullable = "null" in types or schema.get("nullable") is True or (left_out and declared.type_object is not None)
         opaque = not all(name in _TYPES for name in types) or ("object" in types and not _means_object(declared))
+        types = () if opaque else tuple(name for name in types if name != "null")
+        kind: Any = convertible_type(declared.type_object)
+        if is_prompt and types == ("string",):
+            kind = str  # a prompt takes everything as text
         return cls(
-            types=() if opaque else tuple(name for name in types if name != "null"),
+            types=types,
             values=tuple(cast("list[Any]", values)) if isinstance(values, list) else None,
-            nullable=optional or "null" in types or schema.get("nullable") is True,
-            # A prompt takes everything as text.
-            converted=str if is_prompt else convertible_type(declared.type_object),
+            # A null that Semantic Kernel would convert can only be left out: where there is a default, that is no null.
+            nullable=nullable and (left_out or not converted),
+            kind=kind,
+            to=to_integer if kind is None and types == ("integer",) else conversion_to(kind),
         )
 
-    def accepts(self, value: Any) -> bool:
-        if not self.types and self.values is None:
-            return True
+    def convert(self, value: Any) -> Any:
         if value is None and self.nullable:
-            return True
+            return None
         if self.values is not None:
-            return any(isinstance(value, bool) is isinstance(one, bool) and value == one for one in self.values)
-        return any(_TYPES[name](value) for name in self.types) or self._is_near(value)
+            try:
+                value = to_one_of(self.values, value)
+            except Unfit:
+                raise Unfit(f"must be {self.expected()}, not {quoted(value)}") from None
+        elif self.types and not (any(_TYPES[name](value) for name in self.types) or self._is_near(value)):
+            raise Unfit(f"must be {self.expected()}, not {quoted(value)}")
+        return self.to(value)
 
     def _is_near(self, value: Any) -> bool:
-        if "string" in self.types and self.converted is str:
+        if "string" in self.types and self.kind is str:
             return isinstance(value, bool | int | float)
-        if isinstance(value, str) and self.converted in (int, float) and {"integer", "number"} & set(self.types):
-            return _converts(value, int if self.converted is int else float)
-        return False
+        return isinstance(value, str) and self.kind in (int, float) and bool({"integer", "number"} & set(self.types))
+
+    def exact(self) -> type[Any] | None:
+        exact = _EXACT.get(self.types[0]) if len(self.types) == 1 and self.values is None else None
+        return exact if self.kind in (exact, None) else None
 
     def expected(self) -> str:
         names = list(self.types)
@@ -268,15 +311,16 @@ class _Check:
         return " or ".join([*names, "null"] if self.nullable else names)
 
 
-def _converts(value: Any, to: Callable[[Any], float]) -> bool:
-    try:
-        return math.isfinite(to(value))
-    except (ValueError, OverflowError):
-        return False
+_EXACT: Final[Mapping[str, type[Any]]] = {"string": str, "integer": int, "boolean": bool}
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and _converts(value, float)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _is_integer(value: Any) -> bool:
@@ -342,9 +386,11 @@ def conversion_problem(error: BaseException, parameters: Parameters, given: Mapp
     declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:
         return None
+    cause = error.__cause__.__cause__ if error.__cause__ is not None else None
+    details = validation_details(cause) if isinstance(cause, ValidationError) else ""
     return (
         f"The argument {quoted(declared.name)} of {parameters.function} cannot be converted to {declared.type_}"
-        f"{_details(error)}. The function was not run. Call it again with a corrected argument."
+        f"{details}. The function was not run. Call it again with a corrected argument."
     )
 
 
@@ -362,17 +408,3 @@ def _parameter_at(place: TracebackType | None) -> KernelParameterMetadata | None
         return None
     parameter = place.tb_frame.f_locals.get("param")
     return parameter if isinstance(parameter, KernelParameterMetadata) else None
-
-
-def _details(error: BaseException) -> str:
-    """What pydantic found, without the words of the application's own validators."""
-    cause = error.__cause__.__cause__ if error.__cause__ is not None else None
-    if not isinstance(cause, ValidationError):
-        return ""
-    found = cause.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN]
-    lines = (
-        f"{'.'.join(str(part) for part in one['loc']) or 'it'}: "
-        f"{'not valid' if one['type'] in ('value_error', 'assertion_error') else one['msg']}"
-        for one in found
-    )
-    return f" ({'; '.join(lines)})"

@@ -5,6 +5,7 @@ the model; that what the application gave (kernel, functions, arguments) is not 
 for cancellation, is a value that says what the model reads. Must not know the loop, nor decide whether a call may run.
 """
 
+import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
@@ -32,8 +33,9 @@ from planner_ext.kernel.arguments import (
     InvalidArguments,
     Parameters,
     conversion_problem,
+    convert_arguments,
     parameters_of,
-    parse_arguments,
+    parse_object,
     quoted,
 )
 from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable
@@ -133,7 +135,9 @@ class KernelFunctions:
         if function is None:
             return Checked(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
         text = call.arguments if edited is None else edited
-        parsed = parse_arguments(text, self._prepare(function).parameters)
+        parameters = self._prepare(function).parameters
+        given = parse_object(text)
+        parsed = convert_arguments(given, parameters)
         names: dict[str, Any] = {
             "function": call.name,
             "plugin_name": function.plugin_name,
@@ -142,18 +146,19 @@ class KernelFunctions:
         if isinstance(parsed, InvalidArguments):
             return Checked(kind="invalid", **names, arguments={}, answer=parsed.message)
         if function is self._final_answer:
-            answer = result_text(parsed.get("answer"))
+            answer = result_text(cast("dict[str, Any]", given).get("answer"))
             if not answer.strip():
                 problem = f"{call.name} was given no answer. Call it with one."
                 return Checked(kind="invalid", **names, arguments={}, answer=problem)
             return Checked(kind="final_answer", **names, arguments={}, answer=answer)
+        text = None if parsed is given else json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
         if function is self._ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():
                 problem = f"{call.name} was given no question. Call it with one."
                 return Checked(kind="invalid", **names, arguments={}, answer=problem)
-            return Checked(kind="question", **names, arguments=parsed, answer=question)
-        return Checked(kind="function", **names, arguments=parsed)
+            return Checked(kind="question", **names, arguments=parsed, converted=text, answer=question)
+        return Checked(kind="function", **names, arguments=parsed, converted=text)
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
         """Run a function through the application's filters.

@@ -58,7 +58,7 @@ async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDe
     """Ask a function's probe; one that raises, or answers something else, cannot tell."""
     if probe is None:
         return None
-    arguments = parse_object(call.request.arguments if decided.edited is None else decided.edited)
+    arguments = parse_object(decided.arguments_of(call.request))
     assert not isinstance(arguments, InvalidArguments), "a call that started had arguments"
     key = idempotency_key(state.run_id, decided.iteration, decided.call_id)
     try:

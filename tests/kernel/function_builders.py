@@ -22,6 +22,13 @@ from planner_ext.ports import Finished
 Filter = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
 
+class Lamp:
+    """A type of the application's own, which only its constructor converts to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number + 0
+
+
 class Lights:
     """A plugin that remembers what reached it."""
 
@@ -56,6 +63,10 @@ class Lights:
     @kernel_function
     def group(self, lights: list[int]) -> str:
         return f"{sum(lights)}"
+
+    @kernel_function
+    def aim(self, lamp: Lamp) -> str:
+        return f"{lamp.number}"
 
     @kernel_function
     def own(self, what: str, user: Annotated[str, {"include_in_function_choices": False}]) -> str:

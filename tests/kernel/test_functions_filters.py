@@ -172,10 +172,10 @@ async def test_a_filter_may_try_again() -> None:
     async def retry(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
         await next(context)
         attempts.append(context.function_result.value)  # type: ignore[union-attr]
-        context.arguments["lights"] = [1, 2]
+        context.arguments["lamp"] = 3
         await next(context)
 
-    finished = await Bench(retry).run("lights-group", {"lights": ["first"]})
+    finished = await Bench(retry).run("lights-aim", {"lamp": "first"})
     assert (finished.outcome, finished.text, finished.error) == ("ok", "3", "")
     assert "cannot be converted" in attempts[0]
 

@@ -111,11 +111,11 @@ async def test_an_exception_without_a_text_is_still_recorded() -> None:
 
 @FILTERED
 async def test_an_argument_that_cannot_be_converted_is_explained(filters: tuple[Filter, ...]) -> None:
-    """The model's own mistake is told to it, whatever ``include_error_detail`` says."""
-    finished = await Bench(*filters).run("lights-group", {"lights": ["first"]})
+    """A constructor of the application's own is left to the run: its refusal is told, whatever the options say."""
+    finished = await Bench(*filters).run("lights-aim", {"lamp": "first"})
     assert finished.outcome == "failed"
     assert finished.text == (
-        'The argument "lights" of lights-group cannot be converted to list[int]. The function was not run. '
+        'The argument "lamp" of lights-aim cannot be converted to Lamp. The function was not run. '
         "Call it again with a corrected argument."
     )
 
