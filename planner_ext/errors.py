@@ -6,6 +6,7 @@ PlannerExtError                              all of them
 │   ├── PromptTooLargeError                  a request over max_prompt_tokens, which was not sent
 │   ├── InvalidHistoryError                  a history that may not be sent
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
+│   ├── InvalidPriceError                    price= gave no amount of US dollars for a reply
 │   ├── InvalidReplyError                    a response that is no reply (ServiceInvalidResponseError)
 │   ├── NestedRunRefusedError                a planner called in a run that set nothing aside for it
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
@@ -51,6 +52,7 @@ from planner_ext.kernel.approval import DecisionRefusedError
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import (
     InvalidHistoryError,
+    InvalidPriceError,
     InvalidReplyError,
     LimitReachedError,
     NestedRunRefusedError,
@@ -72,6 +74,7 @@ __all__ = [
     "InvalidJournalError",
     "InvalidLimitError",
     "InvalidPolicyError",
+    "InvalidPriceError",
     "InvalidReplyError",
     "LimitReachedError",
     "NestedRunRefusedError",

@@ -37,11 +37,13 @@ class Usage:
     """What a run, or one request of it, has used.
 
     Attributes:
-        prompt_tokens: Tokens sent, as the service reported them; 0 where it reported none.
+        prompt_tokens: Tokens sent, as the service reported them. Where it reported none: an estimate in a run whose
+            tokens or cost are limited, else 0.
         completion_tokens: Tokens received, likewise.
         cached_tokens: Those of the tokens sent that the service read from its prompt cache, likewise.
         cost: Price in US dollars; None where it is not known, which it is under ``max_cost`` and ``price`` alone.
         active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
+        estimated_tokens: Those of the tokens sent and received that were estimated, not reported.
     """
 
     prompt_tokens: int = 0
@@ -49,6 +51,7 @@ class Usage:
     cached_tokens: int = 0
     cost: float | None = None
     active_seconds: float = 0.0
+    estimated_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -63,6 +66,7 @@ class Usage:
             cached_tokens=self.cached_tokens + other.cached_tokens,
             cost=sum(known) if known else None,
             active_seconds=self.active_seconds + other.active_seconds,
+            estimated_tokens=self.estimated_tokens + other.estimated_tokens,
         )
 
 

@@ -30,9 +30,10 @@ class Budget(Limits):
         max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
             before a batch starts, on the calls that are about to start; a batch of 3 is 3. A function that a filter
             starts again (see `planner_ext.durable.effect`) counts again, and is checked before each start.
-        max_total_tokens: Prompt and completion tokens, as the service reports them.
-        max_cost: US dollars, as ``price`` counts them. A model without a known price is refused before the first
-            request.
+        max_total_tokens: Prompt and completion tokens, as the service reports them. What it does not report is
+            estimated from the texts sent and received, and `Usage.estimated_tokens` says how much that was.
+        max_cost: US dollars, as ``price`` counts them, of tokens reported or estimated as above. A model without a
+            known price is refused before the first request.
         max_active_seconds: Counts the time in which the run worked, on its clock: requests, functions, callbacks and
             the wait between iterations. Not counted: pauses, and the time in which interceptors or a clarifier decide,
             since they may be persons (a `ModelClarifier` is counted). Checked all the while. At the limit, whatever
@@ -58,7 +59,11 @@ class Budget(Limits):
             they are limited. A share, as 0.25, tells it of a limit once that much of it or less is left. It is said at
             the end of the newest message of each request but the plan's, and kept nowhere: history, journal and the
             beginning of each request, which providers cache, are the same as without it.
-        price: Gives the price of one request in US dollars, from the model's name and the tokens used. None is the
+        price: Gives the price of one request in US dollars, from the model's name and the tokens used: a synchronous
+            function that returns a finite number of 0 or more. Before the first request of a run it is asked what no
+            token costs and, if it raises then, what one token sent and one received cost; a price that returns anything
+            else is refused there. A later result of that kind raises `InvalidPriceError`, and no further request is
+            made. None is the
             price list of ``genai-prices`` (extra ``prices``) where there is a ``max_cost``; without one, costs are not
             counted, and the list is not loaded.
 

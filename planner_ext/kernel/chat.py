@@ -20,13 +20,15 @@ from planner_ext.core.values import Entry, Reply, Usage
 from planner_ext.kernel.accepted import accepted_reply
 from planner_ext.kernel.assembly import ReplyAssembly
 from planner_ext.kernel.budget import Price
+from planner_ext.kernel.connectors import NO_FUNCTION, connector_of, has_calls
 from planner_ext.kernel.errors import InvalidReplyError, ServiceCallError
 from planner_ext.kernel.messages import merge_reply, text_of
 from planner_ext.kernel.offer import Offer
+from planner_ext.kernel.prices import checked_price
 from planner_ext.kernel.prompt_size import PromptSize
 from planner_ext.kernel.rendering import render
 from planner_ext.kernel.told import told
-from planner_ext.kernel.usage import read_iterations, read_usage
+from planner_ext.kernel.usage import read_iterations, read_usage, with_usage
 from planner_ext.kernel.wire import ChatRequest, GenericWire, Wire
 from planner_ext.ports import Emit, TextDelta
 
@@ -40,13 +42,12 @@ _logger = logging.getLogger(__name__)
 _NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """What connectors raise on a response that is not what they expect."""
 
+_TOOL_SETTINGS = ("tools", "tool_choice", "tool_config")
+"""Where settings hold the functions that are offered."""
+
 
 class KernelChat:
-    """Asks one connector. Implements `planner_ext.ports.Chat`.
-
-    Attributes:
-        reported: The connector's own usage object of the last request, or None.
-    """
+    """Asks one connector. Implements `planner_ext.ports.Chat`."""
 
     def __init__(
         self,
@@ -60,16 +61,39 @@ class KernelChat:
         strict_finish_reason: bool = False,
         price: Price | None = None,
         max_prompt_tokens: int = 0,
+        estimates: bool = False,
         plan_settings: dict[str, Any] | None = None,
         answer_settings: Mapping[str, Any] | None = None,
     ) -> None:
+        """Bind a run to its connector.
+
+        Args:
+            service: The connector.
+            settings: Of every request.
+            kernel: Handed to the connector, with ``arguments``.
+            arguments: The application's.
+            offer: What requests offer.
+            streaming: Whether requests are streamed.
+            strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+            price: Of a request; None counts no cost.
+            max_prompt_tokens: Most tokens of a request; 0 is no limit.
+            estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
+            plan_settings: Those of the plan request that differ.
+            answer_settings: Those of the answer request that differ.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the price is none that can be used.
+        """
         self._service = service
+        self._connector = connector_of(service)
         self._settings = settings
+        self._model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
         self._wire = _wire_for(service, kernel=kernel, arguments=arguments)
         self._offer = offer
         self._streaming = streaming
         self._strict = strict_finish_reason
-        self._price = price
+        self._price = None if price is None else checked_price(price, self._model)
+        self._estimates = estimates or price is not None
         self._size = PromptSize(service, settings, max_prompt_tokens)
         self._plan_settings = plan_settings or {}
         self._answer_settings = answer_settings or {}
@@ -100,13 +124,17 @@ class KernelChat:
         """
         self._offer.refresh()
         sent = self._request(transcript, request)
-        self._size.check(sent.sent, self._offer if request.tool_choice else None)
+        offer = self._offer if request.tool_choice else None
+        self._size.check(sent.sent, offer)
         with named_errors(self._service):
             if self._streaming:
                 message = await self._stream(sent, request.iteration, emit)
             else:
                 message = merge_reply(self._nonempty(await self._wire.ask(sent)))
-        return self._reply(message)
+        usage = read_usage(message.metadata.get("usage"))
+        if self._estimates:
+            usage = self._size.completed(usage, sent.sent, offer, message)
+        return self._reply(with_usage(message, usage), usage)
 
     def _request(self, transcript: Sequence[Entry], request: AskModel) -> ChatRequest:
         """Write a request, with settings of its own."""
@@ -115,19 +143,24 @@ class KernelChat:
             update |= {k: v for k, v in self._plan_settings.items() if k in type(self._settings).model_fields}
         if request.structured and not (request.offer and self._offer.available):
             update |= self._answer_settings
+        messages = self._written(transcript)
         choice, offer = request.tool_choice, self._offer
+        if choice == "none" and not self._connector.takes_none:
+            choice = None
         offered = choice is not None and bool(offer.functions)
+        functions = offer.metadata() if offered else ()
         if choice == "none" and not offered and offer.schemas:
             update["tool_choice"] = choice
         elif choice is None:
-            update |= {key: None for key in ("tools", "tool_choice") if hasattr(self._settings, key)}
-        messages = self._written(transcript)
+            update |= {key: None for key in _TOOL_SETTINGS if hasattr(self._settings, key)}
+            if self._connector.needs_tools and has_calls(messages):
+                choice, functions = "auto", (NO_FUNCTION,)
         return ChatRequest(
             messages=messages,
             last=told(messages, request.left),
             settings=self._settings.model_copy(update=update),
-            choice=choice if offered else None,
-            functions=offer.metadata() if offered else (),
+            choice=choice if functions else None,
+            functions=functions,
             schemas=tuple(offer.schemas) if offered else (),
         )
 
@@ -148,13 +181,12 @@ class KernelChat:
             raise no_reply("a response without choices")
         return messages
 
-    def _priced(self, message: ChatMessageContent) -> Usage:
-        usage = read_usage(message.metadata.get("usage"))
+    def _priced(self, message: ChatMessageContent, usage: Usage) -> Usage:
         if self._price is None:
             return usage
-        return replace(usage, cost=self._price(message.ai_model_id or self._service.ai_model_id, usage))
+        return replace(usage, cost=self._price(message.ai_model_id or self._model, usage))
 
-    def _reply(self, message: ChatMessageContent) -> Reply:
+    def _reply(self, message: ChatMessageContent, usage: Usage) -> Reply:
         message, calls = accepted_reply(message, self._offer.functions)
         reason = message.finish_reason.value if message.finish_reason is not None else None
         if self._strict and (reason == "tool_calls") != bool(calls):
@@ -167,7 +199,7 @@ class KernelChat:
             text=text_of(message),
             calls=calls,
             finish_reason=reason,
-            usage=self._priced(message),
+            usage=self._priced(message, usage),
             iterations=read_iterations(message.metadata),
             functions_available=self._offer.available,
         )

@@ -14,9 +14,11 @@ from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.loop import connector_settings
 from planner_ext.kernel.messages import text_of
 from planner_ext.kernel.options import instance_of
+from planner_ext.kernel.prices import checked_price
+from planner_ext.kernel.prompt_size import PromptSize
 from planner_ext.kernel.questions import Clarification, Question
 from planner_ext.kernel.selection import select_service
-from planner_ext.kernel.usage import read_iterations, read_usage
+from planner_ext.kernel.usage import read_iterations, usage_in
 
 __all__ = ["ModelClarifier", "default_clarifier_instructions"]
 
@@ -34,9 +36,10 @@ default_clarifier_instructions = (
 class ModelClarifier:
     """Answers questions with a model. A `planner_ext.hitl_manager.Clarifier`.
 
-    Each question is one request without functions, charged to the run as a round trip of its own, with its tokens
-    and its time; the run's ``max_iterations`` holds for them, too. Where no trip is left beside the one that uses the
-    answer, nothing is sent, and nothing said. A reply of the single word PASS says nothing either; its request counts.
+    Each question is one request without functions, charged to the run as a round trip of its own, with its tokens,
+    estimated where the service reports none, and its time; the run's ``max_iterations`` holds for them, too. Where no
+    trip is left beside the one that uses the answer, nothing is sent, and nothing said. A reply of the single word
+    PASS says nothing either; its request counts.
     """
 
     is_model = True
@@ -65,14 +68,14 @@ class ModelClarifier:
         """
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlannerInvalidConfigurationError(f"instructions must be a text; got {instructions!r}.")
-        Budget(price=price)  # which checks it
+        Budget(price=price)  # which checks that it is a function
         instance_of("kernel", kernel, Kernel)
         self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)
         self._settings = connector_settings(self._service, selected).model_copy(
             update={"function_choice_behavior": None}
         )
         self._instructions = instructions
-        self._price = price
+        self._price = None if price is None else checked_price(price, self._service.ai_model_id)
 
     async def __call__(self, question: Question) -> Clarification | None:
         """Ask the model.
@@ -89,7 +92,7 @@ class ModelClarifier:
             if not replies:
                 raise no_reply("a response without choices")
         reply = replies[0]
-        usage = read_usage(reply.metadata.get("usage"))
+        usage = PromptSize(self._service, self._settings, 0).completed(usage_in(reply), history.messages, None, reply)
         if self._price is not None:
             usage = replace(usage, cost=self._price(reply.ai_model_id or self._service.ai_model_id, usage))
         text = text_of(reply).strip()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InvalidHistoryError",
+    "InvalidPriceError",
     "InvalidReplyError",
     "LimitReachedError",
     "NestedRunRefusedError",
@@ -48,6 +49,10 @@ class PlannerInvalidConfigurationError(PlannerException):
 
     Raised before any request is made, so nothing was spent and nothing is lost.
     """
+
+
+class InvalidPriceError(PlannerException):
+    """The application's price of a reply is no amount of US dollars. The reply is lost; no further request was made."""
 
 
 class InvalidHistoryError(PlannerException):

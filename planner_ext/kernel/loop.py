@@ -96,6 +96,7 @@ class Loop:
             strict_finish_reason=options.strict_finish_reason,
             price=price_of(service, settings, options.price, options.budget.max_cost),
             max_prompt_tokens=options.max_prompt_tokens,
+            estimates=options.budget.max_total_tokens is not None,
             plan_settings=plan_settings,
             answer_settings=None if form is None else form.settings,
         )

@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 
 from planner_ext.core.facts import CallFinished, Clarified, Fact, ModelReplied, Planned
 from planner_ext.core.questions import only_asks
 from planner_ext.core.shares import Spent
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Message, Status, Usage
+from planner_ext.core.values import Message, Status
 from planner_ext.kernel.approval import pending_calls
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import not_answered
 from planner_ext.kernel.messages import as_history, assistant_text, text_of
 from planner_ext.kernel.rendering import render
-from planner_ext.kernel.usage import add_reported
+from planner_ext.kernel.usage import add_reported, as_reported, loaded
 
 __all__ = ["PAUSED_TEXT", "carry_run", "chat_history", "final_message", "raise_at_limit", "status_of"]
 
@@ -105,27 +103,17 @@ def _reported_usage(facts: Sequence[Fact]) -> Any:
             case ModelReplied(message=message):
                 total = add_reported(total, _usage_in(message))
             case Planned(usage=usage) | Clarified(usage=usage) | CallFinished(spent=Spent(usage=usage)):
-                total = add_reported(total, _tokens(usage))
+                total = add_reported(total, as_reported(usage))
             case _:
                 pass
     return total
-
-
-def _tokens(usage: Usage) -> CompletionUsage | None:
-    if not usage.total_tokens:
-        return None
-    return CompletionUsage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
 
 
 def _usage_in(message: Message) -> Any:
     """Read the usage in a message; of one that was read from JSON, where its own type is lost, as Semantic Kernel's."""
     if isinstance(message, ChatMessageContent):
         return message.metadata.get("usage")
-    usage = message.get("metadata", {}).get("usage")
-    try:
-        return usage and CompletionUsage.model_validate(usage)
-    except ValidationError:
-        return usage
+    return loaded(message.get("metadata", {}).get("usage"))
 
 
 def raise_at_limit(state: State, facts: Sequence[Fact]) -> None:

@@ -13,6 +13,7 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingC
 from planner_ext.kernel.accepted import accepted_reply
 from planner_ext.kernel.assembly import ReplyAssembly
 from planner_ext.kernel.chat import named_errors, no_reply
+from planner_ext.kernel.connectors import received
 from planner_ext.kernel.loop import FunctionNames, check_service, connector_settings
 from planner_ext.kernel.messages import merge_reply
 from planner_ext.kernel.offer import Offer
@@ -35,6 +36,7 @@ async def pass_through(
         messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
     if not messages:
         raise no_reply("a response without choices")
+    messages = [*map(received, messages)]
     if stored:
         messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
         for message in messages:
@@ -54,11 +56,12 @@ async def pass_through_streaming(
     with named_errors(inner):
         async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
             async for chunks in stream:
-                for chunk in chunks:
+                complete = [chunk and received(chunk) for chunk in chunks]
+                for chunk in complete:
                     if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
                         chunk.metadata = _one_request(chunk.metadata)
                         reply.add(chunk)
-                yield chunks
+                yield complete
     if not reply.any:
         raise no_reply("a stream without any choice")
     if stored:

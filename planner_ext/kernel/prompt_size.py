@@ -1,4 +1,4 @@
-"""How many tokens a request sends, counted or estimated before it is sent, without ever using the network."""
+"""How many tokens a request sends and a reply brings, counted or estimated, without ever using the network."""
 
 import hashlib
 import math
@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from semantic_kernel.connectors.ai.function_calling_utils import kernel_function
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, FunctionResultContent, TextContent
 
+from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import PromptTooLargeError
 from planner_ext.kernel.offer import Offer
 
@@ -46,7 +48,7 @@ def _piece_tokens(piece: str) -> int:
 
 
 class PromptSize:
-    """Refuses a request that sends too many tokens; each message and each function is counted once.
+    """Counts requests and replies, and refuses a request that is too large; each message and function is counted once.
 
     With ``tiktoken`` (extra ``tokens``) texts are counted by the encoding of the model, where tiktoken knows the model
     and has the encoding at hand: loaded by the application, or in its cache folder. It is never downloaded for this.
@@ -85,7 +87,7 @@ class PromptSize:
         """
         if not self._limit:
             return
-        tokens = _REQUEST + self._of_messages(messages) + (0 if offer is None else self._of_functions(offer))
+        tokens = self.prompt_tokens(messages, offer)
         if tokens > self._limit:
             raise PromptTooLargeError(
                 f"The prompt has {tokens} tokens ({self._how}), and max_prompt_tokens is {self._limit}. Nothing was "
@@ -94,6 +96,32 @@ class PromptSize:
                 prompt_tokens=tokens,
                 max_prompt_tokens=self._limit,
             )
+
+    def prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: Offer | None) -> int:
+        """Count the tokens of a request."""
+        return _REQUEST + self._of_messages(messages) + (0 if offer is None else self._of_functions(offer))
+
+    def completion_tokens(self, reply: ChatMessageContent) -> int:
+        """Count a reply: its text and its calls; what a model thinks beside them is not seen."""
+        return self._of_message(reply) - _MESSAGE
+
+    def completed(
+        self, usage: Usage, messages: Sequence[ChatMessageContent], offer: Offer | None, reply: ChatMessageContent
+    ) -> Usage:
+        """Put an estimate in place of each half of a usage that was not reported.
+
+        Args:
+            usage: As reported; 0 is not reported: no request sends nothing.
+            messages: All that were sent.
+            offer: The functions whose schemas were sent with them; None for none.
+            reply: What came.
+        """
+        sent = usage.prompt_tokens or self.prompt_tokens(messages, offer)
+        received = usage.completion_tokens or self.completion_tokens(reply)
+        estimated = sent + received - usage.total_tokens
+        if not estimated:
+            return usage
+        return replace(usage, prompt_tokens=sent, completion_tokens=received, estimated_tokens=estimated)
 
     def _of_messages(self, messages: Sequence[ChatMessageContent]) -> int:
         known = self._messages

@@ -1,17 +1,102 @@
-"""What a reply's metadata says of round trips and tokens, read with mistrust, and sums of it."""
+"""What a reply's metadata says of round trips and tokens, read with mistrust, and sums of it.
 
-from collections.abc import Callable, Mapping
+Each connector of Semantic Kernel names tokens in its own way, and some leave out a part of what their SDK was told.
+`usage_in` reads both; a count that is no whole number above 0 is no count.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from operator import add
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel
+from openai.types.completion_usage import PromptTokensDetails
+from pydantic import BaseModel, ValidationError
+from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
+from semantic_kernel.contents import ChatMessageContent
 
 from planner_ext.core.values import Usage
 
-__all__ = ["add_reported", "merge_reported", "read_iterations", "read_usage"]
+__all__ = [
+    "EstimatedUsage",
+    "add_reported",
+    "as_reported",
+    "loaded",
+    "merge_reported",
+    "read_iterations",
+    "read_usage",
+    "usage_in",
+    "with_usage",
+]
+
+M = TypeVar("M", bound=ChatMessageContent)
 
 _KEYS = ("iterations", "Iterations")
 """Ours, and the spelling of the ADR "Automatic tool calling controls"."""
+
+_MOST = 2**53
+"""A count from here on is not believed: JSON cannot carry it exactly."""
+
+_DEEPEST = 4
+"""How many levels of parts a usage object may have."""
+
+
+class EstimatedUsage(CompletionUsage):
+    """Semantic Kernel's usage where a service reported none, or only half of it.
+
+    Attributes:
+        estimated_tokens: Those of the tokens that were estimated.
+    """
+
+    estimated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """The names that one API has for tokens. Several are added up; a dot leads into a part.
+
+    Attributes:
+        prompt: Tokens sent.
+        completion: Tokens received.
+        cached: Those of the tokens sent that came from the prompt cache; the first that is there.
+        total: Both together.
+    """
+
+    prompt: tuple[str, ...]
+    completion: tuple[str, ...]
+    cached: tuple[str, ...]
+    total: str
+
+
+_APIS = (
+    _Names(  # Semantic Kernel, OpenAI, Mistral, Azure AI Inference
+        prompt=("prompt_tokens",),
+        completion=("completion_tokens",),
+        cached=("prompt_tokens_details.cached_tokens",),
+        total="total_tokens",
+    ),
+    _Names(  # Anthropic, whose input_tokens are those past the cache; OpenAI's Responses, whose are all of them
+        prompt=("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
+        completion=("output_tokens",),
+        cached=("cache_read_input_tokens", "input_tokens_details.cached_tokens"),
+        total="total_tokens",
+    ),
+    _Names(  # Bedrock, likewise past the cache
+        prompt=("inputTokens", "cacheWriteInputTokens", "cacheReadInputTokens"),
+        completion=("outputTokens",),
+        cached=("cacheReadInputTokens",),
+        total="totalTokens",
+    ),
+    _Names(  # Google AI and Vertex AI: thoughts are paid as tokens received
+        prompt=("prompt_token_count", "tool_use_prompt_token_count"),
+        completion=("candidates_token_count", "thoughts_token_count"),
+        cached=("cached_content_token_count",),
+        total="total_token_count",
+    ),
+    _Names(prompt=("prompt_eval_count",), completion=("eval_count",), cached=(), total=""),  # Ollama
+)
+
+_COUNTS = frozenset(name for api in _APIS for name in (*api.prompt, *api.completion, *api.cached, api.total))
 
 
 def read_iterations(metadata: Mapping[str, Any]) -> int:
@@ -25,41 +110,157 @@ def read_iterations(metadata: Mapping[str, Any]) -> int:
 
 def read_usage(reported: object) -> Usage:
     """Read the tokens out of a connector's own usage object or mapping; 0 where it says nothing usable."""
-    prompt_tokens = _count(reported, "prompt_tokens")
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=_count(reported, "completion_tokens"),
-        cached_tokens=min(_count(_part(reported, "prompt_tokens_details"), "cached_tokens"), prompt_tokens),
-    )
+    reported = _unwrapped(reported)
+    names = _names_in(reported)
+    return Usage() if names is None else _read(reported, names)
+
+
+def usage_in(message: ChatMessageContent) -> Usage:
+    """Read the tokens of one reply: of what its metadata and its SDK's own response say, the larger of each count."""
+    usage = read_usage(message.metadata.get("usage"))
+    for raw in _raw_usages(message.inner_content):
+        more = read_usage(raw)
+        usage = Usage(
+            prompt_tokens=max(usage.prompt_tokens, more.prompt_tokens),
+            completion_tokens=max(usage.completion_tokens, more.completion_tokens),
+            cached_tokens=max(usage.cached_tokens, more.cached_tokens),
+        )
+    return usage
+
+
+def with_usage(message: M, usage: Usage) -> M:
+    """Let a message's metadata say this usage: as its connector's own object where that says just this."""
+    reported = message.metadata.get("usage")
+    if reported is None and not usage.total_tokens:
+        return message
+    if _is_sound(reported) and not usage.estimated_tokens and read_usage(reported) == usage:
+        return message
+    return message.model_copy(update={"metadata": {**message.metadata, "usage": as_reported(usage)}})
+
+
+def as_reported(usage: Usage) -> CompletionUsage | None:
+    """Write tokens as Semantic Kernel does; None where there are none."""
+    if not usage.total_tokens:
+        return None
+    values: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    if usage.cached_tokens:
+        values["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=usage.cached_tokens)
+    if usage.estimated_tokens:
+        return EstimatedUsage(**values, estimated_tokens=usage.estimated_tokens)
+    return CompletionUsage(**values)
+
+
+def loaded(usage: Any) -> Any:
+    """Make Semantic Kernel's own usage of its JSON; any other, whose type JSON does not tell, stays what it is."""
+    usage = _unwrapped(usage)
+    for kind in (CompletionUsage, EstimatedUsage):
+        if isinstance(usage, dict) and cast("dict[str, Any]", usage).keys() <= kind.model_fields.keys():
+            with suppress(ValidationError):
+                return kind.model_validate(usage)
+    return cast("Any", usage)
 
 
 def add_reported(first: Any, second: Any) -> Any:
-    """Sum two of a connector's own usage objects, those of two requests; None counts as nothing."""
+    """Sum the usage objects of two requests, in the connector's own type; None counts as nothing.
+
+    Two that name tokens differently, as those of two connectors do, are summed as Semantic Kernel's own.
+    """
+    first, second = _unwrapped(first), _unwrapped(second)
     if first is None or second is None:
         return second if first is None else first
-    try:
-        total = first + second
-    except TypeError:
+    if type(first) is type(second) and _adds_up(first):
+        return first + second
+    if _names_in(first) is _names_in(second) and _fields(first) and _fields(second):
         return _combine(first, second, add)
-    return total if type(total) is type(first) else _combine(first, second, add)  # the sum of a base class loses fields
+    own = [as_reported(read_usage(given)) for given in (first, second)]
+    return add_reported(*own)
 
 
 def merge_reported(first: Any, second: Any) -> Any:
     """Merge two usage reports of one streamed reply: the larger of each number, since later reports are cumulative."""
     if first is None or second is None:
         return second if first is None else first
-    return _combine(first, second, max)
+    return _combine(_unwrapped(first), _unwrapped(second), max)
 
 
-def _count(reported: object, name: str) -> int:
-    value = _part(reported, name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+def _unwrapped(reported: Any) -> Any:
+    """Take a usage object out of a tuple of one, into which Semantic Kernel's Mistral connector puts it."""
+    if not isinstance(reported, tuple | list):
+        return reported
+    parts = cast("Sequence[Any]", reported)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _names_in(reported: object) -> _Names | None:
+    """Find the API whose names a usage object uses; None where there is no count in it."""
+    if reported is None or isinstance(reported, str | int | float):
+        return None
+    return next((n for n in _APIS if _sum(reported, (*n.prompt, *n.completion, n.total))), None)
+
+
+def _read(reported: object, names: _Names) -> Usage:
+    prompt, completion = _sum(reported, names.prompt), _sum(reported, names.completion)
+    rest = max(_count(reported, names.total) - prompt - completion, 0)
+    if not prompt:  # what the total says beyond the other half, if there is one
+        prompt = rest
+    elif not completion:
+        completion = rest
+    cached = next((count for path in names.cached if (count := _count(reported, path))), 0)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=min(cached, prompt))
+
+
+def _sum(reported: object, paths: tuple[str, ...]) -> int:
+    return sum(_count(reported, path) for path in paths)
+
+
+def _count(reported: object, path: str) -> int:
+    value = _at(reported, path)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST else 0
+
+
+def _at(reported: object, path: str) -> object:
+    if "." in path:
+        part, _, path = path.partition(".")
+        reported = _part(reported, part)
+    return _part(reported, path)
 
 
 def _part(reported: object, name: str) -> object:
     if isinstance(reported, Mapping):
         return cast("Mapping[object, object]", reported).get(name)
     return getattr(reported, name, None)
+
+
+def _raw_usages(response: object) -> Iterator[object]:
+    """List where the response of an SDK may say its usage."""
+    if response is None:
+        return
+    yield _part(response, "usage")
+    yield _part(response, "usage_metadata")
+    yield _part(_part(response, "metadata"), "usage")
+    yield response
+
+
+def _is_sound(reported: object) -> bool:
+    """Whether a usage object may be handed on as it is: one with fields, in which each number is a sane count."""
+    fields = vars(reported) if _adds_up(reported) else _fields(reported)
+    counts = [value for name, value in fields.items() if name in _COUNTS and value is not None]
+    return bool(counts) and all(isinstance(value, int) for value in counts) and _all_sane(fields, depth=_DEEPEST)
+
+
+def _is_sane(value: object, *, depth: int) -> bool:
+    if isinstance(value, int | float):
+        return not isinstance(value, bool) and 0 <= value < _MOST
+    return value is None or isinstance(value, str) or (depth > 0 and _all_sane(_fields(value), depth=depth - 1))
+
+
+def _all_sane(fields: Mapping[str, object], *, depth: int) -> bool:
+    return all(_is_sane(value, depth=depth) for value in fields.values())
+
+
+def _adds_up(reported: Any) -> bool:
+    """Whether a usage object is of a class with a sum of its own, and neither a model nor a mapping."""
+    return not _fields(reported) and hasattr(reported, "__add__") and hasattr(reported, "__dict__")
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -69,13 +270,18 @@ def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any
         return first if one else second
     both = {key: _number(value, other[key], combine) for key, value in one.items() if other.get(key) is not None}
     values = {**one, **{key: value for key, value in other.items() if value is not None}, **both}
-    model = next((given for given in (first, second) if isinstance(given, BaseModel)), None)
-    return values if model is None else model.model_copy(update=values)
+    models = [given for given in (first, second) if isinstance(given, BaseModel)]
+    return max(models, key=_width).model_copy(update=values) if models else values
+
+
+def _width(model: BaseModel) -> int:
+    return len(type(model).model_fields)
 
 
 def _number(one: Any, other: Any, combine: Callable[[Any, Any], Any]) -> Any:
     if isinstance(one, int | float) and isinstance(other, int | float):
-        return combine(one, other)
+        sane = [value for value in (one, other) if _is_sane(value, depth=0)]
+        return combine(one, other) if len(sane) == 2 else next(iter(sane), None)
     return _combine(one, other, combine)
 
 

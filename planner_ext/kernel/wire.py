@@ -15,6 +15,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelFunctionMetadata
 
+from planner_ext.kernel.connectors import connector_of, joined, received
 from planner_ext.kernel.offer import RequestBehavior
 
 if TYPE_CHECKING:
@@ -71,27 +72,29 @@ class GenericWire:
         self._service = service
         self._kernel = kernel
         self._arguments = arguments
+        self._joins = connector_of(service).joins
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
-        return await self._service.get_chat_message_contents(
-            _history(request), _settings(request), kernel=self._kernel, arguments=self._arguments
+        messages = await self._service.get_chat_message_contents(
+            self._history(request), _settings(request), kernel=self._kernel, arguments=self._arguments
         )
+        return [*map(received, messages)]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
         groups = self._service.get_streaming_chat_message_contents(
-            _history(request), _settings(request), kernel=self._kernel, arguments=self._arguments
+            self._history(request), _settings(request), kernel=self._kernel, arguments=self._arguments
         )
         async with aclosing(groups):
             async for group in groups:
                 for chunk in group:
                     if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
-                        yield chunk
+                        yield received(chunk)
 
-
-def _history(request: ChatRequest) -> ChatHistory:
-    return ChatHistory.model_construct(messages=request.sent)  # connectors may add to it
+    def _history(self, request: ChatRequest) -> ChatHistory:
+        sent = request.sent  # connectors may add to it
+        return ChatHistory.model_construct(messages=joined(sent) if self._joins else sent)
 
 
 def _settings(request: ChatRequest) -> PromptExecutionSettings:

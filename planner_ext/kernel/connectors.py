@@ -1,0 +1,140 @@
+"""How Semantic Kernel's connectors differ in what a run has to know of them.
+
+One table, looked up by the module of a connector's class: the SDKs behind them need not be installed. A connector that
+is not in it is taken for one like OpenAI's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.contents import AuthorRole, ChatMessageContent, FinishReason
+from semantic_kernel.functions import KernelFunctionMetadata
+
+from planner_ext.kernel.messages import calls_of, text_of
+from planner_ext.kernel.usage import usage_in, with_usage
+
+__all__ = ["NO_FUNCTION", "Connector", "connector_of", "has_calls", "joined", "received"]
+
+M = TypeVar("M", bound=ChatMessageContent)
+
+NO_FUNCTION = KernelFunctionMetadata(
+    name="no_function_is_left",
+    description="Not a function: none can be called any more. Answer in text.",
+    is_prompt=False,
+)
+"""What is offered in place of the functions that are withdrawn, where a provider insists that there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connector:
+    """What is particular about a connector.
+
+    Attributes:
+        provider: Its provider in ``genai-prices``; "" where the list does not have it.
+        joins: Whether the results of a batch have to be sent in one message, and all system messages in one.
+        takes_none: Whether its requests can say the tool choice "none".
+        needs_tools: Whether its provider refuses calls and results in a request that offers no function.
+    """
+
+    provider: str = ""
+    joins: bool = False
+    takes_none: bool = True
+    needs_tools: bool = False
+
+
+_PACKAGE = "semantic_kernel.connectors.ai."
+
+_KNOWN = {
+    # Anthropic's API takes the choice "none", and Semantic Kernel's settings refuse it.
+    "anthropic": Connector(provider="anthropic", joins=True, takes_none=False, needs_tools=True),
+    "azure_ai_inference": Connector(provider="azure"),
+    # Bedrock has no choice "none": Semantic Kernel sends no function at all for it.
+    "bedrock": Connector(provider="aws", joins=True, takes_none=False, needs_tools=True),
+    # Semantic Kernel's connectors for Google join results, too, but in the messages that they were given.
+    "google": Connector(provider="google", joins=True),
+    "mistral_ai": Connector(provider="mistral"),
+    "ollama": Connector(takes_none=False),
+    "open_ai": Connector(provider="openai"),
+}
+
+_OTHER = Connector()
+
+
+def connector_of(service: ChatCompletionClientBase) -> Connector:
+    """Find out what is particular about a connector, or about the one that its class derives from."""
+    for kind in type(service).__mro__:
+        if kind.__module__.startswith(_PACKAGE):
+            return _KNOWN.get(kind.__module__.removeprefix(_PACKAGE).partition(".")[0], _OTHER)
+    return _OTHER
+
+
+def has_calls(messages: Sequence[ChatMessageContent]) -> bool:
+    """Whether there are calls or results among the messages."""
+    return any(message.role == AuthorRole.TOOL or calls_of(message) for message in messages)
+
+
+def joined(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
+    """Copy messages with neighbouring results in one message, and all that the system says in the first such one."""
+    written: list[ChatMessageContent] = []
+    for message in messages:
+        if message.role == AuthorRole.TOOL and written and written[-1].role == AuthorRole.TOOL:
+            written[-1] = _with_items(written[-1], [*written[-1].items, *message.items])
+        else:
+            written.append(message)
+    system = [message for message in written if message.role == AuthorRole.SYSTEM]
+    if len(system) < 2:
+        return written
+    first = system[0].model_copy(update={"items": [], "encoding": None})
+    first.content = "\n\n".join(map(text_of, system))
+    rest = [message for message in written if message.role != AuthorRole.SYSTEM]
+    return [first, *rest]
+
+
+def _with_items(message: ChatMessageContent, items: list[Any]) -> ChatMessageContent:
+    return message.model_copy(update={"items": items})
+
+
+_CUT_SHORT = {
+    "length": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+    "guardrail_intervened": FinishReason.CONTENT_FILTER,
+    "recitation": FinishReason.CONTENT_FILTER,
+    "blocklist": FinishReason.CONTENT_FILTER,
+    "prohibited_content": FinishReason.CONTENT_FILTER,
+    "spii": FinishReason.CONTENT_FILTER,
+}
+"""Finish reasons of Ollama, Bedrock and Google for which Semantic Kernel has no word: such a reply is not whole."""
+
+
+def received(message: M) -> M:
+    """Complete a message or chunk of a connector with what its SDK's response says and the connector left out.
+
+    That is the usage, and a finish reason that tells that the reply was cut short. What is complete is returned as it
+    is; nothing is changed in place.
+    """
+    if message.finish_reason is None and (reason := _cut_short(message.inner_content)) is not None:
+        message = message.model_copy(update={"finish_reason": reason})
+    return with_usage(message, usage_in(message))
+
+
+def _cut_short(response: Any) -> FinishReason | None:
+    """Read a finish reason off a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
+    if response is None:
+        return None
+    stop = _part(response, "messageStop") or response
+    candidate = next(iter(cast("Sequence[object]", _part(response, "candidates") or ())), None)
+    told = (_part(stop, "done_reason"), _part(stop, "stopReason"), _part(candidate, "finish_reason"))
+    return next((_CUT_SHORT[text] for value in told if (text := _text(value)) in _CUT_SHORT), None)
+
+
+def _text(value: object) -> str:
+    """Write a reason in small letters, be it a text or a member of an SDK's enumeration."""
+    return str(getattr(value, "value", value)).lower()
+
+
+def _part(response: object, name: str) -> object:
+    if isinstance(response, Mapping):
+        return cast("Mapping[object, object]", response).get(name)
+    return getattr(response, name, None)
