@@ -1,21 +1,16 @@
 """``ApprovalFilter``: the policy and the person, brought to stock kernels as a filter."""
 
 import inspect
+import json
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
-from semantic_kernel.contents import (
-    AuthorRole,
-    ChatHistory,
-    ChatMessageContent,
-    FunctionCallContent,
-    FunctionResultContent,
-)
+from semantic_kernel.contents import ChatHistory, FunctionCallContent
 from semantic_kernel.exceptions import FunctionCallInvalidArgumentsException, KernelException
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
@@ -27,13 +22,26 @@ from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Inter
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.approval.gate import InterceptorChain
 from planner_ext.approval.marks import approval_required
+from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.state import State
+from planner_ext.effects import effect_of
 from planner_ext.kernel.approval import DecisionRefusedError, PendingCall
-from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments
+from planner_ext.kernel.approved import (
+    ApprovedArgumentsChangedError,
+    NotRunAgainError,
+    Starts,
+    behind_filters,
+    starts_of,
+    watch,
+)
+from planner_ext.kernel.arguments import InvalidArguments, Parameters, parameters_of, parse_arguments
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.kernel.execution import Raised, caught
 from planner_ext.kernel.results import result_text
+from planner_ext.kernel.signatures import is_still, parameter_digests
+from planner_ext.kernel.waiting_results import STARTED, WaitingResult, mark_of, replace_result, waiting_results
 
 __all__ = ["ApprovalFilter", "Approver"]
 
@@ -45,44 +53,14 @@ Approver = Callable[[ToolCall], Decision | Awaitable[Decision]]
 _Next = Callable[[Any], Awaitable[None]]
 
 _REFUSED = "The call was refused and did not run: "
-_WAITING = "This call waits for a person's approval and has not run: "
-"""How the model reads that a call waits; its function, fingerprint and question follow."""
-
-_MARK = "planner_ext.waiting"
-"""Where the metadata of a result says that its call waits; no function's text gets there."""
-
-
-@dataclass(slots=True)
-class _Approval:
-    """One approval of a filter, for one run; ``names`` are the arguments that it covers."""
-
-    by: "ApprovalFilter"
-    function: KernelFunction
-    arguments: KernelArguments
-    names: frozenset[str]
-    digest: str
-    used: bool = False
-
-
-_approvals: ContextVar[tuple[_Approval, ...]] = ContextVar("planner_ext_approvals", default=())
-"""What was approved around the present call: a filter registered under both types asks once."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Marked:
-    """A call of a history whose result says that it waits."""
-
-    message: int
-    item: int
-    content: FunctionCallContent
-    pending: PendingCall
+_ANY_EFFECT: Final = ("idempotent", "keyed")
 
 
 class ApprovalFilter:
     """Decides calls of a stock kernel before they run.
 
-    Register it where you need it, also under both types; it asks once per call, and again if another filter changed
-    the call in between. Filters with different policies each have their say:
+    Register it where you need it, also under both types; it asks once per call. Filters with different policies each
+    have their say:
 
         kernel.add_filter("auto_function_invocation", ApprovalFilter(policy, approver=ask))
         kernel.add_filter("function_invocation", ApprovalFilter(policy, approver=ask))
@@ -91,6 +69,12 @@ class ApprovalFilter:
     one the call is answered "waits for approval" and the loop is asked to terminate (only possible under
     ``auto_function_invocation``; elsewhere the call is refused): `pending` lists such calls of the history, and
     `resume` runs or refuses them and puts their results in place, after which the history can be sent again.
+
+    What it approves is bound: where a filter that was registered after it, of either type, changes the function or an
+    argument that the policy saw or the model could have given, the function does not run, and the model reads so. A
+    filter that was registered before it acts before: the policy sees what that made of the call. One approval is one
+    start: a further ``next`` of an inner filter gives the outcome again, unless the function is declared
+    ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing is bound.
 
     Semantic Kernel starts the calls of a batch together, so here a safe sibling may run before a risky call is decided,
     and hidden parameters, bare names and exception texts are handled as the stock kernel does. Where that matters, use
@@ -120,6 +104,8 @@ class ApprovalFilter:
         self._policy = policy
         self._approver = approver
         self._timeout = timeout
+        self._taken: set[str] = set()
+        self._reported = False
 
     @property
     def policy(self) -> Interceptor:
@@ -128,13 +114,17 @@ class ApprovalFilter:
 
     async def __call__(self, context: Any, next: _Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
-        if isinstance(context, FunctionInvocationContext) and self._take_approval(context):
+        if self._has_decided(context):
             await next(context)
             return
+        self._report_unused_rules(context.kernel)
         call = _described(context)
+        if isinstance(call, InvalidArguments):
+            _answer(context, f"{_REFUSED}{call.message}")
+            return
         decision = await self._decide(context.function, call)
         match decision:
-            case Approve():
+            case Approve() | None:
                 await self._run(context, next, call, decision)
             case Deny(reason=reason):
                 _answer(context, f"{_REFUSED}{reason}" if reason else "The call was refused.")
@@ -143,32 +133,26 @@ class ApprovalFilter:
             case Defer(prompt=prompt):
                 self._wait(context, replace(call, prompt=prompt or ""))
 
-    def _take_approval(self, context: FunctionInvocationContext) -> bool:
-        """Use up what this filter's policy and person approved of this very run."""
-        covering = [
-            one
-            for one in _approvals.get()
-            if (not one.used and one.function is context.function and one.arguments is context.arguments)
-            and (_is_same(one.by._policy, self._policy) and _is_same(one.by._approver, self._approver))
-            and one.digest == _digest(one.function, one.arguments, one.names)
-        ]
-        for one in covering:
-            one.used = True
-        return bool(covering)
+    def _has_decided(self, context: Any) -> bool:
+        """Whether a filter of this policy and person decided this very run of the call, so that it is asked once."""
+        starts = starts_of(context.function if isinstance(context, FunctionInvocationContext) else context)
+        return starts is not None and starts.decided_by(self._is_of_one_mind, context.arguments)
 
-    @contextmanager
-    def _approved(self, function: KernelFunction, arguments: KernelArguments, shown: Iterable[str]) -> Generator[None]:
-        """Let a function run once, with its arguments as they are now, without asking about it again."""
-        names = frozenset(shown) | frozenset(parameters_of(function).by_name)
-        approval = _Approval(self, function, arguments, names, _digest(function, arguments, names))
-        token = _approvals.set((*_approvals.get(), approval))
-        try:
-            yield
-        finally:
-            approval.used = True  # for tasks that outlive the call
-            _approvals.reset(token)
+    def _is_of_one_mind(self, other: object) -> bool:
+        return isinstance(other, ApprovalFilter) and (
+            _is_same(other._policy, self._policy) and _is_same(other._approver, self._approver)
+        )
 
-    async def _decide(self, function: KernelFunction, call: ToolCall) -> Decision:
+    def _report_unused_rules(self, kernel: Kernel) -> None:
+        """Say once which rules of a policy are for no function of the kernel: a misspelt name guards nothing."""
+        if self._reported or not isinstance(self._policy, ApprovalPolicy):
+            return
+        self._reported = True
+        functions = kernel.get_full_list_of_function_metadata()
+        for number in self._policy.unused_rules([(one.plugin_name or "", one.name) for one in functions]):
+            _logger.warning("Rule %d of the approval policy is for no function of this kernel.", number)
+
+    async def _decide(self, function: KernelFunction, call: ToolCall) -> Decision | None:
         chain = InterceptorChain(
             options=ApprovalOptions(interceptor_timeout=self._timeout),
             interceptors=(self._policy,),
@@ -177,7 +161,7 @@ class ApprovalFilter:
         decision = (await chain.review([call], State()))[0]
         if isinstance(decision, Defer) and self._approver is not None:
             return await self._ask(self._approver, replace(call, prompt=decision.prompt or ""))
-        return decision or Approve()
+        return decision
 
     async def _ask(self, approver: Approver, call: ToolCall) -> Decision:
         """Ask the person; who does not decide in time, fails, or answers with what is no decision, refuses."""
@@ -187,34 +171,55 @@ class ApprovalFilter:
         decision = (await chain.review([call], State()))[0]
         return Deny("Nobody decided.") if decision is None or isinstance(decision, Defer) else decision
 
-    async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve) -> None:
-        if decision.arguments is not None:
+    async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve | None) -> None:
+        """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
+        arguments = dict(call.arguments)
+        if decision is not None and decision.arguments is not None:
             edited = parse_arguments(_json(decision.arguments), parameters_of(context.function))
             if isinstance(edited, InvalidArguments):
                 _answer(context, f"{_REFUSED}{edited.message}")
                 return
+            arguments = edited
+        values = cast("dict[str, Any]", context.arguments)
+        if arguments.keys() != call.arguments.keys() or any(values[name] is not arguments[name] for name in arguments):
+            context.arguments = copy(context.arguments)  # these may be the caller's own
             values = cast("dict[str, Any]", context.arguments)
             for name in call.arguments:
                 values.pop(name, None)
-            values.update(edited)
-        if not isinstance(context, AutoFunctionInvocationContext):
-            await next(context)
-            return
-        with self._approved(context.function, context.arguments, call.arguments):
-            await next(context)
+            values.update(arguments)
+        starts = self._starts(context.function, context.arguments, arguments, binds=decision is not None)
+        try:
+            await _guarded(context, next, starts)
+        except (ApprovedArgumentsChangedError, NotRunAgainError) as error:
+            _answer(context, str(error))
+        finally:
+            starts.end()
+
+    def _starts(
+        self, function: KernelFunction, values: Mapping[str, Any], shown: Iterable[str], *, binds: bool
+    ) -> Starts:
+        effect = effect_of(getattr(function, "method", None))
+        again = not binds or (effect is not None and effect.kind in _ANY_EFFECT)
+        return Starts(
+            function.fully_qualified_name,
+            unchanged=watch(values, {*shown, *parameters_of(function).by_name}),
+            binds=binds,
+            restart=_always if again else None,
+            decided=[self],
+        )
 
     def _wait(self, context: Any, call: ToolCall) -> None:
         if not isinstance(context, AutoFunctionInvocationContext):
             _answer(context, f"{_REFUSED}it needs a person's approval, and nobody can be asked.")
             return
-        text = f"{_WAITING}{call.fully_qualified_name} {call.fingerprint}\n{call.prompt}".rstrip()
-        mark = {"function": call.fully_qualified_name, "fingerprint": call.fingerprint, "prompt": call.prompt}
-        _answer(context, text, {_MARK: mark})
+        history, content = context.chat_history, context.function_call_content
+        text, metadata = mark_of(history, content, call, parameter_digests(context.function))
+        _answer(context, text, metadata)
         context.terminate = True
 
     def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:
         """List the calls of a history that wait for a person, as they will run."""
-        return tuple(marked.pending for marked in _waiting(history))
+        return tuple(waiting.pending for waiting in waiting_results(history))
 
     async def resume(
         self,
@@ -226,10 +231,16 @@ class ApprovalFilter:
     ) -> tuple[PendingCall, ...]:
         """Carry out decisions on calls that wait, and put their results in place in the history.
 
+        Before a function starts, its result in the history says that it has started and is in doubt: so a second
+        `resume` does not find the call waiting, and where this one is cancelled the call is not run again. Calls that
+        it had not started then wait again.
+
         Args:
             kernel: Whose functions run, through its function-invocation filters.
-            history: Is changed; when no call waits any more it can be sent again.
-            decisions: By call id; all are taken, or none.
+            history: Is changed; when no call waits any more it can be sent again. It must hold what user and assistant
+                said before the call, as it stood when the call was asked about.
+            decisions: By the call's id, or by its fingerprint; all are taken, or none. Where an id waits twice, the
+                fingerprint is needed, as the key or in the `Approve`.
             arguments: The application's arguments for the functions.
 
         Returns:
@@ -238,42 +249,108 @@ class ApprovalFilter:
         Raises:
             DecisionRefusedError: If a decision cannot be taken, naming the call; nothing ran.
         """
-        waiting = {marked.pending.id: marked for marked in _waiting(history)}
-        for name, decision in decisions.items():
-            _check(kernel, name, decision, waiting.get(name))
-        for name, decision in decisions.items():
-            text = await self._carry_out(kernel, waiting[name], decision, arguments)
-            _put_result(history, waiting[name], text)
+        self._report_unused_rules(kernel)
+        chosen = self._chosen(kernel, waiting_results(history), decisions)
+        approved = [(one, given) for one, given in chosen if isinstance(given, Approve)]
+        for one, given in chosen:
+            if not isinstance(given, Approve):
+                replace_result(history, one.item, _answer_of(given))
+        standing = [replace_result(history, one.item, STARTED) for one, _ in approved]
+        self._taken.update(one.pending.fingerprint for one, _ in approved)
+        to_run = deque(zip(approved, standing, strict=True))
+        try:
+            while to_run:
+                (one, given), item = to_run.popleft()
+                replace_result(history, item, await self._carry_out(kernel, one, given, arguments))
+        finally:
+            for (one, _), item in to_run:
+                replace_result(history, item, one.item)
+                self._taken.discard(one.pending.fingerprint)
         return self.pending(history)
 
+    def _chosen(
+        self, kernel: Kernel, waiting: Sequence[WaitingResult], decisions: Mapping[str, Decision]
+    ) -> list[tuple[WaitingResult, Decision]]:
+        """Find the waiting call of each decision, and check that all can be taken."""
+        chosen: list[tuple[WaitingResult, Decision]] = []
+        for name, decision in decisions.items():
+            found = [one for one in waiting if name in (one.pending.id, one.pending.fingerprint)]
+            if len(found) > 1 and isinstance(decision, Approve) and decision.fingerprint is not None:
+                found = [one for one in found if one.pending.fingerprint == decision.fingerprint]
+            _check(kernel, name, decision, found)
+            if found[0].pending.fingerprint in self._taken:
+                raise DecisionRefusedError(f"The call {name!r} was decided before, in another copy of this history.")
+            if any(one is found[0] for one, _ in chosen):
+                raise DecisionRefusedError(f"Two decisions were given for the call {name!r}; give one.")
+            chosen.append((found[0], decision))
+        return chosen
+
     async def _carry_out(
-        self, kernel: Kernel, marked: _Marked, decision: Decision, arguments: KernelArguments | None
+        self, kernel: Kernel, waiting: WaitingResult, decision: Approve, arguments: KernelArguments | None
     ) -> str:
-        if isinstance(decision, Deny):
-            return f"{_REFUSED}{decision.reason}".rstrip(": ")
-        if isinstance(decision, Supply):
-            return result_text(decision.result)
-        assert isinstance(decision, Approve)
-        own = marked.pending.arguments if decision.arguments is None else decision.arguments
+        function = _function(kernel, name := waiting.pending.fully_qualified_name)
+        own = _to_run(function, waiting, decision)
+        assert not isinstance(own, InvalidArguments), "it was checked before any decision was taken"
         given = KernelArguments()
         cast("dict[str, Any]", given).update({**cast("dict[str, Any]", arguments or {}), **own})
-        function = _function(kernel, name := marked.pending.fully_qualified_name)
+        starts = self._starts(function, given, own, binds=True)
+        guarded = starts.guarding(function)
         try:
-            with self._approved(function, given, own):
-                return result_text(await function.invoke(kernel, given, metadata={"id": marked.pending.id}))
-        except Exception:
-            _logger.exception("The approved function %s failed.", name)
-            return f"The function {name} failed."
+            ended = await caught(guarded.invoke(kernel, given, metadata={"id": waiting.pending.id}))
+        finally:
+            starts.end()
+        if not isinstance(ended, Raised):
+            return result_text(ended)
+        if isinstance(ended.error, ApprovedArgumentsChangedError | NotRunAgainError):
+            return str(ended.error)
+        _logger.error("The approved function %s failed.", name, exc_info=ended.error)
+        return f"The function {name} failed."
 
 
-def _described(context: AutoFunctionInvocationContext | FunctionInvocationContext) -> ToolCall:
-    """Show a call of a stock kernel: the function that will run, and what the model gave it."""
+async def _always() -> None:
+    """Let a function start again: nothing counts the starts of a stock kernel."""
+
+
+async def _guarded(context: Any, next: _Next, starts: Starts) -> None:
+    """Run the rest of the stack of filters, with a guard behind the last one; see `Starts`."""
+    function: KernelFunction = context.function
+    if not isinstance(context, AutoFunctionInvocationContext):
+        await behind_filters(next, lambda run: lambda inner: starts.run_for(function, inner, run))(context)
+        return
+    target = starts.guarding(function)
+
+    def last(run: _Next) -> _Next:
+        async def run_target(inner: AutoFunctionInvocationContext) -> None:
+            if inner.function is not function and inner.function is not target:
+                raise ApprovedArgumentsChangedError(function.fully_qualified_name)
+            inner.function = target
+            try:
+                await run(inner)
+            finally:
+                inner.function = function
+
+        return run_target
+
+    await behind_filters(next, last)(context)
+
+
+def _answer_of(decision: Decision) -> str:
+    if isinstance(decision, Supply):
+        return result_text(decision.result)
+    return f"{_REFUSED}{decision.reason}".rstrip(": ") if isinstance(decision, Deny) else ""
+
+
+def _described(context: AutoFunctionInvocationContext | FunctionInvocationContext) -> ToolCall | InvalidArguments:
+    """Show a call of a stock kernel: the function that will run, and what the model gave it, converted."""
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
     function = context.function
     values = cast("dict[str, Any]", context.arguments)
     given = _given(content) if content is not None else None
-    names = parameters_of(function).by_name if given is None else given
-    shown = {name: values.get(name) for name in names if name in values}
+    parameters = parameters_of(function)
+    names = parameters.by_name if given is None else given
+    shown = _converted({name: values[name] for name in names if name in values}, parameters)
+    if isinstance(shown, InvalidArguments):
+        return shown
     call_id = (content.id if content is not None else None) or function.fully_qualified_name
     return ToolCall(
         id=call_id,
@@ -289,6 +366,26 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
     )
 
 
+def _converted(values: dict[str, Any], parameters: Parameters) -> dict[str, Any] | InvalidArguments:
+    """Convert what a model may have given to the types of the function; an application's own object stays as it is."""
+    shown = dict(values)
+    for name, value in values.items():
+        parameter = parameters.by_name.get(name)
+        if parameter is None or not isinstance(value, str | int | float | list | dict):
+            continue
+        try:
+            text = json.dumps({name: value})
+        except (TypeError, ValueError, RecursionError):
+            continue
+        alone = Parameters(function=parameters.function, by_name={name: parameter})
+        converted = parse_arguments(text, alone)
+        if isinstance(converted, InvalidArguments):
+            return converted
+        if json.dumps(converted) != text:
+            shown[name] = converted[name]
+    return shown
+
+
 def _given(content: FunctionCallContent) -> dict[str, Any] | None:
     """Read a call's arguments as Semantic Kernel itself will, which takes more than JSON; None if it cannot."""
     try:
@@ -298,59 +395,40 @@ def _given(content: FunctionCallContent) -> dict[str, Any] | None:
     return dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else None
 
 
-def _waiting(history: ChatHistory) -> list[_Marked]:
-    """Find results that are marked as waiting; one that does not fit its call is no such result."""
-    calls: dict[str, FunctionCallContent] = {}
-    found: list[_Marked] = []
-    for place, message in enumerate(history.messages):
-        for index, item in enumerate(message.items):
-            if isinstance(item, FunctionCallContent):
-                calls[item.id or ""] = item
-            elif isinstance(item, FunctionResultContent) and str(item.result).startswith(_WAITING):
-                marked = _marked(place, index, calls.get(item.id or ""), item.metadata.get(_MARK))
-                found += [marked] if marked is not None else []
-    return found
-
-
-def _marked(place: int, index: int, content: FunctionCallContent | None, mark: Any) -> _Marked | None:
-    if content is None or (arguments := _given(content)) is None:
-        return None
-    match mark:
-        case {"function": str(function), "fingerprint": str(given), "prompt": str(prompt)}:
-            if not _names(content, function) or given != _fingerprint(content.id or "", function, arguments):
-                return None
-            shown: dict[str, Any] = {"arguments": arguments, "fingerprint": given, "prompt": prompt}
-            pending = PendingCall(id=content.id or "", fully_qualified_name=function, **shown)
-            return _Marked(place, index, content, pending)
-        case _:
-            return None
-
-
-def _names(content: FunctionCallContent, function: str) -> bool:
-    """Whether a call is one of this function; a bare name is one of any plugin's function of that name."""
-    plugin, _, name = function.rpartition("-")
-    return name == content.function_name and content.plugin_name in (plugin, None)
-
-
-def _check(kernel: Kernel, name: str, decision: Decision, marked: _Marked | None) -> None:
-    if marked is None:
+def _check(kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingResult]) -> None:
+    if not found:
         raise DecisionRefusedError(f"A decision was given for the call {name!r}, which does not wait for one.")
+    if len(found) > 1:
+        fingerprints = ", ".join(one.pending.fingerprint for one in found)
+        raise DecisionRefusedError(
+            f"The id {name!r} waits {len(found)} times in this history. Decide by the fingerprint: {fingerprints}."
+        )
     if not isinstance(decision, Approve | Deny | Supply):
         raise DecisionRefusedError(f"The call {name!r} was answered {decision!r}; expected Approve, Deny or Supply.")
     if (problem := problem_of(decision)) is not None:
         raise DecisionRefusedError(f"The decision on {name!r} cannot be taken: {problem}. The call still waits.")
     if isinstance(decision, Approve):
-        _check_approval(kernel, name, decision, marked)
+        _check_approval(kernel, name, decision, found[0])
 
 
-def _check_approval(kernel: Kernel, name: str, decision: Approve, marked: _Marked) -> None:
-    if decision.fingerprint not in (None, marked.pending.fingerprint):
+def _check_approval(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResult) -> None:
+    if decision.fingerprint not in (None, waiting.pending.fingerprint):
         raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
-    function = _function(kernel, marked.pending.fully_qualified_name)
-    given = marked.pending.arguments if decision.arguments is None else decision.arguments
-    checked = parse_arguments(_json(given), parameters_of(function))
-    if isinstance(checked, InvalidArguments):
+    function = _function(kernel, waiting.pending.fully_qualified_name)
+    if not is_still(waiting.parameters, parameter_digests(function)):
+        raise DecisionRefusedError(
+            f"The call {name!r} is no longer what was asked about: the parameters of "
+            f"{waiting.pending.fully_qualified_name} changed. Deny it, or resume with the kernel it was asked for."
+        )
+    if isinstance(checked := _to_run(function, waiting, decision), InvalidArguments):
         raise DecisionRefusedError(f"The arguments of {name!r} cannot be used: {checked.message}")
+
+
+def _to_run(function: KernelFunction, waiting: WaitingResult, decision: Approve) -> dict[str, Any] | InvalidArguments:
+    """Give the arguments of an approved call: those that were shown, or those that were put in their place."""
+    if decision.arguments is None:
+        return dict(waiting.pending.arguments)
+    return parse_arguments(_json(decision.arguments), parameters_of(function))
 
 
 def _function(kernel: Kernel, name: str) -> KernelFunction:
@@ -359,13 +437,6 @@ def _function(kernel: Kernel, name: str) -> KernelFunction:
     except KernelException as error:
         message = f"{name} was to run, and this kernel has no such function. Resume with the kernel it was asked for."
         raise DecisionRefusedError(message) from error
-
-
-def _put_result(history: ChatHistory, marked: _Marked, text: str) -> None:
-    message = history.messages[marked.message]
-    items: list[Any] = list(message.items)
-    items[marked.item] = FunctionResultContent(id=marked.pending.id, name=marked.content.name, result=text)
-    history.messages[marked.message] = ChatMessageContent(role=AuthorRole.TOOL, items=items, name=message.name)
 
 
 def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) -> None:
@@ -383,11 +454,6 @@ def _fingerprint(call_id: str, function: str, arguments: Mapping[str, Any]) -> s
     except (TypeError, ValueError):  # an application may pass what is no JSON
         digest = digest_of(function, {"": repr(arguments)})
     return fingerprint_of("approval-filter", 0, call_id, digest)
-
-
-def _digest(function: KernelFunction, values: Mapping[str, Any], names: Iterable[str]) -> str:
-    covered = {name: values[name] for name in sorted(names) if name in values}
-    return _fingerprint("", function.fully_qualified_name, covered)
 
 
 def _is_same(one: object, other: object) -> bool:

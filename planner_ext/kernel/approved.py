@@ -7,7 +7,8 @@ ended. The function is therefore guarded behind the last filter. Must not know t
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
@@ -17,12 +18,24 @@ from semantic_kernel.functions import FunctionResult, KernelFunction
 from planner_ext.kernel.arguments import unconverted_parameter
 from planner_ext.kernel.errors import PlannerException
 
-__all__ = ["ApprovedArgumentsChangedError", "NotRunAgainError", "Starts", "Unchanged", "watch"]
+__all__ = [
+    "ApprovedArgumentsChangedError",
+    "NotRunAgainError",
+    "Starts",
+    "Unchanged",
+    "behind_filters",
+    "starts_of",
+    "watch",
+]
 
 Unchanged: TypeAlias = Callable[[Mapping[str, Any]], bool]
 """Says whether arguments are still those that were approved."""
 
+_Next: TypeAlias = Callable[[Any], Awaitable[None]]
+
 _ABSENT: Final = object()
+
+_ATTACHED: Final = "_planner_ext_starts"
 
 _WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
 """What is compared by value; to write an object of the application, such as a generator, may use it up."""
@@ -30,6 +43,11 @@ _WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
 
 class ApprovedArgumentsChangedError(PlannerException):
     """A filter changed the function of a call, or the arguments that an approval binds to; the function did not run."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__(
+            f"The function {function} was not run: a filter of the application changed what had been approved."
+        )
 
 
 class NotRunAgainError(PlannerException):
@@ -44,16 +62,28 @@ class Starts:
 
     Args:
         name: The function, for messages.
-        unchanged: Whether arguments are still the approved ones; None where no approval binds them.
+        unchanged: Whether arguments are still those that were decided on; None where a change of them is no concern.
+        binds: Whether nothing runs with other ones.
         restart: Records another start before it happens, and gives why it may not, or None; None allows one start.
+
+    Attributes:
+        decided: The approval filters that need not decide the call: each did, and `decided_by` takes it off.
     """
 
     def __init__(
-        self, name: str, *, unchanged: Unchanged | None, restart: Callable[[], Awaitable[str | None]] | None
+        self,
+        name: str,
+        *,
+        unchanged: Unchanged | None,
+        binds: bool = True,
+        restart: Callable[[], Awaitable[str | None]] | None,
+        decided: Iterable[object] = (),
     ) -> None:
         self._name = name
         self._unchanged = unchanged
+        self._binds = binds
         self._restart = restart
+        self.decided = list(decided)
         self._outcome: asyncio.Future[FunctionResult | BaseException | None] | None = None
         self._ended = False
 
@@ -71,21 +101,36 @@ class Starts:
         guarded = function.model_copy()
 
         async def invoke_internal(context: FunctionInvocationContext) -> None:
-            if context.function is not guarded:
-                raise ApprovedArgumentsChangedError(f"A filter put another function in place of {self._name}.")
-            await self.run(context, function._invoke_internal)  # pyright: ignore[reportPrivateUsage]
+            await self.run_for(guarded, context, function._invoke_internal)  # pyright: ignore[reportPrivateUsage]
 
         vars(guarded)["_invoke_internal"] = invoke_internal
+        self.attach(guarded)
         return guarded
 
-    async def run(self, context: Any, work: Callable[[Any], Awaitable[None]]) -> None:
-        """Run the work on a context, or put the last outcome in it.
+    def attach(self, to: object) -> None:
+        """Let `starts_of` find this by a function, or by the context of a filter."""
+        vars(to)[_ATTACHED] = self
+
+    def decided_by(self, decides: Callable[[object], bool], arguments: Mapping[str, Any]) -> bool:
+        """Whether such a filter has decided the call with these arguments; once for each time that it did."""
+        found = next((one for one in self.decided if decides(one)), None)
+        if found is not None:
+            self.decided.remove(found)
+        return found is not None and (self._unchanged is None or self._unchanged(arguments))
+
+    async def run_for(
+        self, function: KernelFunction, context: FunctionInvocationContext, work: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Run the work, which invokes this function, on a context, or put the last outcome in it.
 
         Raises:
-            ApprovedArgumentsChangedError: If the arguments are no longer those that were approved.
+            ApprovedArgumentsChangedError: If it is the context of another function, or the arguments are no longer
+                those that were approved.
             NotRunAgainError: If the call has ended, or was cancelled while it ran.
             BaseException: What the work raises.
         """
+        if context.function is not function:
+            raise ApprovedArgumentsChangedError(self._name)
         self._check(context)
         last = self._outcome
         if self._ended or (last is not None and not await self._may_run_again()):
@@ -101,20 +146,21 @@ class Starts:
                 self._outcome = last  # the function was not reached: a filter may correct its arguments
             raise
         except BaseException:
-            outcome.set_result(NotRunAgainError(f"{self._name} was cancelled while it ran; its effect is not known."))
+            text = f"The function {self._name} was cancelled while it ran, and not run again; its effect is not known."
+            outcome.set_result(NotRunAgainError(text))
             raise
         outcome.set_result(_result_of(context))
 
     def _check(self, context: Any) -> None:
-        if self._unchanged is not None and not self._unchanged(context.arguments):
-            raise ApprovedArgumentsChangedError("A filter changed arguments after they had been approved.")
+        if self._binds and self._unchanged is not None and not self._unchanged(context.arguments):
+            raise ApprovedArgumentsChangedError(self._name)
 
     async def _may_run_again(self) -> bool:
         return self._restart is not None and await self._restart() is None and not self._ended
 
     async def _give(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
         if self._ended or last is None:
-            raise NotRunAgainError(f"The call of {self._name} has ended; a filter cannot run it any more.")
+            raise NotRunAgainError(f"The function {self._name} was not run: its call has ended.")
         outcome = await asyncio.shield(last)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -124,6 +170,21 @@ class Starts:
 def _result_of(context: Any) -> FunctionResult | None:
     result: FunctionResult | None = context.result
     return None if result is None else result.model_copy()
+
+
+def starts_of(value: object) -> Starts | None:
+    """Find what guards a function, or the call that a filter's context is of."""
+    return vars(value).get(_ATTACHED)
+
+
+def behind_filters(next: _Next, last: Callable[[_Next], _Next]) -> _Next:
+    """Wrap the innermost step of a stack of filters, which Semantic Kernel makes of partials of ``(context, next)``."""
+    outer: Any = next
+    if not isinstance(outer, partial) or "next" not in outer.keywords:
+        return last(next)
+    outer = cast("partial[Awaitable[None]]", outer)
+    inner = behind_filters(outer.keywords["next"], last)
+    return partial(outer.func, *outer.args, **{**outer.keywords, "next": inner})
 
 
 def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> Unchanged:

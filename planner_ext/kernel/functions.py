@@ -300,7 +300,7 @@ class KernelFunctions:
         self, run: _Run, function: KernelFunction, arguments: KernelArguments
     ) -> FunctionResult | None:
         if function is not run.prepared.function:
-            raise ApprovedArgumentsChangedError(f"A filter put {function.fully_qualified_name} in its place.")
+            raise ApprovedArgumentsChangedError(run.checked.function)
         seconds = self._execution.timeout_of(run.checked.function)
         if takes(getattr(function, "method", None), TIME_PARAMETER):
             _put_time(arguments, min((s for s in (seconds, time_left()) if s is not None), default=None))
@@ -317,10 +317,8 @@ class KernelFunctions:
             )
             return Finished(outcome="timed_out", text=text, error=recorded, exception=error)
         text = conversion_problem(error, run.prepared.parameters, run.checked.arguments)
-        if isinstance(error, ApprovedArgumentsChangedError):
-            text = f"The function {name} was not run: a filter of the application changed what had been approved."
-        elif isinstance(error, NotRunAgainError):
-            text = f"The function {name} was cancelled while it ran, and not run again; its effect is not known."
+        if isinstance(error, ApprovedArgumentsChangedError | NotRunAgainError):
+            text = str(error)
         elif text is None and self._execution.include_error_detail:
             text = f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
         text = text or f"The function {name} failed."

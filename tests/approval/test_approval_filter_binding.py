@@ -1,0 +1,195 @@
+"""ApprovalFilter binds what it approved, on stock kernels: function, arguments, and one start."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from approval_builders import DONE, Shop, World, asked, both_ways
+from filter_builders import AUTO, BOTH, FUNCTION, chat, guarded, read, under_each
+from semantic_kernel.functions import KernelArguments, kernel_function
+
+from planner_ext import ApprovalFilter, ApprovalPolicy, Approve
+from planner_ext.durable import effect
+from planner_ext.hitl_manager import ToolCall
+from planner_ext.testing import call
+
+ALLOWING = {"default": "ask", "rules": [{"function": "transfer", "action": "allow"}]}
+
+
+class Bank(Shop):
+    """A shop whose transfer takes a list and a default."""
+
+    @kernel_function(description="Pays.")
+    async def transfer(self, steps: list[int], currency: str = "EUR", count: int = 1) -> str:
+        self.ran.append(("transfer", steps, currency, count))
+        return "paid"
+
+    @effect("idempotent")
+    @kernel_function(description="Prints.")
+    async def label(self, steps: list[int]) -> str:
+        self.ran.append(("label", steps))
+        return "printed"
+
+
+TRANSFER = call("shop-transfer", {"steps": [10]})
+ONCE = ("transfer", [10], "EUR", 1)
+
+
+def replaced(context: Any) -> None:
+    context.arguments = KernelArguments(steps=[10_000])
+
+
+def in_place(context: Any) -> None:
+    context.arguments["steps"].append(10_000)
+
+
+def added(context: Any) -> None:
+    context.arguments["currency"] = "BTC"
+
+
+def removed(context: Any) -> None:
+    del context.arguments["steps"]
+
+
+def exchanged(context: Any) -> None:
+    context.function = context.kernel.get_function("shop", "wipe")
+
+
+CHANGES: list[Callable[[Any], None]] = [replaced, in_place, added, removed, exchanged]
+
+
+def bank(by: ApprovalFilter, under: Any, *inner: tuple[Any, Any], reply: Any = TRANSFER) -> World:
+    here = guarded([reply, DONE], by=by, under=under, shop=Bank())
+    for kind, one in inner:
+        here.kernel.add_filter(kind, one)
+    return here
+
+
+FILTERS = {
+    "person": lambda: ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask"}), lambda call: Approve()),
+    "rule": lambda: ApprovalFilter(ApprovalPolicy.from_dict(ALLOWING)),
+    "default": lambda: ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow"})),
+    "callback": lambda: ApprovalFilter(lambda call: Approve()),
+}
+
+
+@pytest.mark.parametrize(
+    ("under", "kind"),
+    [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0]), (BOTH, AUTO[0]), (BOTH, FUNCTION[0])],
+    ids=str,
+)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("who", FILTERS)
+async def test_a_filter_behind_it_changes_nothing_that_was_approved(
+    who: str, change: Any, under: Any, kind: str
+) -> None:
+    """Registered under one type or both, the call is refused whatever inner filter changed it, and whoever approved."""
+
+    async def alter(context: Any, next: Any) -> None:
+        change(context)
+        await next(context)
+
+    here = bank(FILTERS[who](), under, (kind, alter))
+    await chat(here, asked())
+    assert here.ran == []
+    assert "was not run" in read(here)[0]
+
+
+@under_each
+@both_ways
+async def test_what_outer_filters_change_is_what_is_decided(under: Any, streamed: bool) -> None:
+    """A filter that was registered before it acts before it: the policy sees, and binds, what that made of the call."""
+    seen: list[Any] = []
+
+    def policy(call: ToolCall) -> Any:
+        seen.append(dict(call.arguments))
+        return Approve()
+
+    async def alter(context: Any, next: Any) -> None:
+        context.arguments["steps"] = [20]
+        await next(context)
+
+    here = guarded([TRANSFER, DONE], by=ApprovalFilter(lambda call: None), under=(), shop=Bank())
+    for kind in under:
+        here.kernel.add_filter(kind, alter)
+        here.kernel.add_filter(kind, ApprovalFilter(policy))
+    await chat(here, asked(), streamed=streamed)
+    assert (here.ran, seen[0]["steps"]) == ([("transfer", [20], "EUR", 1)], [20])
+
+
+async def twice(context: Any, next: Any) -> None:
+    await next(context)
+    await next(context)
+
+
+async def together(context: Any, next: Any) -> None:
+    await asyncio.gather(next(context), next(context))
+
+
+@pytest.mark.parametrize("filter", [twice, together], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(("under", "kind"), [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0])], ids=str)
+@both_ways
+async def test_one_approval_is_one_start(under: Any, kind: str, filter: Any, streamed: bool) -> None:
+    """A second ``next`` of an inner filter gives the result again; what is declared idempotent runs again."""
+    here = bank(FILTERS["callback"](), under, (kind, filter))
+    await chat(here, asked(), streamed=streamed)
+    assert (here.ran, read(here)) == ([ONCE], ["paid"])
+    here = bank(FILTERS["callback"](), under, (kind, filter), reply=call("shop-label", {"steps": [1]}))
+    await chat(here, asked(), streamed=streamed)
+    assert here.ran == [("label", [1])] * 2
+
+
+@pytest.mark.parametrize("kind", [AUTO[0], FUNCTION[0]])
+async def test_a_next_that_is_kept_runs_nothing_later(kind: str) -> None:
+    """After the call has its result, an inner filter cannot run the function with the approval that is over."""
+    kept: list[Any] = []
+
+    async def keep(context: Any, next: Any) -> None:
+        kept.append(lambda: next(context))
+
+    here = bank(FILTERS["callback"](), (kind,), (kind, keep))
+    await chat(here, asked())
+    with pytest.raises(Exception, match="has ended") if kind == FUNCTION[0] else nullcontext():
+        await kept[0]()
+    assert here.ran == []
+
+
+@under_each
+async def test_it_is_asked_once_for_each_call(under: Any) -> None:
+    """Whether it approves, is silent or is registered twice, the policy is asked about a call once."""
+    for answer in (Approve(), None):
+        seen: list[str] = []
+
+        def policy(call: ToolCall, answer: Any = answer, seen: list[str] = seen) -> Any:
+            seen.append(call.function_name)
+            return answer
+
+        here = bank(ApprovalFilter(policy), under)
+        await chat(here, asked())
+        assert (here.ran, seen) == ([ONCE], ["transfer"])
+
+
+@under_each
+async def test_where_it_is_silent_an_inner_filter_may_enrich_the_call(under: Any) -> None:
+    """Nothing was approved, so nothing is bound; a policy that is registered behind the change sees it."""
+
+    async def enrich(context: Any, next: Any) -> None:
+        context.arguments["currency"] = "USD"
+        await next(context)
+
+    here = bank(ApprovalFilter(lambda call: None), under, (FUNCTION[0], enrich))
+    await chat(here, asked())
+    assert here.ran == [("transfer", [10], "USD", 1)]
+
+
+async def test_a_rule_that_is_for_no_function_is_reported_once(caplog: Any) -> None:
+    """A misspelt name guards nothing, and is logged when the filter first decides."""
+    rules = [{"function": "transfre", "action": "deny"}, {"function": "transfer", "action": "allow"}]
+    by = ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow", "rules": rules}))
+    for _ in range(2):
+        await chat(bank(by, BOTH), asked())
+    assert [one.getMessage() for one in caplog.records if "Rule" in one.getMessage()] == [
+        "Rule 1 of the approval policy is for no function of this kernel."
+    ]
