@@ -243,7 +243,7 @@ class KernelFunctions:
     @staticmethod
     def _starts(run: _Run, decided: CallDecided | None) -> Starts:
         """Say what filters may make of a call: nothing else of an approved one, and no second run unless it is safe."""
-        bound = run.checked.arguments.keys() | run.prepared.parameters.by_name.keys()
+        bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.parameters.by_name}
         effect = effect_of(getattr(run.prepared.function, "method", None)) or Effect()
         return Starts(
             run.checked.function,

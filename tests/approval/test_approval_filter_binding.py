@@ -193,3 +193,52 @@ async def test_a_rule_that_is_for_no_function_is_reported_once(caplog: Any) -> N
     assert [one.getMessage() for one in caplog.records if "Rule" in one.getMessage()] == [
         "Rule 1 of the approval policy is for no function of this kernel."
     ]
+
+
+@pytest.mark.parametrize("spelling", ["10000", 10000.0, " 10000"])
+@under_each
+async def test_the_policy_sees_the_value_that_the_function_gets(under: Any, spelling: Any) -> None:
+    """A number that the model wrote as a text is a number to the policy, to the person and to the function."""
+    rules = [{"function": "transfer", "arguments": {"count": {"le": 10}}, "action": "allow"}]
+    seen: list[Any] = []
+
+    def person(call: ToolCall) -> Any:
+        seen.append(call.arguments["count"])
+        return Approve()
+
+    by = ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask", "rules": rules}), person)
+    here = bank(by, under, reply=call("shop-transfer", {"steps": [1], "count": spelling}))
+    await chat(here, asked())
+    if here.ran:
+        assert (seen, here.ran) == ([10_000], [("transfer", [1], "EUR", 10_000)])
+        assert (type(seen[0]), type(here.ran[0][3])) == (int, int)
+    here = bank(by, under, reply=call("shop-transfer", {"steps": [1], "count": "7"}))
+    await chat(here, asked())
+    assert (here.ran, len(seen) <= 1) == ([("transfer", [1], "EUR", 7)], True)
+
+
+async def test_what_waits_is_shown_and_runs_converted() -> None:
+    """``pending`` shows the value that the function will get, and that is what a resumed approval runs."""
+    by, history = ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask"})), asked()
+    here = bank(by, AUTO, reply=call("shop-transfer", {"steps": [1], "count": "7"}))
+    await chat(here, history)
+    (pending,) = by.pending(history)
+    assert (pending.arguments["count"], type(pending.arguments["count"])) == (7, int)
+    await by.resume(here.kernel, history, {"call_1": Approve()})
+    assert here.ran == [("transfer", [1], "EUR", 7)]
+
+
+@pytest.mark.parametrize("change", [{"count": 2}, {"steps": [1]}])
+async def test_a_person_s_edit_is_bound_too(change: dict[str, Any]) -> None:
+    """What the person put in place of the model's arguments runs, and no filter changes it."""
+
+    async def alter(context: Any, next: Any) -> None:
+        context.arguments["count"] = 9
+        await next(context)
+
+    by = ApprovalFilter(
+        ApprovalPolicy.from_dict({"default": "ask"}), lambda call: Approve(arguments={"steps": [5], **change})
+    )
+    here = bank(by, AUTO, (AUTO[0], alter))
+    await chat(here, asked())
+    assert here.ran == []
