@@ -58,6 +58,7 @@ class ToolCallHandler:
         max_prompt_tokens: int | None = None,
         on_invalid_history: Literal["refuse", "repair"] = "refuse",
         strict_finish_reason: bool = False,
+        checkpoint_key: bytes | None = None,
     ) -> None:
         """Bind the handler to a kernel.
 
@@ -83,6 +84,7 @@ class ToolCallHandler:
             max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent. None is no limit.
             on_invalid_history: Whether a history that may not be sent is refused, or mended in place.
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+            checkpoint_key: Signs the checkpoints that leave, and refuses every other one in `resume`.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
@@ -110,6 +112,7 @@ class ToolCallHandler:
             max_prompt_tokens=max_prompt_tokens,
             on_invalid_history=on_invalid_history,
             strict_finish_reason=strict_finish_reason,
+            checkpoint_key=checkpoint_key,
         )
 
     async def invoke(
@@ -152,7 +155,12 @@ class ToolCallHandler:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[ChatMessageContent, None]:
-        """Go on with a paused run; see `FunctionInvokingChatCompletion.resume`.
+        """Resume a paused run; see `FunctionInvokingChatCompletion.resume`.
+
+        A checkpoint is a value and can be resumed twice. This handler, and a service that limits itself inside it, take
+        a decision on a call once, and a history that holds the call's result is refused. Another handler with an empty
+        history, or another process, would run the call again: use a planner with a store (`planner_ext.durable.Runs`)
+        where that can happen.
 
         Yields:
             The final message.
@@ -171,7 +179,7 @@ class ToolCallHandler:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[StreamingChatMessageContent, None]:
-        """Go on as `resume` does, as a stream."""
+        """Resume as `resume` does, as a stream."""
         world = self._world(stop)
         async with aclosing(
             self._service.resume_streaming(history, checkpoint, decisions, self._settings, budget=budget, **world)

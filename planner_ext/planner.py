@@ -25,6 +25,7 @@ from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.loop import checked_messages, new_run_id
 from planner_ext.kernel.options import checked_goal, instance_of
 from planner_ext.kernel.resumption import Resumption
+from planner_ext.kernel.taken import DecisionsTaken, Taking, calls_taken
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, result_of
 from planner_ext.planner_run import PlannerRun
@@ -58,6 +59,7 @@ class FunctionCallingStepwisePlanner:
         self.options = FunctionCallingStepwisePlannerOptions() if options is None else options
         instance_of("options", self.options, FunctionCallingStepwisePlannerOptions)
         self._templates = PlannerTemplates.of(self.options)
+        self._taken = DecisionsTaken()
         loop_options(self.options)  # which checks them
 
     async def invoke(
@@ -126,11 +128,19 @@ class FunctionCallingStepwisePlanner:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> FunctionCallingStepwisePlannerResult:
-        """Go on with a run that is paused, that a limit or a stop ended, or that a fault interrupted.
+        """Resume a run that is paused, that a limit or a stop ended, or that a fault interrupted.
+
+        A checkpoint is a value: it does not know that it was resumed before. This planner takes a decision on a call
+        once: a second resume with a decision on the same call is refused, also while the first one runs, and so are
+        copies of this planner. A resume that fails before a function has started gives its decisions back. Another
+        planner, or another process, would run the call again: keep the run in a store (`planner_ext.durable.Runs`)
+        where that can happen. The newest 100,000 decisions are remembered. A checkpoint without an open call, such as
+        one that a limit ended, may be resumed again, and makes its requests again.
 
         Args:
             kernel: Its functions may be called; need not be the one that the run began with.
-            checkpoint: Of the run, from its result or its error.
+            checkpoint: Of the run, from its result or its error. Who can write an unsigned checkpoint can put an
+                approval in it; with a ``checkpoint_key`` only one that was signed with it is taken.
             decisions: On the calls that wait, by call id; partial ones are fine. No request is made before every call
                 is decided: without decisions a paused run stays paused, but for calls whose question expired.
             arguments: The application's arguments again; a checkpoint does not hold them.
@@ -139,8 +149,9 @@ class FunctionCallingStepwisePlanner:
             stop: Ends the run from outside.
 
         Raises:
-            PlannerInvalidConfigurationError: If the run was answered: there is nothing to go on with.
-            DecisionRefusedError: If a decision cannot be taken; then none is, and nothing runs.
+            PlannerInvalidConfigurationError: If the run was answered: there is nothing to resume.
+            DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is, and nothing runs.
+            InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
             Exception: As `invoke`.
         """
         given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
@@ -157,7 +168,10 @@ class FunctionCallingStepwisePlanner:
         budget: Budget | None = None,
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[PlannerEvent, None]:
-        """Go on as `resume` does, and tell what happens as `invoke_stream` does."""
+        """Resume as `resume` does, and yield what happens as `invoke_stream` does.
+
+        A stream that is left before a function has started gives its decisions back.
+        """
         given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
         run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
         async with aclosing(run.events()) as events:
@@ -177,16 +191,21 @@ class FunctionCallingStepwisePlanner:
 
         Raises:
             PlannerInvalidConfigurationError: If the run has ended already.
+            DecisionRefusedError: If this planner has taken a decision on one of the calls before.
+            InvalidCheckpointError: As `resume`; with the planner's own ``checkpoint_key`` alone, since there is no
+                kernel here whose service could have one.
         """
-        state = instance_of("checkpoint", checkpoint, Checkpoint).state()
+        options = loop_options(self.options)
+        state = instance_of("checkpoint", checkpoint, Checkpoint).verified(options.checkpoint_key).state()
         check_record(state)
         if state.ended is not None:
             raise PlannerInvalidConfigurationError(
                 f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
             )
-        facts = stopping_facts(state, reason=cancellation(by, reason), at=loop_options(self.options).clock.now())
+        facts = stopping_facts(state, reason=cancellation(by, reason), at=options.clock.now())
+        Taking((self._taken,), calls_taken(checkpoint.facts, facts)).take()
         journal = (*checkpoint.facts, *facts)
-        return result_of(fold(journal), journal)
+        return result_of(fold(journal), journal, key=options.checkpoint_key)
 
     def journaled(self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None) -> PlannerRun:
         """Get ready to drive a run out of a store to its next pause or end; see `planner_ext.durable.Runs`.
@@ -257,12 +276,14 @@ class FunctionCallingStepwisePlanner:
         )
         if given.budget is not None:
             given = replace(given, budget=setting.options.budget)
-        facts = given.facts(setting.loop.functions, setting.options.clock.now())
+        given.checkpoint.verified(setting.options.checkpoint_key)
+        before, facts = given.checkpoint.facts, given.facts(setting.loop.functions, setting.options.clock.now())
 
         async def resumed() -> Sequence[Fact]:
             return facts
 
-        return PlannerRun(setting.loop, given.checkpoint.facts, resumed, stop)
+        taking = Taking(setting.options.taken, calls_taken(before, facts))
+        return PlannerRun(setting.loop, before, resumed, stop, taking)
 
     def _setting(
         self,
@@ -280,6 +301,7 @@ class FunctionCallingStepwisePlanner:
             self.options,
             self._templates,
             owner=self,
+            taken=self._taken,
             service_id=self.service_id,
             kernel=kernel,
             goal=goal,

@@ -12,6 +12,7 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 from planner_ext.core.limits import Limits
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.budget import Budget, tightest
+from planner_ext.kernel.checkpoint import SigningKey
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.structured import response_form
@@ -75,6 +76,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         on_invalid_history: A ``chat_history`` with an unanswered call, an orphan or a second result is refused before
             anything is sent (``refuse``), or mended in the run's copy (``repair``).
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+        checkpoint_key: Signs every checkpoint that leaves, of results and of errors (HMAC-SHA256), and refuses every
+            other one in ``resume`` and ``cancel``. None signs with the key of a `FunctionInvokingChatCompletion` that
+            is the kernel's service, if that has one; a key here takes the place of its key. The key is in no ``repr``,
+            dump, error or checkpoint, and is left behind where the options are pickled. A run that is kept in a store
+            is not signed there: whoever can write to the database can change it.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or its value cannot be used, naming it; when it is
@@ -114,6 +120,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     max_prompt_tokens: int | None = None
     on_invalid_history: Literal["refuse", "repair"] = "refuse"
     strict_finish_reason: bool = False
+    checkpoint_key: bytes | None = Field(default=None, exclude=True, repr=False)
 
     def __init__(self, **options: Any) -> None:
         with _named_errors():
@@ -164,6 +171,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
             return value
         raise ValueError("it takes a whole number, 0 or more, or None")
+
+    @field_validator("checkpoint_key", mode="plain")
+    @classmethod
+    def _check_key(cls, value: object) -> bytes | None:
+        return SigningKey.of(value)
 
     @model_validator(mode="after")
     def _check_control(self) -> "FunctionCallingStepwisePlannerOptions":

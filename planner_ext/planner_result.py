@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
@@ -11,7 +11,7 @@ from planner_ext.core.facts import Fact, Planned
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
 from planner_ext.kernel.approval import PendingCall, pending_calls
-from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.checkpoint import Checkpoint, SigningKey, signature_of
 from planner_ext.kernel.errors import not_answered
 from planner_ext.kernel.interaction import UserInteraction
 from planner_ext.kernel.outcome import chat_history, status_of
@@ -53,11 +53,15 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     reason: str = ""
     plan: str = ""
     facts: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
+    _signature: str | None = PrivateAttr(default=None)
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The run, to be resumed: after a pause, with a larger budget, or after a stop."""
-        return Checkpoint(self.facts)
+        """The run, to be resumed: after a pause, with a larger budget, or after a stop.
+
+        Signed where the planner has a ``checkpoint_key``; then its ``to_json()`` is, too.
+        """
+        return Checkpoint.signed_as(self.facts, self._signature)
 
     def raise_for_status(self) -> Self:
         """Return this result if the run was answered; a result that was stored and read again knows that, too.
@@ -86,6 +90,7 @@ def result_of(
     form: ResponseForm | None = None,
     *,
     written: Sequence[ChatMessageContent] | None = None,
+    key: SigningKey | None = None,
 ) -> FunctionCallingStepwisePlannerResult:
     """Read a result out of a run, and its answer in the form that it was asked for in.
 
@@ -94,11 +99,12 @@ def result_of(
         facts: Its journal.
         form: What the answer was asked for in, if anything.
         written: The transcript as messages, where it was written already.
+        key: Signs the result's checkpoint; None leaves it unsigned.
     """
     ended = state.ended
     answer = ended.answer if ended is not None else ""
     value = form.parse(answer) if form is not None and answer and not form.problem(answer) else None
-    return FunctionCallingStepwisePlannerResult(
+    result = FunctionCallingStepwisePlannerResult(
         final_answer=answer,
         value=value,
         chat_history=chat_history(state, written),
@@ -112,3 +118,5 @@ def result_of(
         plan=next((fact.plan for fact in facts if isinstance(fact, Planned)), ""),
         facts=facts,
     )
+    result._signature = signature_of(facts, key)  # pyright: ignore[reportPrivateUsage]  (no field: it is no input)
+    return result

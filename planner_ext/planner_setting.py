@@ -32,6 +32,7 @@ from planner_ext.kernel.prompts import (
 from planner_ext.kernel.selection import select_service
 from planner_ext.kernel.service import unwrapped
 from planner_ext.kernel.structured import ResponseForm, response_form
+from planner_ext.kernel.taken import DecisionsTaken
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
 from planner_ext.ports import RunStore
 
@@ -98,7 +99,10 @@ class PlannerSetting:
 
 
 def loop_options(
-    options: FunctionCallingStepwisePlannerOptions, budget: Limits | None = None, price: Price | None = None
+    options: FunctionCallingStepwisePlannerOptions,
+    budget: Limits | None = None,
+    price: Price | None = None,
+    taken: DecisionsTaken | None = None,
 ) -> LoopOptions:
     """Read the options as they are now; a budget and a price that a run is resumed with take the place of theirs.
 
@@ -123,6 +127,8 @@ def loop_options(
         max_prompt_tokens=options.max_prompt_tokens,
         strict_finish_reason=options.strict_finish_reason,
         observers=tuple(options.observers),
+        checkpoint_key=options.checkpoint_key,
+        taken=taken,
     )
     return read.resumed(limits, price_in(budget) or price)
 
@@ -139,6 +145,7 @@ def setting_of(
     templates: PlannerTemplates,
     *,
     owner: object,
+    taken: DecisionsTaken,
     service_id: str | None,
     kernel: Kernel,
     goal: str,
@@ -158,7 +165,7 @@ def setting_of(
             has to answer in a form that the options do not give.
     """
     around = run_around()
-    options = loop_options(planner, budget, price)
+    options = loop_options(planner, budget, price, taken)
     options = options if around is None else around.within(options)
     running = (owner,) if around is None else (*around.planners, owner)
     nested = around is not None and around.purse is not None

@@ -33,7 +33,7 @@ from planner_ext.engine import StopHandle
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget
-from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.checkpoint import Checkpoint, SigningKey
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError, SessionBusyError, not_answered
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
@@ -130,6 +130,7 @@ class ToolUseSession:
         min_iteration_time_ms: int = 0,
         max_prompt_tokens: int | None = None,
         strict_finish_reason: bool = False,
+        checkpoint_key: bytes | None = None,
     ) -> None:
         """Begin a conversation; nothing is sent.
 
@@ -158,6 +159,7 @@ class ToolUseSession:
             min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
             max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent. None is no limit.
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+            checkpoint_key: Signs the checkpoints of errors; see `FunctionInvokingChatCompletion`.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used, naming it.
@@ -172,7 +174,7 @@ class ToolUseSession:
         behavior = _behavior(chosen.function_choice_behavior, closed=config.enabled)
         self._settings = chosen.model_copy(update={"function_choice_behavior": behavior})
         self._refuse_format(_format_of(chosen))
-        self._service: ChatCompletionClientBase = FunctionInvokingChatCompletion(
+        invoking = FunctionInvokingChatCompletion(
             service,
             budget=_budget(budget, config.max_tool_calls),
             execution=ToolExecution(include_error_detail=True) if execution is None else execution,
@@ -186,7 +188,10 @@ class ToolUseSession:
             min_iteration_time_ms=min_iteration_time_ms,
             max_prompt_tokens=max_prompt_tokens,
             strict_finish_reason=strict_finish_reason,
+            checkpoint_key=checkpoint_key,
         )
+        self._service: ChatCompletionClientBase = invoking
+        self._key = invoking.options.checkpoint_key
         self._lock = asyncio.Lock()
         self._turn = _Turn()
 
@@ -252,7 +257,7 @@ class ToolUseSession:
             settings = self._settings_with(response_format)
             with self._answering(prompt) as history:
                 replies = await self._service.get_chat_message_contents(history, settings, **self._world(stop))
-                return "".join(_spoken(reply) for reply in replies)
+                return "".join(_spoken(reply, self._key) for reply in replies)
 
     def prompt_streaming(
         self,
@@ -282,7 +287,7 @@ class ToolUseSession:
                 groups = self._service.get_streaming_chat_message_contents(history, settings, **self._world(stop))
                 async with aclosing(groups):
                     async for group in groups:
-                        if text := "".join(_spoken(chunk) for chunk in group):
+                        if text := "".join(_spoken(chunk, self._key) for chunk in group):
                             yield text
 
     @asynccontextmanager
@@ -375,7 +380,7 @@ def _format_of(settings: PromptExecutionSettings) -> Any:
     return getattr(settings, "response_format", None) or settings.extension_data.get("response_format")
 
 
-def _spoken(message: ChatMessageContent) -> str:
+def _spoken(message: ChatMessageContent, key: SigningKey | None) -> str:
     """Read the text of a reply or a chunk, unless it says that the run waits.
 
     Raises:
@@ -383,7 +388,7 @@ def _spoken(message: ChatMessageContent) -> str:
     """
     if message.metadata.get("status") not in ("paused", "asked"):
         return text_of(message)
-    checkpoint = Checkpoint.from_json(message.metadata["checkpoint"])
+    checkpoint = Checkpoint.of_run(Checkpoint.from_json(message.metadata["checkpoint"], key).facts, key)
     state = checkpoint.state()
     raise not_answered(
         status=message.metadata["status"],

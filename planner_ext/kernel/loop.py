@@ -58,6 +58,7 @@ class Loop:
         functions: How they are called.
         guards: Writes down who has a say before a call runs.
         form: What the final answer has to be, or None.
+        checkpoint_key: Signs the checkpoints of the run that leave; None leaves them unsigned.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Loop:
         self.offer = offer
         self.form = form
         self.guards = partial(_guards, options, offer, kernel)
+        self.checkpoint_key = options.checkpoint_key
         self._options = options
         self._check_names()
         self._report_unused_rules()
@@ -165,10 +167,10 @@ class Loop:
                 await engine.run()
             except CallFailedError as error:
                 failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
-                carry_run(failed, engine.state, engine.facts)
+                carry_run(failed, engine.state, engine.facts, self.checkpoint_key)
                 raise failed from error.__cause__
             except BaseException as error:
-                carry_run(error, engine.state, engine.facts)
+                carry_run(error, engine.state, engine.facts, self.checkpoint_key)
                 raise
 
     def _gate(self) -> InterceptorChain:

@@ -13,10 +13,12 @@ from planner_ext.core.limits import Limits
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget, Price, tightest
+from planner_ext.kernel.checkpoint import SigningKey
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
 from planner_ext.kernel.questions import Clarifier
+from planner_ext.kernel.taken import DecisionsTaken
 from planner_ext.ports import Clock, Observer
 
 __all__ = ["LoopOptions", "checked_goal", "instance_of", "non_negative"]
@@ -30,6 +32,7 @@ class LoopOptions:
 
     Attributes:
         held: The budget of a service that limits itself, which holds for a resumed run's new budget, too; or None.
+        taken: What the object that the caller made remembers of decisions, and what the services inside it do.
     """
 
     budget: Limits
@@ -48,6 +51,8 @@ class LoopOptions:
     clarifier: Clarifier | None = None
     max_clarifications: int | None = None
     held: Limits | None = None
+    checkpoint_key: SigningKey | None = None
+    taken: tuple[DecisionsTaken, ...] = ()
 
     @classmethod
     def of(
@@ -67,6 +72,8 @@ class LoopOptions:
         iteration_completed: IterationCallback | None = None,
         clarifier: Clarifier | None = None,
         max_clarifications: int | None = None,
+        checkpoint_key: bytes | None = None,
+        taken: DecisionsTaken | None = None,
     ) -> "LoopOptions":
         """Fill in the defaults and refuse what means nothing.
 
@@ -94,13 +101,15 @@ class LoopOptions:
             max_clarifications=None
             if max_clarifications is None
             else non_negative("max_clarifications", max_clarifications),
+            checkpoint_key=SigningKey.of(checkpoint_key),
+            taken=(DecisionsTaken() if taken is None else taken,),
         )
 
     def within(self, inner: "LoopOptions") -> "LoopOptions":
         """Merge with the options of a service that this loop takes the place of.
 
-        Of each limit the tighter holds; the service's interceptors are asked after these, its callbacks where there is
-        none here.
+        Of each limit the tighter holds; the service's interceptors are asked after these, its callbacks and its
+        checkpoint key hold where there is none here. A decision that either has taken is taken.
         """
         return replace(
             self,
@@ -116,6 +125,8 @@ class LoopOptions:
             iteration_completed=self.iteration_completed or inner.iteration_completed,
             clarifier=self.clarifier or inner.clarifier,
             max_clarifications=_least(self.max_clarifications, inner.max_clarifications),
+            checkpoint_key=inner.checkpoint_key if self.checkpoint_key is None else self.checkpoint_key,
+            taken=(*self.taken, *inner.taken),
         )
 
     @property

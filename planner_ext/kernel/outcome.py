@@ -11,13 +11,21 @@ from planner_ext.core.shares import Spent
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, Status
 from planner_ext.kernel.approval import pending_calls
-from planner_ext.kernel.checkpoint import Checkpoint
+from planner_ext.kernel.checkpoint import Checkpoint, SigningKey
 from planner_ext.kernel.errors import not_answered
-from planner_ext.kernel.messages import as_history, assistant_text, text_of
+from planner_ext.kernel.messages import as_history, assistant_text, load_message, text_of
 from planner_ext.kernel.rendering import render
 from planner_ext.kernel.usage import add_reported, as_reported, loaded
 
-__all__ = ["PAUSED_TEXT", "carry_run", "chat_history", "final_message", "raise_at_limit", "status_of"]
+__all__ = [
+    "PAUSED_TEXT",
+    "carry_run",
+    "chat_history",
+    "final_message",
+    "raise_at_limit",
+    "returned_message",
+    "status_of",
+]
 
 PAUSED_TEXT = "This run waits for a decision."
 """The text of the message that a service returns for a paused run; one that only asks returns its questions."""
@@ -43,31 +51,43 @@ def chat_history(state: State, written: Sequence[ChatMessageContent] | None = No
     return as_history(messages)
 
 
-def final_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
+def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -> ChatMessageContent:
     """Make the message that a chat completion service returns: an assistant message, safe to add to the history.
 
     It carries calls only where they are returned to the caller.
+
+    Args:
+        state: Of the run.
+        facts: Its journal.
+        key: Signs the checkpoint in the metadata; None leaves it unsigned.
     """
-    reply = next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)
-    message = None if reply is None else render((reply.message,))[0]
-    received = {} if message is None else message.metadata
-    metadata = _metadata(state, facts, received)
+    reply = _last_reply(facts)
+    received = {} if reply is None else load_message(reply.message).metadata
+    message = returned_message(state, facts)
+    return message.model_copy(update={"metadata": _metadata(state, facts, received, key)})
+
+
+def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
+    """Make the message that a service returns, but for the metadata that tell of the run."""
     if state.phase is Phase.PAUSED:
-        questions = [call.prompt for call in pending_calls(state)] if metadata["status"] == "asked" else []
-        return assistant_text("\n".join(questions) or PAUSED_TEXT, metadata=metadata)
-    if message is None or not _is_last_word(state):
-        text = state.ended.answer if state.ended is not None else ""
-        return assistant_text(text, metadata=metadata)
-    if reply is not None and reply.calls and not (state.ended is not None and state.ended.returned):
-        return assistant_text(
-            text_of(message), metadata=metadata, finish_reason=message.finish_reason, ai_model_id=message.ai_model_id
-        )
-    return message.model_copy(update={"metadata": metadata})
+        questions = [call.prompt for call in pending_calls(state)] if status_of(state) == "asked" else []
+        return assistant_text("\n".join(questions) or PAUSED_TEXT)
+    reply = _last_reply(facts)
+    if reply is None or not _is_last_word(state):
+        return assistant_text(state.ended.answer if state.ended is not None else "")
+    message = render((reply.message,))[0]
+    if reply.calls and not (state.ended is not None and state.ended.returned):
+        return assistant_text(text_of(message), finish_reason=message.finish_reason, ai_model_id=message.ai_model_id)
+    return message
 
 
-def carry_run(error: BaseException, state: State, facts: Sequence[Fact]) -> None:
+def _last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
+    return next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)
+
+
+def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
     """Put the run so far on the exception that it ended with, a cancellation included, as attributes."""
-    vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint(tuple(facts)))
+    vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key))
 
 
 def _is_last_word(state: State) -> bool:
@@ -75,7 +95,7 @@ def _is_last_word(state: State) -> bool:
     return (state.reply is not None and bool(state.reply.text)) or (state.ended is not None and state.ended.returned)
 
 
-def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any]) -> dict[str, Any]:
+def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any], key: SigningKey | None) -> dict[str, Any]:
     """Add what the run spent and how it ended to what the connector said."""
     metadata = {
         **received,
@@ -88,7 +108,7 @@ def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any]) -> 
     if metadata["status"] in ("paused", "asked"):
         metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
     if metadata["status"] != "answered":
-        metadata["checkpoint"] = Checkpoint(tuple(facts)).to_json()
+        metadata["checkpoint"] = Checkpoint.of_run(facts, key).to_json()
     return metadata
 
 
@@ -116,7 +136,7 @@ def _usage_in(message: Message) -> Any:
     return loaded(message.get("metadata", {}).get("usage"))
 
 
-def raise_at_limit(state: State, facts: Sequence[Fact]) -> None:
+def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
     """Raise for a run that a limit ended, where its budget says ``on_limit="raise"``.
 
     Raises:
@@ -132,5 +152,5 @@ def raise_at_limit(state: State, facts: Sequence[Fact]) -> None:
             tool_calls=ledger.tool_calls,
             usage=ledger.usage,
             chat_history=chat_history(state),
-            checkpoint=Checkpoint(tuple(facts)),
+            checkpoint=Checkpoint.of_run(facts, key),
         )

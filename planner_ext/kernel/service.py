@@ -32,7 +32,8 @@ from planner_ext.kernel.pass_through import pass_through, pass_through_streaming
 from planner_ext.kernel.prompts import NoPrompts
 from planner_ext.kernel.questions import Clarifier
 from planner_ext.kernel.resumption import Resumption
-from planner_ext.kernel.service_run import ServiceRun, World, bring_up_to_date
+from planner_ext.kernel.service_run import ServiceRun, World
+from planner_ext.kernel.taken import Taking, calls_taken
 from planner_ext.ports import Clock, Observer
 
 __all__ = ["FunctionInvokingChatCompletion", "unwrapped"]
@@ -83,6 +84,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         max_prompt_tokens: int | None = None,
         on_invalid_history: Literal["refuse", "repair"] = "refuse",
         strict_finish_reason: bool = False,
+        checkpoint_key: bytes | None = None,
         service_id: str | None = None,
     ) -> None:
         """Wrap a connector.
@@ -111,6 +113,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             on_invalid_history: A history with an unanswered call, an orphan or a second result is refused before
                 anything is sent (``refuse``), or mended in place (``repair``).
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+            checkpoint_key: Signs every checkpoint that leaves, in metadata and on errors (HMAC-SHA256), and refuses
+                every other one in `resume`. None takes the key of a wrapped service that has one; a key here takes the
+                place of its key.
             service_id: Under which the kernel knows it; None takes the inner connector's.
 
         Raises:
@@ -137,6 +142,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             max_prompt_tokens=max_prompt_tokens,
             strict_finish_reason=strict_finish_reason,
             observers=observers,
+            checkpoint_key=checkpoint_key,
         )
         self._inner, self._options = unwrapped(inner, options)
         if on_invalid_history not in ("refuse", "repair"):
@@ -235,12 +241,22 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         stop: StopHandle | None = None,
         store_final: bool = False,
     ) -> ChatMessageContent:
-        """Go on with a run that is paused, or that a limit or a stop ended.
+        """Resume a run that is paused, or that a limit or a stop ended.
+
+        A checkpoint is a value: it does not know that it was resumed before. This service takes a decision on a call
+        once, also through the handlers, planners and copies that share it: a second resume with a decision on the same
+        call is refused, also while the first one runs. A resume that fails before a function has started gives its
+        decisions back. The history helps, too: one that holds results of the open calls is refused. Another service
+        with an empty history, or another process, would run the call again: use a planner with a store
+        (`planner_ext.durable.Runs`) where that can happen. The newest 100,000 decisions are remembered.
 
         Args:
-            chat_history: The history that the run began with; the message that the run had returned is dropped, if it
-                was added, and the history is brought up to date. An empty one is filled.
-            checkpoint: Of the run: a `Checkpoint`, or the JSON text in the metadata of its last message.
+            chat_history: The run's history, as far as it goes; it is brought up to date, an empty one is filled. The
+                message that the run had returned is taken out, if it was added; what the caller added after it is
+                kept. Text, calls and results are compared, not metadata.
+            checkpoint: Of the run: a `Checkpoint`, or the JSON text in the metadata of its last message. Who can write
+                an unsigned one can put an approval in it; with a ``checkpoint_key`` only one that was signed with it is
+                taken.
             decisions: By call id. No request is made before every call is decided; without any, the run stays paused.
             settings: As before.
             kernel: Its functions run; need not be the one that the run began with.
@@ -254,10 +270,12 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             The final message, as of `get_chat_message_contents`.
 
         Raises:
-            InvalidCheckpointError: If the checkpoint cannot be read.
-            DecisionRefusedError: If a decision cannot be taken; then none is.
+            InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the ``checkpoint_key``.
+            InvalidHistoryError: If the history is not that of the run, or holds results of its open calls; it is not
+                changed.
+            DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is.
         """
-        given = Resumption(checkpoint=_checkpoint(checkpoint), decisions=decisions, budget=budget)
+        given = Resumption(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
         world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
         run = self._resume(chat_history, given, settings, world, streaming=False)
         return await run.message()
@@ -275,8 +293,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         stop: StopHandle | None = None,
         store_final: bool = False,
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
-        """Go on as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
-        given = Resumption(checkpoint=_checkpoint(checkpoint), decisions=decisions, budget=budget)
+        """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
+        given = Resumption(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
         world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
         run = self._resume(chat_history, given, settings, world, streaming=True)
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
@@ -310,6 +328,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         )
         return ServiceRun(chat_history, loop, known=len(messages), world=world, first=(started,))
 
+    def _checkpoint(self, given: Checkpoint | str) -> Checkpoint:
+        key = self._options.checkpoint_key
+        return given.verified(key) if isinstance(given, Checkpoint) else Checkpoint.from_json(given, key)
+
     def _resume(
         self,
         chat_history: ChatHistory,
@@ -325,10 +347,16 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         transcript = reopened.transcript
         options = self._options.resumed(reopened.rules.limits, price_in(given.budget))
         loop = self._loop(world, settings, behavior, options=options, streaming=streaming)
-        first = given.facts(loop.functions, at)
-        bring_up_to_date(chat_history, loop.chat.messages(transcript))
+        before, first = given.checkpoint.facts, given.facts(loop.functions, at)
         return ServiceRun(
-            chat_history, loop, known=len(transcript), world=world, facts=given.checkpoint.facts, first=first
+            chat_history,
+            loop,
+            known=len(transcript),
+            world=world,
+            facts=before,
+            first=first,
+            taking=Taking(options.taken, calls_taken(before, first)),
+            transcript=loop.chat.messages(transcript),
         )
 
     def _loop(
@@ -361,10 +389,6 @@ def unwrapped(service: ChatCompletionClientBase, options: LoopOptions) -> tuple[
     while isinstance(service, FunctionInvokingChatCompletion):
         service, options = service.inner, options.within(service.options)
     return service, options
-
-
-def _checkpoint(given: Checkpoint | str) -> Checkpoint:
-    return given if isinstance(given, Checkpoint) else Checkpoint.from_json(given)
 
 
 def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None) -> FunctionChoiceBehavior | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semantic_kernel import Kernel
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.facts import (
@@ -22,15 +22,16 @@ from planner_ext.core.facts import (
 from planner_ext.core.state import Phase, State
 from planner_ext.engine import Engine, StopHandle
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.history import one_result_each
 from planner_ext.kernel.loop import Loop
 from planner_ext.kernel.messages import calls_of, text_of
 from planner_ext.kernel.outcome import final_message, raise_at_limit
+from planner_ext.kernel.resumed_history import bring_up_to_date
 from planner_ext.kernel.streamed import StreamedRun
+from planner_ext.kernel.taken import NOTHING_TAKEN, Taking
 from planner_ext.ports import Emit, Event, TextDelta
 from planner_ext.streaming import watch
 
-__all__ = ["ServiceRun", "World", "bring_up_to_date", "store"]
+__all__ = ["ServiceRun", "World", "store"]
 
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""
@@ -77,6 +78,8 @@ class ServiceRun:
         world: World,
         facts: Sequence[Fact] = (),
         first: Sequence[Fact],
+        taking: Taking = NOTHING_TAKEN,
+        transcript: Sequence[ChatMessageContent] | None = None,
     ) -> None:
         """Bind a run to a history.
 
@@ -86,10 +89,14 @@ class ServiceRun:
             known: How many messages of the run's transcript are in the history already.
             world: What the caller handed over.
             facts: The journal that the run goes on from.
-            first: What the run begins with, or goes on with.
+            first: What the run begins with, or is resumed with.
+            taking: The decisions among that.
+            transcript: Of a run that is resumed, its messages so far; the history is brought up to date with them.
         """
         self._loop = loop
         self._first = first
+        self._taking = taking
+        self._transcript = transcript
         self._store_final = world.store_final
         self._history = history
         self._known = known
@@ -121,14 +128,18 @@ class ServiceRun:
 
     async def _drive(self, emit: Emit | None) -> Engine:
         engine = self._loop.engine(self._facts, emit=emit, stop=self._stop, follow=self._follow)
-        for fact in self._first:
-            await engine.record(fact)
-        await self._loop.drive(engine)
+        with self._taking.held(engine):
+            if self._transcript is not None:
+                bring_up_to_date(self._history, self._transcript, engine.state, self._facts)
+            for fact in self._first:
+                await engine.record(fact)
+            await self._loop.drive(engine)
         return engine
 
     def _returned(self, engine: Engine) -> ChatMessageContent:
-        raise_at_limit(engine.state, engine.facts)
-        message = final_message(engine.state, engine.facts)
+        key = self._loop.checkpoint_key
+        raise_at_limit(engine.state, engine.facts, key)
+        message = final_message(engine.state, engine.facts, key)
         if self._store_final and engine.state.ended is not None:
             store(self._history, message)
         return message
@@ -166,12 +177,3 @@ def store(history: ChatHistory, message: ChatMessageContent) -> None:
     """Add a final message to a history, unless there is nothing in it."""
     if calls_of(message) or text_of(message):
         history.add_message(message)
-
-
-def bring_up_to_date(history: ChatHistory, transcript: Sequence[ChatMessageContent]) -> None:
-    """Drop the message with which the run had ended or paused, and fill in what the history lacks of its transcript."""
-    messages, known = history.messages, len(transcript)
-    messages[:] = one_result_each(messages)
-    if len(messages) > known and messages[known].role == AuthorRole.ASSISTANT:
-        del messages[known]
-    messages.extend(transcript[len(messages) :])
