@@ -13,6 +13,7 @@ from planner_ext.cli.compare import EXIT_CODES as COMPARE_EXIT_CODES
 from planner_ext.cli.compare import compare
 from planner_ext.cli.options import (
     EXIT_CODES,
+    STORE_VARIABLE,
     Answers,
     Approvals,
     AskAll,
@@ -139,7 +140,8 @@ def run(  # noqa: PLR0917  (options by name on the command line)
     from planner_ext.cli.durable_run import Kept, start_kept  # noqa: PLC0415  (likewise)
 
     if store is None:
-        raise typer.BadParameter("it names a run in a store; give --store, too.", param_hint="--run-id")
+        problem = f"it names a run in a store; give --store, too, or {STORE_VARIABLE}."
+        raise typer.BadParameter(problem, param_hint="--run-id")
     raise typer.Exit(start_kept(asked, Kept(store=store, run_id=run_id), setup))
 
 

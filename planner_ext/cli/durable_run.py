@@ -29,6 +29,7 @@ from planner_ext.cli.console import (
 )
 from planner_ext.cli.durable_store import command_on, opened_runs, opened_store, store_name
 from planner_ext.cli.journey import Journey, Setup
+from planner_ext.cli.options import STORE_VARIABLE
 from planner_ext.cli.report import document, exit_code, tell
 from planner_ext.cli.run import Goal
 from planner_ext.cli.show import Progress, spent_line
@@ -41,6 +42,7 @@ from planner_ext.durable import (
     PendingApproval,
     RunConflictError,
     RunHandle,
+    RunRefusedError,
     Runs,
     StoredRun,
     StoreError,
@@ -54,7 +56,14 @@ from planner_ext.planner_result import result_of
 
 __all__ = ["Kept", "cancel_kept", "resume_kept", "show_run", "start_kept"]
 
-_CANNOT_BE_USED = (*CANNOT_BE_USED, InvalidJournalError, RunConflictError, StoreError, UnknownRunError)
+_CANNOT_BE_USED = (
+    *CANNOT_BE_USED,
+    InvalidJournalError,
+    RunConflictError,
+    RunRefusedError,
+    StoreError,
+    UnknownRunError,
+)
 
 _Result = FunctionCallingStepwisePlannerResult
 _Begin: TypeAlias = Callable[[Runs, FunctionCallingStepwisePlanner, Kernel], Awaitable[RunHandle[_Result]]]
@@ -79,7 +88,7 @@ def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
             if given is not None:
                 raise PlannerInvalidConfigurationError(
                     f"{name} and --store contradict each other: a kept run is not cut short, and needs no file. Leave "
-                    "one of them out."
+                    f"one of them out; {STORE_VARIABLE} in the environment counts as --store."
                 )
         journey = Journey(setup, console, facts=asyncio.run(_known_facts(kept)))
         journey.open(

@@ -5,23 +5,27 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 from semantic_kernel import Kernel
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
+from planner_ext import ApprovalPolicy, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
 from planner_ext.cli.applications import Application, application_of
-from planner_ext.cli.console import ANSWERED, FAULT, say, stderr_console
+from planner_ext.cli.console import ANSWERED, FAULT, UNUSABLE, say, stderr_console
 from planner_ext.cli.durable_store import opened_runs, store_name
+from planner_ext.cli.journey import approval_options
 from planner_ext.cli.kernels import start_factory
 from planner_ext.cli.show import spent_line
 from planner_ext.cli.text import exact, one_line
-from planner_ext.durable import RunFencedError, Runs
+from planner_ext.durable import RunFencedError, RunRefusedError, Runs
 from planner_ext.durable.segment import Segment, SegmentRun
-from planner_ext.hitl_manager import DecisionRefusedError
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.hitl_manager import ApprovalSettings, DecisionRefusedError
 
 __all__ = ["Shift", "work"]
 
@@ -35,10 +39,17 @@ class Shift:
     once: bool = False
     worker_id: str | None = None
     max_concurrency: int = 100
+    policy: Path | None = None
+    ask_all: bool = False
 
 
 def work(shift: Shift) -> int:
-    """Work until told to end, or until nothing is left to do; return the exit code."""
+    """Work until told to end, or until nothing is left to do; return the exit code.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
+        InvalidPolicyError: If the file holds no policy.
+    """
     console = stderr_console()
     with redirect_stdout(sys.stderr):  # nothing was asked for: what functions print is noise beside the lines
         made = start_factory(shift.app, option="--app")
@@ -46,7 +57,7 @@ def work(shift: Shift) -> int:
 
 
 async def _work(shift: Shift, made: object, console: Console) -> int:
-    application = await application_of(made, shift.app)
+    application = _with_say(await application_of(made, shift.app), shift)
     async with _told_to_end() as ending, opened_runs(shift.store, worker_id=shift.worker_id) as runs:
         say(console, Text(f"Worker {runs.worker_id} of {store_name(shift.store)}", "dim"))
         deed = _drain(runs, application, console) if shift.once else _serve(runs, application, console, shift)
@@ -59,6 +70,25 @@ async def _work(shift: Shift, made: object, console: Console) -> int:
             working.cancel()
             waiting.cancel()
             await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+def _with_say(application: Application, shift: Shift) -> Application:
+    """Add what the command line has a say by to that of the application's planner, which is asked first."""
+    given = approval_options(shift.policy, ask_all=shift.ask_all)
+    if not given:
+        return application
+    planner = copy(application.planner)
+    options, settings = planner.options, planner.options.approval or ApprovalSettings()
+    if shift.ask_all and any(isinstance(one, ApprovalPolicy) for one in options.interceptors):
+        raise PlannerInvalidConfigurationError(
+            f"--ask-all and the policy of {shift.app} contradict each other: a policy decides every call. Leave "
+            "--ask-all out."
+        )
+    update: dict[str, Any] = {"interceptors": (*options.interceptors, *given.get("interceptors", ()))}
+    if shift.ask_all and settings.unmatched == "approve":
+        update["approval"] = replace(settings, unmatched="defer")
+    planner.options = options.model_copy(update=update)
+    return replace(application, planner=planner)
 
 
 @asynccontextmanager
@@ -87,12 +117,15 @@ async def _serve(runs: Runs, application: Application, console: Console, shift: 
 
 async def _drain(runs: Runs, application: Application, console: Console) -> int:
     """Take what is due until nothing is; what a fault interrupted is not taken twice."""
-    planner, code = _Told(application.planner, console), ANSWERED
+    planner, codes = _Told(application.planner, console), {ANSWERED}
     while taken := await runs.recover(planner, application.kernel, arguments_for=application.arguments_for):
         results = await asyncio.gather(*(handle.result() for handle in taken), return_exceptions=True)
-        if any(isinstance(result, BaseException) for result in results):
-            code = FAULT
-    return code
+        codes |= {
+            UNUSABLE if isinstance(result, RunRefusedError) else FAULT
+            for result in results
+            if isinstance(result, BaseException)
+        }
+    return max(codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +157,9 @@ class _ToldSegment:
             result = await run.result()
         except RunFencedError:
             self._say("is gone on with elsewhere", "dim")
+            raise
+        except RunRefusedError as error:
+            self._say(f"is left to another worker: {one_line(str(error))}", "red")
             raise
         except DecisionRefusedError as error:
             self._say(f"waits again: {one_line(str(error))}", "red")

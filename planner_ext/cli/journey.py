@@ -35,7 +35,7 @@ from planner_ext.events import Fact, PlannerEvent, ResultReady
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Decision
 from planner_ext.planner_result import result_of
 
-__all__ = ["Journey", "Setup"]
+__all__ = ["Journey", "Setup", "approval_options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Journey:
             PlannerInvalidConfigurationError: If options, kernel or service cannot be used.
             InvalidPolicyError: If the policy cannot be read.
         """
-        approval = self._approval()
+        approval = approval_options(self._setup.policy, ask_all=self._setup.ask_all)
         made = Kernel() if self._setup.kernel is None else start_factory(self._setup.kernel)
         service_id = self._runner.run(self._open(made))
         if not self._kernel.services:
@@ -185,22 +185,6 @@ class Journey:
         result = result_of(fold(facts), facts)
         return result.model_copy(update={"reason": reason}) if result.status == "stopped" and reason else result
 
-    def _approval(self) -> dict[str, Any]:
-        """Read who has a say in calls, as options of the planner."""
-        policy, ask_all = self._setup.policy, self._setup.ask_all
-        if policy is None:
-            return {"approval": ApprovalSettings(unmatched="defer" if ask_all else "approve")}
-        if ask_all:
-            raise PlannerInvalidConfigurationError(
-                "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
-                "policy with only `default: ask` is --ask-all."
-            )
-        try:
-            return {"interceptors": (ApprovalPolicy.from_yaml(policy),)}
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise PlannerInvalidConfigurationError(f"--policy {policy} cannot be read: {reason}.") from None
-
     async def _open(self, made: object) -> str | None:
         """Make the kernel ready; return the service to ask, or None for the kernel's own choice."""
         setup = self._setup
@@ -270,3 +254,24 @@ class Journey:
         self._facts.append(fact)
         if not self._setup.stream:
             self._progress.show(fact)
+
+
+def approval_options(policy: Path | None, *, ask_all: bool) -> dict[str, Any]:
+    """Read who has a say in calls, as options of a planner; without ``--policy`` and ``--ask-all``, none.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the two contradict each other, or the file cannot be read.
+        InvalidPolicyError: If it holds no policy.
+    """
+    if policy is None:
+        return {"approval": ApprovalSettings(unmatched="defer")} if ask_all else {}
+    if ask_all:
+        raise PlannerInvalidConfigurationError(
+            "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
+            "policy with only `default: ask` is --ask-all."
+        )
+    try:
+        return {"interceptors": (ApprovalPolicy.from_yaml(policy),)}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise PlannerInvalidConfigurationError(f"--policy {policy} cannot be read: {reason}.") from None

@@ -128,6 +128,7 @@ KeptIn = Annotated[
     str | None,
     typer.Option(
         "--store",
+        envvar=STORE_VARIABLE,
         metavar="FILE|URL",
         help=f"Keep the run there while it goes: a killed process loses nothing, and what waits is decided with "
         f"planner-ext approvals. {_STORE} Texts come whole.",

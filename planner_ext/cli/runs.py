@@ -62,9 +62,9 @@ def resume(  # noqa: PLR0917  (options by name on the command line)
     ask_all: AskAll = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run here, with what was decided meanwhile.
+    """Continue a run here, with what was decided meanwhile.
 
-    Give it the kernel, and the --policy or --ask-all, that it was begun with: a store holds none of them.
+    Give it the kernel that it began with, and its --policy or --ask-all: without these it is refused, and nothing runs.
     """
     from planner_ext.cli.durable_run import Kept, resume_kept  # noqa: PLC0415  (Semantic Kernel takes its time)
     from planner_ext.cli.journey import Setup  # noqa: PLC0415  (likewise)
