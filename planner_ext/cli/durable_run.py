@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rich.console import Console
@@ -73,7 +73,7 @@ _Begin: TypeAlias = Callable[[Runs, FunctionCallingStepwisePlanner, Kernel], Awa
 class Kept:
     """Where a run is kept, and its name; None has one made."""
 
-    store: str
+    store: str = field(repr=False)
     run_id: str | None = None
 
 

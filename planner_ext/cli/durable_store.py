@@ -1,7 +1,6 @@
 """The store that ``--store`` names: opened, named in commands, and its refusals put into words."""
 
 import os
-import re
 import shlex
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from planner_ext.cli.console import INTERRUPTED, UNUSABLE, complain, stderr_cons
 from planner_ext.cli.options import STORE_VARIABLE
 from planner_ext.cli.text import printable
 from planner_ext.core.errors import PlannerExtError
+from planner_ext.durable.addresses import redacted
 from planner_ext.durable.opening import is_address, open_database
 from planner_ext.durable.store import JournalStore
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from planner_ext.durable import Runs
 
 __all__ = ["command_on", "opened_runs", "opened_store", "store_name", "told"]
-
-_PASSWORD = re.compile(r"(?<=password=)[^&]*")
 
 
 @asynccontextmanager
@@ -52,13 +50,8 @@ async def opened_runs(where: str, *, worker_id: str | None = None) -> AsyncGener
 
 
 def store_name(where: str) -> str:
-    """Name a store; a password in its address is not told."""
-    scheme, sign, rest = where.partition("://")
-    if not sign:
-        return printable(where)
-    login, at, place = rest.rpartition("@")
-    user, colon, _ = login.partition(":")
-    return printable(f"{scheme}{sign}{user}{':***' if colon else ''}{at}" + _PASSWORD.sub("***", place))
+    """Name a store; a password in its address is not shown."""
+    return printable(redacted(where))
 
 
 def command_on(where: str, *words: str) -> str:

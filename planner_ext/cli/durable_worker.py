@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, redirect_stdout, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ __all__ = ["Shift", "work"]
 class Shift:
     """What a worker is to do, as it stands on the command line."""
 
-    store: str
+    store: str = field(repr=False)
     app: str
     once: bool = False
     worker_id: str | None = None

@@ -19,6 +19,7 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, S
 from dbos import error as dbos_error
 from dbos._serialization import DefaultSerializer
 
+from planner_ext.durable.addresses import without_passwords
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.statements import TABLE_SCHEMA
 from planner_ext.journal import SCHEMA
@@ -81,6 +82,7 @@ class DbosHost:
         self._given: dict[str, tuple[Work, contextvars.Context]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
+        self._filter = _PasswordFilter(url)
         self._home: asyncio.AbstractEventLoop
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -212,8 +214,10 @@ class DbosHost:
                     DBOS.destroy()
         except BaseException as error:
             if not self._opened.done():
-                self._opened.set_exception(StoreError(f"DBOS cannot be launched: {error}"))
+                said = without_passwords(str(error), self._url)
+                self._opened.set_exception(StoreError(f"DBOS cannot be launched: {said}"))
         finally:
+            logging.getLogger("dbos").removeFilter(self._filter)
             _current.remove(self)
             self._closed.set_result(None)
 
@@ -222,6 +226,7 @@ class DbosHost:
         logger = logging.getLogger("dbos")
         if not logger.handlers:
             logger.addHandler(logging.NullHandler())  # else DBOS writes to the console by itself
+        logger.addFilter(self._filter)
         self._dbos = DBOS(config=_config(self._url, self._executor))
         if DBOS.executor_id != self._executor:
             raise StoreError("another application of DBOS lives in this process. Give the planner one of its own")
@@ -258,6 +263,23 @@ def _config(url: str, executor: str) -> DBOSConfig:
         sys_db_pool_size=_CONNECTIONS,
         log_level="WARNING",
     )
+
+
+class _PasswordFilter(logging.Filter):
+    """Takes the passwords of an address out of DBOS's own log lines."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record where it has to be, and let it pass."""
+        record.msg, record.args = without_passwords(record.getMessage(), self._url), ()
+        if record.exc_info:
+            text = logging.Formatter().formatException(record.exc_info)
+            if (shown := without_passwords(text, self._url)) != text:
+                record.exc_info, record.exc_text = None, shown
+        return True
 
 
 class _NoPickle:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planner_ext.durable.errors import StoreError, WorkerInUseError
 from planner_ext.durable.names import check_worker_id
+from planner_ext.durable.private import create_private
 
 __all__ = ["LockedWorkers"]
 
@@ -65,7 +66,7 @@ def _take(lock: Path) -> int | None:
     """Open and lock a file; None where somebody else has it locked."""
     while True:
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = _open(lock)
         except OSError as error:
             raise StoreError(f"The lock {lock} cannot be made: {error.strerror}. Check the folder's rights.") from error
         if not _locked(descriptor):
@@ -74,6 +75,13 @@ def _take(lock: Path) -> int | None:
         if _is(lock, descriptor):
             return descriptor
         os.close(descriptor)  # it was cleared away between opening and locking
+
+
+def _open(lock: Path) -> int:
+    try:
+        return create_private(lock)
+    except FileExistsError:
+        return os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _is(lock: Path, descriptor: int) -> bool:

@@ -1,8 +1,10 @@
 """Which database a path or an address means."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from planner_ext.durable.addresses import redacted
 from planner_ext.durable.database import Database
 from planner_ext.durable.errors import StoreError
 
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from planner_ext.durable.postgres_workers import PostgresWorkers
 
 __all__ = ["is_address", "open_database", "open_segments"]
+
+_CONNECTION = re.compile(r"(?i)\s*(?:postgres(?:ql)?:|(?:host|hostaddr|port|dbname|user|password|service)\s*=)")
+"""What a connection string begins with that is no URL, or that a path has made of one."""
 
 
 async def open_database(where: str | Path, *, create: bool = True) -> Database:
@@ -44,9 +49,14 @@ def is_address(where: str | Path) -> bool:
         StoreError: If it is the address of something else.
     """
     text = str(where)
-    if "://" in text and not text.startswith(("postgresql://", "postgres://")):
-        raise StoreError(f"Expected a path or a postgresql:// address; got {text!r}.")
-    return "://" in text
+    if text.startswith(("postgresql://", "postgres://")):
+        return True
+    if "://" in text or _CONNECTION.match(text):
+        raise StoreError(
+            f"Expected a path or a postgresql:// address; got {redacted(text)!r}. Write an address as "
+            "postgresql://user@host/database."
+        )
+    return False
 
 
 async def open_segments(url: str, name: str) -> "tuple[PostgresDatabase, PostgresWorkers, DbosSegments]":
@@ -56,6 +66,8 @@ async def open_segments(url: str, name: str) -> "tuple[PostgresDatabase, Postgre
         WorkerInUseError: If a process that lives has the name.
         StoreError: If the database or DBOS cannot be used.
     """
+    if not is_address(url):
+        raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
     try:
         from planner_ext.durable.dbos_segments import DbosSegments  # noqa: PLC0415  (an optional dependency)
         from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)

@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.database import Row, Step
 from planner_ext.durable.errors import DuplicateRowError, StoreError
-from planner_ext.durable.postgres_errors import is_passing, store_error
+from planner_ext.durable.postgres_errors import cause_of, is_passing, store_error
 from planner_ext.durable.statements import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, translated
 
 __all__ = ["Connection", "PostgresDatabase", "connect", "patiently"]
@@ -132,7 +132,7 @@ class PostgresDatabase:
             finally:
                 await connection.close()
         except (psycopg.Error, OSError) as error:
-            raise store_error(self._url, error) from error
+            raise store_error(self._url, error) from cause_of(self._url, error)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; one that writes goes to its end, also if whoever asked is cancelled.
@@ -175,7 +175,7 @@ class PostgresDatabase:
             except psycopg.errors.UniqueViolation as error:
                 raise DuplicateRowError(f"A row with this key is there already: {error}") from error
             except (psycopg.Error, OSError, UnicodeError) as error:
-                raise store_error(self._url, error) from error
+                raise store_error(self._url, error) from cause_of(self._url, error)
             finally:
                 self._free.append(seat)
 

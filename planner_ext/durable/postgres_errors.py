@@ -3,9 +3,10 @@
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from planner_ext.durable.addresses import without_passwords
 from planner_ext.durable.errors import StoreError
 
-__all__ = ["is_passing", "store_error"]
+__all__ = ["cause_of", "is_passing", "store_error"]
 
 _PASSING = ("08", "40", "53300", "57P")
 """SQLSTATEs that begin so pass by themselves: a lost connection, a conflict, no free slot, a server that restarts."""
@@ -49,7 +50,13 @@ def store_error(url: str, error: psycopg.Error | OSError | UnicodeError) -> Stor
     elif state is None and isinstance(error, psycopg.Error) and _is_refusal(error):
         way_out = "Check the user, the password and the name of the database in the URL."
     said = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
-    return StoreError(f"PostgreSQL at {_place(url)} cannot be used: {said}. {way_out}")
+    text = f"PostgreSQL at {_place(url)} cannot be used: {said}. {way_out}"
+    return StoreError(without_passwords(text, url))
+
+
+def cause_of(url: str, error: psycopg.Error | OSError | UnicodeError) -> BaseException | None:
+    """Return an error as the cause of one that `store_error` made, unless its words would show a password."""
+    return error if without_passwords(str(error), url) == str(error) else None
 
 
 def _is_refusal(error: psycopg.Error) -> bool:

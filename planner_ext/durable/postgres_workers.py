@@ -11,7 +11,7 @@ from planner_ext.durable.database import Row
 from planner_ext.durable.errors import StoreError, WorkerInUseError
 from planner_ext.durable.names import check_worker_id
 from planner_ext.durable.postgres import Connection, connect, patiently
-from planner_ext.durable.postgres_errors import store_error
+from planner_ext.durable.postgres_errors import cause_of, store_error
 
 __all__ = ["PostgresWorkers"]
 
@@ -93,7 +93,7 @@ class PostgresWorkers:
             try:
                 return await patiently(ask, seconds=0 if self._connection is None else self._patience)
             except (psycopg.Error, OSError) as error:
-                raise store_error(self._url, error) from error
+                raise store_error(self._url, error) from cause_of(self._url, error)
 
     async def _locked(self) -> Connection:
         connection = await connect(self._url)

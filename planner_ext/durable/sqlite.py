@@ -13,8 +13,10 @@ from typing import TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable import statements as sql
+from planner_ext.durable.addresses import redacted
 from planner_ext.durable.database import Row, Step
 from planner_ext.durable.errors import DuplicateRowError, StoreError
+from planner_ext.durable.private import create_private
 
 __all__ = ["SqliteDatabase"]
 
@@ -61,14 +63,21 @@ class SqliteDatabase:
 
         def opened() -> SqliteDatabase:
             file = path.absolute()  # as SQLite has it, wherever the process goes
-            return cls(file, _connect(file, create))
+            try:
+                return cls(file, _connect(file, create))
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "a path has no NUL characters"
+                raise StoreError(
+                    f"The store {_shown(file)} cannot be used: {reason}. Give the path of a file that this process may "
+                    "read and write."
+                ) from error
 
         return await asyncio.to_thread(opened)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; see `planner_ext.durable.database.Database`."""
         if self._closed:
-            raise StoreError(f"The store {self._path} was closed. Use it inside its async with block.")
+            raise StoreError(f"The store {_shown(self._path)} was closed. Use it inside its async with block.")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_Rows] = loop.create_future()
         self._work.put((steps, done, loop))
@@ -106,8 +115,8 @@ class SqliteDatabase:
         connection = self._connection
         if not self._is_there():
             gone = StoreError(
-                f"The store {self._path} was moved, replaced or removed while it was open: nobody would find what is "
-                "written now. Put the file that was there back, with those beside it, and start the run again."
+                f"The store {_shown(self._path)} was moved, replaced or removed while it was open: nobody would find "
+                "what is written now. Put the file that was there back, with those beside it, and start the run again."
             )
             return [gone for _ in group]
         try:
@@ -171,44 +180,74 @@ def _patiently(work: Callable[[], object]) -> None:
 
 def _connect(path: Path, create: bool) -> sqlite3.Connection:
     if not path.parent.is_dir():
-        raise StoreError(f"The store {path} cannot be opened: its folder does not exist. Create {path.parent} first.")
-    if not create and not path.exists():
-        raise StoreError(f"There is no store {path}. Give the file that the workers use.")
+        raise StoreError(
+            f"The store {_shown(path)} cannot be opened: its folder does not exist. Create {_shown(path.parent)} first."
+        )
+    if not path.exists():
+        if not create:
+            raise StoreError(f"There is no store {_shown(path)}. Give the file that the workers use.")
+        with suppress(FileExistsError):  # somebody else was faster
+            os.close(create_private(path))
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise _named(path, error) from error
     try:
-        _patiently(lambda: _prepare(connection))
-    except sqlite3.Error as error:
+        _patiently(lambda: _prepare(connection, create=create))
+    except BaseException as error:
         connection.close()
-        raise _named(path, error) from error
-    except NewerSchemaError as error:
-        connection.close()
-        raise NewerSchemaError(f"The store {path} {error}") from None
+        if isinstance(error, sqlite3.Error):
+            raise _named(path, error) from error
+        if isinstance(error, NewerSchemaError | StoreError):
+            raise type(error)(f"The store {_shown(path)} {error}") from None
+        raise
     return connection
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _prepare(connection: sqlite3.Connection, *, create: bool) -> None:
+    _check(connection, create=create)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute(sql.TABLES[0])
+    try:
+        for statement in sql.TABLES:
+            connection.execute(statement)
+        connection.execute(sql.PUT_SCHEMA, {"number": sql.TABLE_SCHEMA})
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.rollback()
+        raise
+
+
+def _check(connection: sqlite3.Connection, *, create: bool) -> None:
+    """Refuse a file whose tables are not those of a store; where a store may be made, one without any is fine."""
+    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "planner_schema" not in there and not (create and there.isdisjoint(_NEEDED)):
+        raise StoreError(
+            "is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, or restore "
+            "it from a backup; it was not changed."
+        )
+    if "planner_schema" not in there:
+        return
     (number,) = connection.execute(sql.GET_SCHEMA).fetchone()
-    if number is not None and number > sql.TABLE_SCHEMA:
-        connection.rollback()
+    if not isinstance(number, int):
+        raise StoreError(f"is damaged: the number of its tables is {number!r}. Restore it from a backup.")
+    if number > sql.TABLE_SCHEMA:
         raise NewerSchemaError(
             f"has tables of schema {number}; this version of planner_ext knows up to {sql.TABLE_SCHEMA}. "
             "Use the version that made it, or a newer one."
         )
-    for statement in sql.TABLES:
-        connection.execute(statement)
-    connection.execute(sql.PUT_SCHEMA, {"number": sql.TABLE_SCHEMA})
-    connection.execute("COMMIT")
+    if missing := sorted(_NEEDED - there):
+        raise StoreError(f"is damaged: it lacks {', '.join(missing)}. Restore it from a backup; it was not changed.")
 
+
+_NEEDED = frozenset({"planner_runs", "planner_journal", "planner_approvals"})
+"""Tables without which nothing is known of the runs; they are made together with the number of their schema."""
 
 _WAYS_OUT: dict[int, str] = {
+    sqlite3.SQLITE_ERROR: "SQLite refused its tables: they are damaged, or not planner_ext's. Restore it from a backup",
     sqlite3.SQLITE_FULL: "the disk is full. Free space and start the run again: it goes on where it stands",
     sqlite3.SQLITE_BUSY: "another process holds its lock. End the tool that has it open, and start the run again",
     sqlite3.SQLITE_LOCKED: "another process holds its lock. End the tool that has it open, and start the run again",
@@ -227,4 +266,8 @@ def _named(path: Path, error: Exception) -> StoreError:
     if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):
         return DuplicateRowError(str(error))
     way_out = _WAYS_OUT.get(code & 0xFF, "")
-    return StoreError(f"The store {path} cannot be used: {way_out or 'SQLite refused'} ({error}).")
+    return StoreError(f"The store {_shown(path)} cannot be used: {way_out or 'SQLite refused'} ({error}).")
+
+
+def _shown(path: Path) -> str:
+    return redacted(str(path))
