@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from planner_ext.cli.options import By, JsonDocument, Limit, Store, decider
+from planner_ext.cli.options import By, JsonDocument, Limit, Offset, Store, decider
 
 __all__ = ["EXIT_CODES", "approvals"]
 
@@ -50,11 +50,11 @@ Result = Annotated[
 
 
 @approvals.command("list", epilog=EXIT_CODES)
-def list_(store: Store, limit: Limit = 50, as_json: JsonDocument = False) -> None:
+def list_(store: Store, limit: Limit = 50, offset: Offset = 0, as_json: JsonDocument = False) -> None:
     """List the calls and questions that wait, those first that wait longest."""
     from planner_ext.cli.durable_approvals import list_approvals  # noqa: PLC0415  (only where it is called)
 
-    _end(list_approvals(store, limit=limit, as_json=as_json))
+    _end(list_approvals(store, limit=limit, offset=offset, as_json=as_json))
 
 
 @approvals.command(epilog=EXIT_CODES)

@@ -11,22 +11,23 @@ from rich.text import Text
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli.console import ANSWERED, NO_ANSWER, complaints_of, say, stderr_console, stdout_console
-from planner_ext.cli.durable_store import store_name
+from planner_ext.cli.durable_store import say_part, store_name
 from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable, visible
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
 
 __all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_approval", "supply_result"]
 
 
-async def list_approvals(where: str, *, limit: int, as_json: bool) -> int:
-    """Print what waits; of one whose row was altered it is said that it was."""
+async def list_approvals(where: str, *, limit: int, offset: int, as_json: bool) -> int:
+    """Print what waits, and how much there is where this is not all; of an altered row it is said that it was."""
     async with Approvals.connect(where) as approvals:
         with complaints_of("planner_ext.durable"):
-            waiting = await approvals.pending(limit=limit)
+            waiting = await approvals.pending(limit=limit, offset=offset)
+        say_part(len(waiting), offset=offset, total=await approvals.count())
     if as_json:
         print(_document([asdict(call) for call in waiting]))
         return ANSWERED
-    if not waiting:
+    if not waiting and not offset:
         say(stderr_console(), Text(f"Nothing waits in {store_name(where)}."))
     for call in waiting:
         _print_brief(stdout_console(), call)

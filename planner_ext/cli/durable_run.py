@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -83,7 +83,7 @@ def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
     async def begin(runs: Runs, planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> RunHandle[_Result]:
         return await runs.start(planner, kernel, goal.text, run_id=kept.run_id)
 
-    def prepare(console: Console) -> Journey:
+    def prepare(console: Console) -> tuple[Journey, Callable[[], None]]:
         for name, given in (("--checkpoint", goal.checkpoint), ("--timeout", goal.timeout)):
             if given is not None:
                 raise PlannerInvalidConfigurationError(
@@ -91,13 +91,13 @@ def start_kept(goal: Goal, kept: Kept, setup: Setup) -> int:
                     f"one of them out; {STORE_VARIABLE} in the environment counts as --store."
                 )
         journey = Journey(setup, console, facts=asyncio.run(_known_facts(kept)))
-        journey.open(
-            plan=goal.plan,
-            max_iterations=goal.max_iterations,
-            budget=Budget(max_tool_calls=goal.max_tool_calls),
-            max_clarifications=goal.questions,
-        )
-        return journey
+        options: dict[str, Any] = {
+            "plan": goal.plan,
+            "max_iterations": goal.max_iterations,
+            "budget": Budget(max_tool_calls=goal.max_tool_calls),
+            "max_clarifications": goal.questions,
+        }
+        return journey, lambda: journey.open(**options)
 
     return _conduct(kept, setup, prepare, begin)
 
@@ -107,15 +107,11 @@ def resume_kept(kept: Kept, setup: Setup, *, max_iterations: int | None) -> int:
     run_id = kept.run_id or ""
     found: list[State] = []
 
-    def prepare(console: Console) -> Journey:
+    def prepare(console: Console) -> tuple[Journey, Callable[[], None]]:
         facts = asyncio.run(_stored(run_id, kept.store)).facts
         found.append(fold_journal(run_id, facts))
         journey = Journey(setup, console, facts=facts)
-        if facts:
-            journey.reopen(found[0])
-        else:
-            journey.open()
-        return journey
+        return journey, (lambda: journey.reopen(found[0])) if facts else journey.open
 
     async def begin(runs: Runs, planner: FunctionCallingStepwisePlanner, kernel: Kernel) -> RunHandle[_Result]:
         return await runs.resume(run_id, planner, kernel, budget=with_trips(found[0], max_iterations))
@@ -168,7 +164,9 @@ async def _known_facts(kept: Kept) -> tuple[Fact, ...]:
         return ()
 
 
-def _conduct(kept: Kept, setup: Setup, prepare: Callable[[Console], Journey], begin: _Begin) -> int:
+def _conduct(
+    kept: Kept, setup: Setup, prepare: Callable[[Console], tuple[Journey, Callable[[], None]]], begin: _Begin
+) -> int:
     """Drive a run here to its next pause or end, and put whatever comes of it into words."""
     out, console = sys.stdout, stderr_console()
     names: list[str] = []
@@ -185,7 +183,9 @@ def _conduct(kept: Kept, setup: Setup, prepare: Callable[[Console], Journey], be
 
     with redirect_stdout(sys.stderr):
         try:
-            with prepare(console) as journey:
+            journey, make_ready = prepare(console)
+            with journey:
+                make_ready()
                 result = journey.drive(drive)
         except _CANNOT_BE_USED as error:
             complain(console, str(error))

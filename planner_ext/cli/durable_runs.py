@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich.text import Text
 
 from planner_ext.cli.console import ANSWERED, say, stderr_console, stdout_console
-from planner_ext.cli.durable_store import opened_store, store_name
+from planner_ext.cli.durable_store import opened_store, say_part, store_name
 from planner_ext.cli.text import exact, moment_text, one_line
 from planner_ext.durable import RunRecord
 
@@ -17,15 +17,16 @@ __all__ = ["list_runs"]
 _TIMES = ("wake_at", "created_at", "updated_at")
 
 
-async def list_runs(where: str, *, status: str | None, limit: int, as_json: bool) -> int:
-    """Print the runs."""
+async def list_runs(where: str, *, status: str | None, limit: int, offset: int, as_json: bool) -> int:
+    """Print the runs, and how many there are where these are not all."""
     async with opened_store(where) as store:
-        records = await store.runs(status=status, limit=limit)
+        records = await store.runs(status=status, limit=limit, offset=offset)
+        say_part(len(records), offset=offset, total=await store.count_runs(status=status))
     if as_json:
         print(json.dumps([_document(record) for record in records], indent=2))
-    elif not records:
+    elif not records and not offset:
         say(stderr_console(), Text(f"No run{f' is {status}' if status else ''} in {store_name(where)}."))
-    else:
+    elif records:
         _print(records)
     return ANSWERED
 

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from planner_ext.cli.console import INTERRUPTED, UNUSABLE, complain, stderr_console
+from rich.text import Text
+
+from planner_ext.cli.console import INTERRUPTED, UNUSABLE, complain, say, stderr_console
 from planner_ext.cli.options import STORE_VARIABLE
 from planner_ext.cli.text import printable
 from planner_ext.core.errors import PlannerExtError
@@ -17,7 +19,7 @@ from planner_ext.durable.store import JournalStore
 if TYPE_CHECKING:
     from planner_ext.durable import Runs
 
-__all__ = ["command_on", "opened_runs", "opened_store", "store_name", "told"]
+__all__ = ["command_on", "opened_runs", "opened_store", "say_part", "store_name", "told"]
 
 
 @asynccontextmanager
@@ -59,6 +61,15 @@ def command_on(where: str, *words: str) -> str:
     known = os.environ.get(STORE_VARIABLE) == where
     option = [] if known else ["--store", store_name(where)]
     return printable(shlex.join(["planner-ext", *words, *option]))
+
+
+def say_part(shown: int, *, offset: int, total: int) -> None:
+    """Say which part of a list was shown, on stderr; nothing where it was all of it."""
+    if shown == total:
+        return
+    text = f"{shown} of {total}" + (f", after the first {offset}" if offset else "")
+    more = f"; --offset {offset + shown} shows the next" if shown and offset + shown < total else ""
+    say(stderr_console(), Text(f"{text}{more}."))
 
 
 def told(deed: Callable[[], int]) -> int:

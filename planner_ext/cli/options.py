@@ -27,6 +27,7 @@ __all__ = [
     "MaxToolCalls",
     "Model",
     "MoreIterations",
+    "Offset",
     "Plan",
     "Policy",
     "Questions",
@@ -90,6 +91,7 @@ STORE_VARIABLE = "PLANNER_EXT_STORE"
 _STORE = "A store of runs: an SQLite file on this machine, or a postgresql:// address."
 Store = Annotated[str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)]
 Limit = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
+Offset = Annotated[int, typer.Option(metavar="N", min=0, help="How many of the first to leave out.")]
 
 GoalText = Annotated[str, typer.Argument(metavar="GOAL", help="What is to be reached.", show_default=False)]
 MaxIterations = Annotated[

@@ -16,6 +16,7 @@ from planner_ext.cli.options import (
     Limit,
     Model,
     MoreIterations,
+    Offset,
     Policy,
     Store,
     decider,
@@ -27,18 +28,25 @@ runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
 Status = Annotated[
-    str | None, typer.Option(metavar="STATUS", help="Only runs that are running, paused, answered, stopped, ...")
+    str | None,
+    typer.Option(
+        metavar="STATUS", help="Only runs that are running, paused, answered, incomplete, limit_reached or stopped."
+    ),
 ]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for the record.")]
 
 
 @runs.command("list")
-def list_(store: Store, status: Status = None, limit: Limit = 50, as_json: JsonDocument = False) -> None:
+def list_(
+    store: Store, status: Status = None, limit: Limit = 50, offset: Offset = 0, as_json: JsonDocument = False
+) -> None:
     """List runs, those that moved last first."""
     from planner_ext.cli.durable_runs import list_runs  # noqa: PLC0415  (only where it is called)
     from planner_ext.cli.durable_store import told  # noqa: PLC0415  (likewise)
 
-    raise typer.Exit(told(lambda: asyncio.run(list_runs(store, status=status, limit=limit, as_json=as_json))))
+    raise typer.Exit(
+        told(lambda: asyncio.run(list_runs(store, status=status, limit=limit, offset=offset, as_json=as_json)))
+    )
 
 
 @runs.command()

@@ -44,7 +44,7 @@ class Approvals:
         finally:
             await store.close()
 
-    async def pending(self, run_id: str | None = None, *, limit: int = 50) -> list[PendingApproval]:
+    async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
         """List the calls and questions that wait, those first that wait longest; expired ones are not among them.
 
         A row that was altered is left out and logged by its name: nobody may decide on it, see `show`.
@@ -52,14 +52,22 @@ class Approvals:
         Args:
             run_id: Only those of this run; None lists those of all.
             limit: How many at most.
+            offset: How many of the first to leave out; see `count`.
+
+        Raises:
+            StoreError: If limit or offset is no whole number from 0 on.
         """
         found: list[PendingApproval] = []
-        for row in await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit):
+        for row in await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset):
             try:
                 found.append(read_approval(row))
             except ApprovalRefusedError as error:
                 logger.error("A call that waits cannot be shown: %s", error)
         return found
+
+    async def count(self, run_id: str | None = None) -> int:
+        """Count what waits, of one run or of all; `pending` lists it, but for rows that were altered."""
+        return await self._store.count_open_approvals(self._clock.now(), run_id=run_id)
 
     async def show(self, approval_id: str) -> PendingApproval:
         """Show one call, whatever became of it.

@@ -292,9 +292,27 @@ class Runs:
                 await asyncio.Event().wait()  # what comes from now on, comes from there
             await self._clock.sleep(self._poll_seconds)
 
-    async def list(self, *, status: str | None = None, limit: int = 50) -> list[RunRecord]:
-        """List runs, those that moved last first; only those of a status where one is given."""
-        return await self._store.runs(status=status, limit=limit)
+    async def count(self, *, status: str | None = None) -> int:
+        """Count runs, only those of a status where one is given.
+
+        Raises:
+            StoreError: If no run can have the status; names those that there are.
+        """
+        return await self._store.count_runs(status=status)
+
+    async def list(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
+        """List runs, those that moved last first.
+
+        Args:
+            status: Only those that are ``running``, ``paused``, ``answered``, ``incomplete``, ``limit_reached`` or
+                ``stopped``; None lists all.
+            limit: How many at most.
+            offset: How many of the first to leave out; see `count`.
+
+        Raises:
+            StoreError: If no run can have the status, or limit or offset is no whole number from 0 on.
+        """
+        return await self._store.runs(status=status, limit=limit, offset=offset)
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run with its journal.

@@ -18,6 +18,10 @@ __all__ = [
     "CLAIM_RUN",
     "CLOSE_APPROVAL",
     "CLOSE_UNDECIDED",
+    "COUNT_OPEN_APPROVALS",
+    "COUNT_OPEN_APPROVALS_OF_RUN",
+    "COUNT_RUNS",
+    "COUNT_RUNS_BY_STATUS",
     "CREATE_RUN",
     "DECIDE_APPROVAL",
     "DUE_RUNS",
@@ -105,10 +109,13 @@ CREATE_RUN = """
 """
 _RUN = "run_id, goal, status, owner, wake_at, created_at, updated_at"
 GET_RUN = f"SELECT {_RUN} FROM planner_runs WHERE run_id = :run_id"
-LIST_RUNS = f"SELECT {_RUN} FROM planner_runs ORDER BY updated_at DESC, run_id LIMIT :limit"
+LIST_RUNS = f"SELECT {_RUN} FROM planner_runs ORDER BY updated_at DESC, run_id LIMIT :limit OFFSET :offset"
 LIST_RUNS_BY_STATUS = f"""
-    SELECT {_RUN} FROM planner_runs WHERE status = :status ORDER BY updated_at DESC, run_id LIMIT :limit
+    SELECT {_RUN} FROM planner_runs WHERE status = :status
+    ORDER BY updated_at DESC, run_id LIMIT :limit OFFSET :offset
 """
+COUNT_RUNS = "SELECT COUNT(*) FROM planner_runs"
+COUNT_RUNS_BY_STATUS = "SELECT COUNT(*) FROM planner_runs WHERE status = :status"
 DUE_RUNS = f"""
     SELECT {_RUN} FROM planner_runs WHERE status = 'running'
     UNION SELECT {_RUN} FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
@@ -147,11 +154,14 @@ _APPROVAL = "id, run_id, status, fingerprint, call, asked_at, expires_at, decisi
 GET_APPROVAL = f"SELECT {_APPROVAL} FROM planner_approvals WHERE id = :id"
 _OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
 LIST_OPEN_APPROVALS = f"""
-    SELECT {_APPROVAL} FROM planner_approvals WHERE {_OPEN} ORDER BY asked_at, id LIMIT :limit
+    SELECT {_APPROVAL} FROM planner_approvals WHERE {_OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset
 """
 LIST_OPEN_APPROVALS_OF_RUN = f"""
-    SELECT {_APPROVAL} FROM planner_approvals WHERE run_id = :run_id AND {_OPEN} ORDER BY asked_at, id LIMIT :limit
+    SELECT {_APPROVAL} FROM planner_approvals WHERE run_id = :run_id AND {_OPEN}
+    ORDER BY asked_at, id LIMIT :limit OFFSET :offset
 """
+COUNT_OPEN_APPROVALS = f"SELECT COUNT(*) FROM planner_approvals WHERE {_OPEN}"
+COUNT_OPEN_APPROVALS_OF_RUN = f"SELECT COUNT(*) FROM planner_approvals WHERE run_id = :run_id AND {_OPEN}"
 LIST_DECISIONS = f"""
     SELECT {_APPROVAL} FROM planner_approvals WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id
 """

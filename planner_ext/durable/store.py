@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from planner_ext.durable import statements as sql
 from planner_ext.durable.database import Database, Row, Step, Value
@@ -14,6 +15,9 @@ from planner_ext.durable.rows import FactRow, read_facts
 __all__ = ["JournalStore", "Question", "RunMove"]
 
 logger = logging.getLogger(__name__)
+
+_STATUSES = ("running", "paused", "answered", "incomplete", "limit_reached", "stopped")
+"""What a run's row says of it; one that waits for an answer, ``asked`` as a result, is ``paused``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +103,26 @@ class JournalStore:
         runs, facts = await self._database.transact((sql.GET_RUN, key), (sql.GET_FACTS, key))
         return StoredRun(record=_record(run_id, runs), facts=read_facts(run_id, facts))
 
-    async def runs(self, *, status: str | None = None, limit: int = 50) -> list[RunRecord]:
-        """List runs, those that moved last first; one whose row is damaged is left out and logged."""
-        statement = sql.LIST_RUNS if status is None else sql.LIST_RUNS_BY_STATUS
-        values: Mapping[str, Value] = {"limit": limit} if status is None else {"limit": limit, "status": status}
-        return _readable(await self._one(statement, values))
+    async def runs(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
+        """List runs, those that moved last first; one whose row is damaged is left out and logged.
+
+        Raises:
+            StoreError: If no run can have the status, or the page cannot be one.
+        """
+        page = _page(limit, offset)
+        if status is None:
+            return _readable(await self._one(sql.LIST_RUNS, page))
+        return _readable(await self._one(sql.LIST_RUNS_BY_STATUS, {**page, "status": _checked_status(status)}))
+
+    async def count_runs(self, *, status: str | None = None) -> int:
+        """Count runs, only those of a status where one is given.
+
+        Raises:
+            StoreError: If no run can have the status.
+        """
+        if status is None:
+            return _number(await self._one(sql.COUNT_RUNS, {}))
+        return _number(await self._one(sql.COUNT_RUNS_BY_STATUS, {"status": _checked_status(status)}))
 
     async def due(self, now: float) -> list[RunRecord]:
         """List the runs that there is something to do for, if nobody does it: unfinished, decided, or expired."""
@@ -117,11 +136,24 @@ class JournalStore:
         """Give a run up, if it is still one's own."""
         await self._one(sql.RELEASE_RUN, {"run_id": run_id, "owner": owner})
 
-    async def open_approvals(self, now: float, *, run_id: str | None = None, limit: int = 50) -> Sequence[Row]:
-        """List the rows of questions that are open, of all runs or of one, the oldest first; see `read_approval`."""
+    async def open_approvals(
+        self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
+    ) -> Sequence[Row]:
+        """List the rows of questions that are open, of all runs or of one, the oldest first; see `read_approval`.
+
+        Raises:
+            StoreError: If the page cannot be one.
+        """
+        page: Mapping[str, Value] = {"now": now, **_page(limit, offset)}
         if run_id is None:
-            return await self._one(sql.LIST_OPEN_APPROVALS, {"now": now, "limit": limit})
-        return await self._one(sql.LIST_OPEN_APPROVALS_OF_RUN, {"now": now, "run_id": run_id, "limit": limit})
+            return await self._one(sql.LIST_OPEN_APPROVALS, page)
+        return await self._one(sql.LIST_OPEN_APPROVALS_OF_RUN, {**page, "run_id": run_id})
+
+    async def count_open_approvals(self, now: float, *, run_id: str | None = None) -> int:
+        """Count the questions that are open, of all runs or of one."""
+        if run_id is None:
+            return _number(await self._one(sql.COUNT_OPEN_APPROVALS, {"now": now}))
+        return _number(await self._one(sql.COUNT_OPEN_APPROVALS_OF_RUN, {"now": now, "run_id": run_id}))
 
     async def approval(self, key: str) -> Row | None:
         """Read the row of one question, whatever became of it."""
@@ -147,6 +179,28 @@ class JournalStore:
 
     async def _one(self, statement: str, values: Mapping[str, Value]) -> Sequence[Row]:
         return (await self._database.transact((statement, values)))[0]
+
+
+def _page(limit: object, offset: object) -> dict[str, Value]:
+    """Read which part of a list is wanted.
+
+    Raises:
+        StoreError: If one of the two is no such number.
+    """
+    for name, value in (("limit", limit), ("offset", offset)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+            raise StoreError(f"{name} must be a whole number, 0 or more; got {value!r}.")
+    return {"limit": cast("int", limit), "offset": cast("int", offset)}
+
+
+def _number(rows: Sequence[Row]) -> int:
+    return int(rows[0][0] or 0)
+
+
+def _checked_status(status: object) -> str:
+    if status not in _STATUSES:
+        raise StoreError(f"No run has the status {status!r}. There are: {', '.join(_STATUSES)}.")
+    return cast("str", status)
 
 
 def _readable(rows: Sequence[Row]) -> list[RunRecord]:
