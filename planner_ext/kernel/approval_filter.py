@@ -76,9 +76,13 @@ class ApprovalFilter:
     start: a further ``next`` of an inner filter gives the outcome again, unless the function is declared
     ``@effect("idempotent")`` or ``"keyed"``. Where a policy is silent nothing is bound.
 
-    Semantic Kernel starts the calls of a batch together, so here a safe sibling may run before a risky call is decided,
-    and hidden parameters, bare names and exception texts are handled as the stock kernel does. Where that matters, use
-    `FunctionInvokingChatCompletion`.
+    On a kernel that a planner, service or handler of this package works on, it decides with the interceptors of the
+    run, before any call of a batch runs; without an approver the call waits as the run's own (`PendingCall`, decided by
+    the run's ``resume``). What a person decided there it does not ask about again.
+
+    In the stock loop Semantic Kernel starts the calls of a batch together, so there a safe sibling may run before a
+    risky call is decided, and hidden parameters, bare names and exception texts are handled as the stock kernel does.
+    Where that matters, use `FunctionInvokingChatCompletion`.
     """
 
     def __init__(self, policy: Interceptor, approver: Approver | None = None, timeout: float | None = None) -> None:
@@ -117,12 +121,12 @@ class ApprovalFilter:
         if self._has_decided(context):
             await next(context)
             return
-        self._report_unused_rules(context.kernel)
+        self.report_unused_rules(context.kernel)
         call = _described(context)
         if isinstance(call, InvalidArguments):
             _answer(context, f"{_REFUSED}{call.message}")
             return
-        decision = await self._decide(context.function, call)
+        decision = await self.decide(context.function, call)
         match decision:
             case Approve() | None:
                 await self._run(context, next, call, decision)
@@ -136,14 +140,15 @@ class ApprovalFilter:
     def _has_decided(self, context: Any) -> bool:
         """Whether a filter of this policy and person decided this very run of the call, so that it is asked once."""
         starts = starts_of(context.function if isinstance(context, FunctionInvocationContext) else context)
-        return starts is not None and starts.decided_by(self._is_of_one_mind, context.arguments)
+        return starts is not None and starts.decided_by(self.is_of_one_mind, context.arguments)
 
-    def _is_of_one_mind(self, other: object) -> bool:
+    def is_of_one_mind(self, other: object) -> bool:
+        """Whether another filter has the same policy and asks the same person."""
         return isinstance(other, ApprovalFilter) and (
             _is_same(other._policy, self._policy) and _is_same(other._approver, self._approver)
         )
 
-    def _report_unused_rules(self, kernel: Kernel) -> None:
+    def report_unused_rules(self, kernel: Kernel) -> None:
         """Say once which rules of a policy are for no function of the kernel: a misspelt name guards nothing."""
         if self._reported or not isinstance(self._policy, ApprovalPolicy):
             return
@@ -152,14 +157,24 @@ class ApprovalFilter:
         for number in self._policy.unused_rules([(one.plugin_name or "", one.name) for one in functions]):
             _logger.warning("Rule %d of the approval policy is for no function of this kernel.", number)
 
-    async def _decide(self, function: KernelFunction, call: ToolCall) -> Decision | None:
+    async def decide(
+        self, function: KernelFunction, call: ToolCall, state: State | None = None, *, asks: bool = True
+    ) -> Decision | None:
+        """Decide a call by the policy and the function's own mark, and by the approver what these defer.
+
+        Args:
+            function: What will run.
+            call: The call.
+            state: The run, whose approvals for good stand in place of a question; None on a stock kernel.
+            asks: Whether the approver is asked.
+        """
         chain = InterceptorChain(
             options=ApprovalOptions(interceptor_timeout=self._timeout),
             interceptors=(self._policy,),
             marked=lambda _: approval_required(getattr(function, "method", None)),
         )
-        decision = (await chain.review([call], State()))[0]
-        if isinstance(decision, Defer) and self._approver is not None:
+        decision = (await chain.review([call], state or State()))[0]
+        if asks and isinstance(decision, Defer) and self._approver is not None:
             return await self._ask(self._approver, replace(call, prompt=decision.prompt or ""))
         return decision
 
@@ -188,6 +203,10 @@ class ApprovalFilter:
                 values.pop(name, None)
             values.update(arguments)
         starts = self._starts(context.function, context.arguments, arguments, binds=decision is not None)
+        if (running := starts_of(context)) is not None:  # a run of this package guards its calls itself
+            running.join(starts)
+            await next(context)
+            return
         try:
             await _guarded(context, next, starts)
         except (ApprovedArgumentsChangedError, NotRunAgainError) as error:
@@ -206,10 +225,11 @@ class ApprovalFilter:
             binds=binds,
             restart=_always if again else None,
             decided=[self],
+            each_once=True,
         )
 
     def _wait(self, context: Any, call: ToolCall) -> None:
-        if not isinstance(context, AutoFunctionInvocationContext):
+        if not isinstance(context, AutoFunctionInvocationContext) or starts_of(context) is not None:
             _answer(context, f"{_REFUSED}it needs a person's approval, and nobody can be asked.")
             return
         history, content = context.chat_history, context.function_call_content
@@ -249,7 +269,7 @@ class ApprovalFilter:
         Raises:
             DecisionRefusedError: If a decision cannot be taken, naming the call; nothing ran.
         """
-        self._report_unused_rules(kernel)
+        self.report_unused_rules(kernel)
         chosen = self._chosen(kernel, waiting_results(history), decisions)
         approved = [(one, given) for one, given in chosen if isinstance(given, Approve)]
         for one, given in chosen:

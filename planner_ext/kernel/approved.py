@@ -65,9 +65,11 @@ class Starts:
         unchanged: Whether arguments are still those that were decided on; None where a change of them is no concern.
         binds: Whether nothing runs with other ones.
         restart: Records another start before it happens, and gives why it may not, or None; None allows one start.
+        decided: See below.
+        each_once: Whether such a filter decides again where its call comes by again.
 
     Attributes:
-        decided: The approval filters that need not decide the call: each did, and `decided_by` takes it off.
+        decided: The approval filters that need not decide the call, since they did.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class Starts:
         binds: bool = True,
         restart: Callable[[], Awaitable[str | None]] | None,
         decided: Iterable[object] = (),
+        each_once: bool = False,
     ) -> None:
         self._name = name
         self._unchanged = unchanged
-        self._binds = binds
+        self._bound = [unchanged] if binds and unchanged is not None else []
         self._restart = restart
         self.decided = list(decided)
+        self._each_once = each_once
         self._outcome: asyncio.Future[FunctionResult | BaseException | None] | None = None
         self._ended = False
 
@@ -107,14 +111,19 @@ class Starts:
         self.attach(guarded)
         return guarded
 
+    def join(self, other: "Starts") -> None:
+        """Bind the call by what a filter approved while the call was on its way, too."""
+        self._bound += other._bound
+        self.decided += other.decided
+
     def attach(self, to: object) -> None:
         """Let `starts_of` find this by a function, or by the context of a filter."""
         vars(to)[_ATTACHED] = self
 
     def decided_by(self, decides: Callable[[object], bool], arguments: Mapping[str, Any]) -> bool:
-        """Whether such a filter has decided the call with these arguments; once for each time that it did."""
+        """Whether such a filter has decided the call with these arguments."""
         found = next((one for one in self.decided if decides(one)), None)
-        if found is not None:
+        if found is not None and self._each_once:
             self.decided.remove(found)
         return found is not None and (self._unchanged is None or self._unchanged(arguments))
 
@@ -152,7 +161,7 @@ class Starts:
         outcome.set_result(_result_of(context))
 
     def _check(self, context: Any) -> None:
-        if self._binds and self._unchanged is not None and not self._unchanged(context.arguments):
+        if not all(unchanged(context.arguments) for unchanged in self._bound):
             raise ApprovedArgumentsChangedError(self._name)
 
     async def _may_run_again(self) -> bool:

@@ -7,7 +7,7 @@ for cancellation, is a value that says what the model reads. Must not know the l
 
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,7 +28,7 @@ from planner_ext.core.state import Call, State
 from planner_ext.core.values import Checked, RequestedCall
 from planner_ext.effects import KEY_PARAMETER, TIME_PARAMETER, Effect, effect_of, idempotency_key, takes
 from planner_ext.in_time import OutOfTime, in_time, seconds_from_now, time_left
-from planner_ext.kernel.approved import ApprovedArgumentsChangedError, NotRunAgainError, Starts, watch
+from planner_ext.kernel.approved import ApprovedArgumentsChangedError, NotRunAgainError, Starts, starts_of, watch
 from planner_ext.kernel.arguments import (
     InvalidArguments,
     Parameters,
@@ -91,6 +91,7 @@ class KernelFunctions:
         settings: The request's settings, for filters.
         history: The messages up to this batch, for filters; asked only where there are some.
         streaming: Whether requests are streamed, for filters.
+        decided_by: Lists the approval filters that decided a call before it ran.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class KernelFunctions:
         settings: PromptExecutionSettings | None = None,
         history: Callable[[State], ChatHistory],
         streaming: bool = False,
+        decided_by: Callable[[CallDecided | None], Sequence[object]] = lambda _: (),
     ) -> None:
         self._kernel = kernel
         self._offered = offered
@@ -117,6 +119,7 @@ class KernelFunctions:
         self._settings = settings
         self._history = history
         self._streaming = streaming
+        self._decided_by = decided_by
         self._prepared: dict[int, _Prepared] = {}
 
     def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
@@ -240,15 +243,17 @@ class KernelFunctions:
             call = replace(call, arguments=decided.edited)
         return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, target=prepared.runnable)
 
-    @staticmethod
-    def _starts(run: _Run, decided: CallDecided | None) -> Starts:
+    def _starts(self, run: _Run, decided: CallDecided | None) -> Starts:
         """Say what filters may make of a call: nothing else of an approved one, and no second run unless it is safe."""
+        binds, filters = decided is not None and decided.binds, self._decided_by(decided)
         bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.parameters.by_name}
         effect = effect_of(getattr(run.prepared.function, "method", None)) or Effect()
         return Starts(
             run.checked.function,
-            unchanged=watch(run.arguments, bound) if decided is not None and decided.binds else None,
+            unchanged=watch(run.arguments, bound) if binds or filters else None,
+            binds=binds,
             restart=None if effect.kind == "once" else restart_of_call(),
+            decided=filters,
         )
 
     async def _run_filtered(self, run: _Run, state: State, iteration: int, index: int, count: int) -> Finished:
@@ -267,6 +272,8 @@ class KernelFunctions:
             request_sequence_index=iteration,
             function_sequence_index=index,
         )
+        if (starts := starts_of(run.target)) is not None:
+            starts.attach(context)
         ran = False
         failure: Finished | None = None
 

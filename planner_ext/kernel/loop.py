@@ -27,6 +27,7 @@ from planner_ext.engine import CallFailedError, Engine, StopHandle
 from planner_ext.kernel.approval_filter import ApprovalFilter
 from planner_ext.kernel.chat import KernelChat
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExecutionError
+from planner_ext.kernel.filtered_gate import FilteredGate, approval_filters
 from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, one_result_each, repair_history
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
@@ -102,6 +103,15 @@ class Loop:
             plan_settings=plan_settings,
             answer_settings=None if form is None else form.settings,
         )
+        filters = approval_filters(kernel)
+        for one in filters:
+            one.report_unused_rules(kernel)
+        gate = FilteredGate(
+            self._gate(marked=not filters),
+            filters,
+            offered=lambda: offer.functions,
+            expires_in=options.approval.expires_in,
+        )
         functions = KernelFunctions(
             kernel,
             offered=lambda: offer.functions,
@@ -113,6 +123,7 @@ class Loop:
             settings=settings,
             history=partial(_history, self.chat),
             streaming=streaming,
+            decided_by=gate.decided,
         )
         around = run_around()
         outer = () if around is None else around.planners
@@ -128,7 +139,7 @@ class Loop:
             functions=self.functions,
             prompts=prompts,
             clock=options.clock,
-            gate=NobodyWaits(self._gate()) if nested else self._gate(),
+            gate=NobodyWaits(gate) if nested else gate,
             hook=self._hook(streaming=streaming),
             answer_form=form,
             respondent=self._respondent(),
@@ -173,14 +184,14 @@ class Loop:
                 carry_run(error, engine.state, engine.facts, self.checkpoint_key)
                 raise
 
-    def _gate(self) -> InterceptorChain:
+    def _gate(self, *, marked: bool) -> InterceptorChain:
         options = self._options
         return InterceptorChain(
             options=options.approval,
             interceptors=options.interceptors,
             pre_invoke=options.pre_invoke,
             checks=options.checks,
-            marked=partial(_mark, self.offer),
+            marked=partial(_mark, self.offer) if marked else _unmarked,
         )
 
     def _hook(self, *, streaming: bool) -> IterationCompletedHook | None:
@@ -231,6 +242,10 @@ def _guards(options: LoopOptions, offer: Offer, kernel: Kernel) -> Guards:
         expires_in=options.approval.expires_in,
         marked=tuple(sorted(name for name in offer.functions if _mark(offer, name) is not None)),
     )
+
+
+def _unmarked(name: str) -> None:
+    """Leave the marks of functions to the approval filters of the kernel."""
 
 
 def _mark(offer: Offer, name: str) -> Defer | None:

@@ -1,0 +1,172 @@
+"""ApprovalFilter on a kernel that a planner, service or handler works on: it decides before anything runs."""
+
+from typing import Any
+
+import pytest
+from approval_builders import (
+    BOTH_CALLS,
+    DONE,
+    REFUND,
+    REFUNDED,
+    WIPE,
+    Door,
+    World,
+    check_sendable,
+    every_door,
+    only,
+    results,
+    three_doors,
+    world,
+)
+from filter_builders import AUTO, BOTH, FUNCTION, POLICY, under_each
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
+from planner_ext.hitl_manager import ApprovalSettings, ToolCall
+from planner_ext.testing import call
+
+
+def guarded(script: Any, by: ApprovalFilter, under: Any, **plugins: Any) -> World:
+    here = world(script, **plugins)
+    for kind in under:
+        here.kernel.add_filter(kind, by)
+    return here
+
+
+@under_each
+@every_door
+async def test_without_an_approver_the_call_waits_as_the_run_s_own(door: Door, under: Any) -> None:
+    """Nothing of the batch has run, the run is paused, and ``resume`` decides, here and in another process."""
+    by = ApprovalFilter(POLICY)
+    here = guarded(BOTH_CALLS, by, under)
+    paused = await door.ask(here)
+    assert (paused.status, paused.waiting, here.ran, here.requests) == ("paused", ["call_2"], [], 1)
+    there = guarded([DONE], ApprovalFilter(POLICY), under)
+    done = await door.resume(there, paused.checkpoint, {"call_2": Approve(by="ann")})
+    assert (done.status, there.ran) == ("answered", [("look", "7"), REFUNDED])
+    refused = guarded([DONE], by, under)
+    done = await door.resume(refused, paused.checkpoint, {"call_2": Deny("No.")})
+    assert (done.status, refused.ran) == ("answered", [("look", "7")])
+
+
+@under_each
+@three_doors
+async def test_with_an_approver_it_is_asked_once_before_anything_runs(door: Door, under: Any) -> None:
+    """The person decides while nothing of the batch has run; what they approve runs, what they deny does not."""
+    for answer, ran in ((Approve(), [("look", "7"), REFUNDED]), (Deny("No."), [("look", "7")])):
+        seen: list[tuple[str, int]] = []
+
+        here = world(BOTH_CALLS)
+
+        def person(call: ToolCall, answer: Any = answer, seen: Any = seen, here: World = here) -> Any:
+            seen.append((call.function_name, len(here.ran)))
+            return answer
+
+        for kind in under:
+            here.kernel.add_filter(kind, ApprovalFilter(POLICY, person))
+        outcome = await door.ask(here)
+        assert (outcome.status, seen, here.ran) == ("answered", [("refund", 0)], ran)
+
+
+@under_each
+async def test_a_policy_is_asked_once_for_each_call(under: Any) -> None:
+    """Under one type or both, whether it approves or is silent."""
+    for answer in (Approve(), None):
+        seen: list[str] = []
+
+        def policy(call: ToolCall, answer: Any = answer, seen: list[str] = seen) -> Any:
+            seen.append(call.function_name)
+            return answer
+
+        here = guarded(BOTH_CALLS, ApprovalFilter(policy), under)
+        await Door("planner", False).ask(here)
+        assert (seen, len(here.ran)) == (["look", "refund"], 2)
+
+
+@under_each
+async def test_what_it_approved_is_bound(under: Any) -> None:
+    """A filter beside it changes nothing of the call, whether it is registered before or after."""
+
+    async def alter(context: Any, next: Any) -> None:
+        context.arguments["amount"] = 9999
+        await next(context)
+
+    for before in (True, False):
+        here = world([REFUND, DONE])
+        filters = [alter, ApprovalFilter(POLICY, lambda call: Approve())]
+        for kind in under:
+            for one in filters if before else reversed(filters):
+                here.kernel.add_filter(kind, one)
+        await Door("planner", False).ask(here)
+        assert here.ran == []
+
+
+@under_each
+async def test_the_stricter_say_wins(under: Any) -> None:
+    """A filter's denial stands above an interceptor's approval, and an interceptor's above a filter's."""
+    denying = ApprovalFilter(ApprovalPolicy.from_dict({"default": "deny"}))
+    here = guarded([REFUND, DONE], denying, under)
+    await Door("planner", False).ask(here, interceptors=[only("refund", Approve())])
+    assert here.ran == []
+    here = guarded([REFUND, DONE], ApprovalFilter(lambda call: Approve()), under)
+    await Door("planner", False).ask(here, interceptors=[only("refund", Deny("No."))])
+    assert here.ran == []
+    here = guarded([REFUND, DONE], denying, under)
+    outcome = await Door("planner", False).ask(here, approval=ApprovalSettings(unmatched="defer"))
+    assert (here.ran, outcome.status == "paused") == ([], False)
+
+
+@under_each
+async def test_a_marked_function_is_its_approver_s_or_waits(under: Any) -> None:
+    """``@requires_approval`` asks the filter's person; without one the run pauses; an allow rule frees the function."""
+    seen: list[str] = []
+
+    def person(call: ToolCall) -> Any:
+        seen.append(call.prompt)
+        return Approve()
+
+    here = guarded([WIPE, DONE], ApprovalFilter(POLICY, person), under)
+    assert (await Door("planner", False).ask(here)).status == "answered"
+    assert (here.ran, seen) == ([("wipe",)], ["Really everything?"])
+    here = guarded([WIPE], ApprovalFilter(POLICY), under)
+    assert (await Door("planner", False).ask(here)).waiting == ["call_1"]
+    freeing = {"default": "ask", "rules": [{"function": "wipe", "action": "allow"}]}
+    here = guarded([WIPE, DONE], ApprovalFilter(ApprovalPolicy.from_dict(freeing)), under)
+    await Door("planner", False).ask(here)
+    assert here.ran == [("wipe",)]
+
+
+async def test_an_approval_for_good_stands_in_place_of_its_question() -> None:
+    """Given on a paused run, it holds for the filter's questions, too."""
+    by = ApprovalFilter(POLICY)
+    paused = await Door("planner", False).ask(guarded([REFUND], by, BOTH))
+    here = guarded([REFUND, DONE], by, BOTH)
+    done = await Door("planner", False).resume(here, paused.checkpoint, {"call_1": Approve(always="function")})
+    assert (done.status, here.ran) == ("answered", [REFUNDED, REFUNDED])
+    check_sendable(done.history)
+
+
+@pytest.mark.parametrize("under", [FUNCTION, BOTH], ids=["function", "both"])
+async def test_a_call_inside_a_call_is_still_asked_about(under: Any) -> None:
+    """What a function of the run invokes on its own is another call, which the filter decides when it runs."""
+
+    class Proxy:
+        @kernel_function
+        async def look(self, order: str) -> str:
+            result = await here.kernel.invoke(plugin_name="shop", function_name="refund", order=order, amount=50)
+            return str(result)
+
+    by = ApprovalFilter(POLICY, lambda call: Deny("No."))
+    here = guarded([call("proxy-look", {"order": "7"}), DONE], by, under, proxy=Proxy())
+    outcome = await Door("planner", False).ask(here)
+    assert (here.ran, "No." in results(outcome.history)[0]) == ([], True)
+
+
+async def test_a_rule_for_no_function_is_reported_before_anything_is_called(caplog: Any) -> None:
+    """A run on the kernel names the misspelt rule as it begins, once."""
+    by = ApprovalFilter(
+        ApprovalPolicy.from_dict({"default": "ask", "rules": [{"function": "refnd", "action": "deny"}]})
+    )
+    for _ in range(2):
+        await Door("planner", False).ask(guarded([DONE], by, AUTO))
+    assert len([one for one in caplog.records if "Rule 1 of the approval policy" in one.getMessage()]) == 1
