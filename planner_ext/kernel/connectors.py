@@ -6,16 +6,16 @@ is not in it is taken for one like OpenAI's.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.contents import AuthorRole, ChatMessageContent, FinishReason
+from semantic_kernel.contents import AuthorRole, ChatMessageContent, FinishReason, TextContent
 from semantic_kernel.functions import KernelFunctionMetadata
 
 from planner_ext.kernel.messages import calls_of, text_of
 from planner_ext.kernel.usage import usage_in, with_usage
 
-__all__ = ["NO_FUNCTION", "Connector", "connector_of", "has_calls", "joined", "received"]
+__all__ = ["NO_FUNCTION", "Connector", "connector_of", "has_calls", "joined", "one_text", "received"]
 
 M = TypeVar("M", bound=ChatMessageContent)
 
@@ -33,13 +33,14 @@ class Connector:
 
     Attributes:
         provider: Its provider in ``genai-prices``; "" where the list does not have it.
-        joins: Whether the results of a batch have to be sent in one message, and all system messages in one.
+        joins: Whether the results of a batch have to be sent in one message, and all that the system says in one
+            (``results``), and neighbouring messages of one side, too (``turns``); None for neither.
         takes_none: Whether its requests can say the tool choice "none".
         needs_tools: Whether its provider refuses calls and results in a request that offers no function.
     """
 
     provider: str = ""
-    joins: bool = False
+    joins: Literal["results", "turns"] | None = None
     takes_none: bool = True
     needs_tools: bool = False
 
@@ -48,12 +49,12 @@ _PACKAGE = "semantic_kernel.connectors.ai."
 
 _KNOWN = {
     # Anthropic's API takes the choice "none", and Semantic Kernel's settings refuse it.
-    "anthropic": Connector(provider="anthropic", joins=True, takes_none=False, needs_tools=True),
+    "anthropic": Connector(provider="anthropic", joins="results", takes_none=False, needs_tools=True),
     "azure_ai_inference": Connector(provider="azure"),
     # Bedrock has no choice "none": Semantic Kernel sends no function at all for it.
-    "bedrock": Connector(provider="aws", joins=True, takes_none=False, needs_tools=True),
+    "bedrock": Connector(provider="aws", joins="turns", takes_none=False, needs_tools=True),
     # Semantic Kernel's connectors for Google join results, too, but in the messages that they were given.
-    "google": Connector(provider="google", joins=True),
+    "google": Connector(provider="google", joins="results"),
     "mistral_ai": Connector(provider="mistral"),
     "ollama": Connector(takes_none=False),
     "open_ai": Connector(provider="openai"),
@@ -75,24 +76,36 @@ def has_calls(messages: Sequence[ChatMessageContent]) -> bool:
     return any(message.role == AuthorRole.TOOL or calls_of(message) for message in messages)
 
 
-def joined(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-    """Copy messages with neighbouring results in one message, and all that the system says in the first such one."""
-    written: list[ChatMessageContent] = []
-    for message in messages:
-        if message.role == AuthorRole.TOOL and written and written[-1].role == AuthorRole.TOOL:
-            written[-1] = _with_items(written[-1], [*written[-1].items, *message.items])
+def joined(messages: Sequence[ChatMessageContent], joins: Literal["results", "turns"]) -> list[ChatMessageContent]:
+    """Copy messages with those in one that a provider wants in one; the system's come first, as one text."""
+    system = [message for message in messages if message.role == AuthorRole.SYSTEM]
+    rest = [message for message in messages if message.role != AuthorRole.SYSTEM]
+    if len(system) > 1:
+        texts: list[Any] = [TextContent(text="\n\n".join(map(text_of, system)))]
+        system = [system[0].model_copy(update={"items": texts})]
+    written: list[ChatMessageContent] = system
+    for message in rest:
+        if written and _is_next_to(written[-1].role, message.role, joins):
+            written[-1] = written[-1].model_copy(update={"items": [*written[-1].items, *message.items]})
         else:
             written.append(message)
-    system = [message for message in written if message.role == AuthorRole.SYSTEM]
-    if len(system) < 2:
-        return written
-    first = system[0].model_copy(update={"items": [], "encoding": None})
-    first.content = "\n\n".join(map(text_of, system))
-    rest = [message for message in written if message.role != AuthorRole.SYSTEM]
-    return [first, *rest]
+    return written
 
 
-def _with_items(message: ChatMessageContent, items: list[Any]) -> ChatMessageContent:
+def _is_next_to(role: AuthorRole, following: AuthorRole, joins: Literal["results", "turns"]) -> bool:
+    """Whether a message of the following role is sent in the one before it: results are the user's side."""
+    if joins == "results":
+        return role == following == AuthorRole.TOOL
+    return role == following or (role == AuthorRole.TOOL and following == AuthorRole.USER)
+
+
+def one_text(message: ChatMessageContent) -> ChatMessageContent:
+    """Copy a message with all its text in one item: most connectors send the first item of a message's text alone."""
+    texts = [item for item in message.items if isinstance(item, TextContent)]
+    if len(texts) < 2:
+        return message
+    whole = texts[0].model_copy(update={"text": text_of(message)})
+    items = [whole, *(item for item in message.items if not isinstance(item, TextContent))]
     return message.model_copy(update={"items": items})
 
 

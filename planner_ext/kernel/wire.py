@@ -15,7 +15,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelFunctionMetadata
 
-from planner_ext.kernel.connectors import connector_of, joined, received
+from planner_ext.kernel.connectors import connector_of, joined, one_text, received
 from planner_ext.kernel.offer import RequestBehavior
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ class GenericWire:
         self._service = service
         self._kernel = kernel
         self._arguments = arguments
-        self._joins = connector_of(service).joins
+        self._connector = connector_of(service)
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
         messages = await self._service.get_chat_message_contents(
             self._history(request), _settings(request), kernel=self._kernel, arguments=self._arguments
         )
-        return [*map(received, messages)]
+        return [one_text(received(message)) for message in messages]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
@@ -94,7 +94,8 @@ class GenericWire:
 
     def _history(self, request: ChatRequest) -> ChatHistory:
         sent = request.sent  # connectors may add to it
-        return ChatHistory.model_construct(messages=joined(sent) if self._joins else sent)
+        joins = self._connector.joins
+        return ChatHistory.model_construct(messages=sent if joins is None else joined(sent, joins))
 
 
 def _settings(request: ChatRequest) -> PromptExecutionSettings:

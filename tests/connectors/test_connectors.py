@@ -1,0 +1,332 @@
+"""Whole runs through Semantic Kernel's connectors and their SDKs, against servers that speak each provider's API."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.contents import AuthorRole, ChatHistory, FunctionResultContent
+from semantic_kernel.functions import kernel_function
+from wires import CACHED, COMPLETION, PROMPT, Anthropic, Api, Bedrock, Chat, Google, Ollama, Turn
+
+from planner_ext import (
+    Approve,
+    BoundedFunctionChoiceBehavior,
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionInvokingChatCompletion,
+)
+from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
+from planner_ext.events import ResultReady
+from planner_ext.iteration import Usage
+from planner_ext.kernel.messages import dump_message, text_of
+from planner_ext.kernel.prices import price_of
+from planner_ext.kernel.usage import read_usage
+
+# google-genai derives from a class of aiohttp that says it should not be derived from.
+pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+
+
+@dataclass
+class Tools:
+    """A plugin ``t`` whose first call ends after the second, so that results come in another order than calls."""
+
+    seen: list[int] = field(default_factory=list)
+
+    @kernel_function(description="Doubles a number.")
+    async def double(self, n: int) -> str:
+        self.seen.append(n)
+        return f"{n} doubled is {2 * n}"
+
+
+def anthropic(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
+    sdk = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+    from semantic_kernel.connectors.ai.anthropic import AnthropicChatCompletion
+
+    client = sdk.AsyncAnthropic(api_key="any", base_url=api.url, max_retries=0)
+    stack.push_async_callback(client.close)
+    return AnthropicChatCompletion("claude-sonnet-4-5", api_key="any", async_client=client)
+
+
+def mistral(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
+    sdk = pytest.importorskip("mistralai", reason="the mistralai SDK is not installed")
+    from semantic_kernel.connectors.ai.mistral_ai import MistralAIChatCompletion
+
+    client = sdk.Mistral(api_key="any", server_url=api.url)
+    stack.push_async_exit(client)
+    plain = client.chat.stream_async
+
+    async def stream_async(**request: Any) -> Any:
+        """Return the stream as the generator that the connector takes alone, see the test of the connector as it is."""
+        response = await plain(**request)
+        return (chunk async for chunk in response)
+
+    client.chat.stream_async = stream_async
+    return MistralAIChatCompletion("mistral-large-latest", api_key="any", async_client=client)
+
+
+def google(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
+    sdk = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    from semantic_kernel.connectors.ai.google.google_ai import GoogleAIChatCompletion
+
+    client = sdk.Client(api_key="any", http_options={"base_url": api.url})
+    stack.callback(client.close)
+    stack.push_async_callback(client.aio.aclose)
+    return GoogleAIChatCompletion("gemini-2.5-flash", api_key="any", client=client)
+
+
+def ollama(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
+    sdk = pytest.importorskip("ollama", reason="the ollama SDK is not installed")
+    from semantic_kernel.connectors.ai.ollama import OllamaChatCompletion
+
+    client = sdk.AsyncClient(host=api.url)
+    stack.push_async_callback(client._client.aclose)
+    return OllamaChatCompletion(ai_model_id="llama3.2", client=client)
+
+
+def bedrock(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
+    sdk = pytest.importorskip("boto3", reason="the boto3 SDK is not installed")
+    from semantic_kernel.connectors.ai.bedrock import BedrockChatCompletion
+
+    where = {"region_name": "us-east-1", "aws_access_key_id": "any", "aws_secret_access_key": "any"}
+    client = sdk.client("bedrock-runtime", endpoint_url=api.url, **where)
+    stack.callback(client.close)
+    return BedrockChatCompletion("anthropic.claude-3-5-sonnet-20240620-v1:0", runtime_client=client, client=client)
+
+
+def azure(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
+    sdk = pytest.importorskip("azure.ai.inference.aio", reason="the azure-ai-inference SDK is not installed")
+    from azure.core.credentials import AzureKeyCredential
+    from semantic_kernel.connectors.ai.azure_ai_inference import AzureAIInferenceChatCompletion
+
+    client = sdk.ChatCompletionsClient(endpoint=api.url, credential=AzureKeyCredential("any"), retry_total=0)
+    stack.push_async_callback(client.close)
+    return AzureAIInferenceChatCompletion("Phi-4", client=client)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A connector, the API that its SDK speaks, and what can be known of one reply's usage."""
+
+    api: type[Api]
+    make: Callable[[Api, AsyncExitStack], ChatCompletionClientBase]
+    cached: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=PROMPT, completion_tokens=COMPLETION, cached_tokens=self.cached)
+
+
+CASES = {
+    "anthropic": Case(Anthropic, anthropic, CACHED),
+    "azure": Case(Chat, azure),
+    "bedrock": Case(Bedrock, bedrock, CACHED),
+    "google": Case(Google, google, CACHED),
+    "mistral": Case(Chat, mistral),
+    "ollama": Case(Ollama, ollama),
+}
+
+CALLS = Turn(calls=(("t-double", {"n": 4}), ("t-double", {"n": 5})))
+TEXT = Turn(text="Eight and ten.")
+
+
+@dataclass
+class World:
+    api: Api
+    service: ChatCompletionClientBase
+    kernel: Kernel
+    tools: Tools
+    case: Case
+
+
+@pytest.fixture(params=CASES)
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., World]]:
+    case = CASES[request.param]
+    async with AsyncExitStack() as stack:
+
+        def connect(*turns: Turn, **options: Any) -> World:
+            api = stack.enter_context(case.api(turns=turns, **options))
+            tools, kernel = Tools(), Kernel()
+            kernel.add_plugin(tools, "t")
+            service = case.make(api, stack)
+            kernel.add_service(service)
+            return World(api, service, kernel, tools, case)
+
+        yield connect
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "streamed"])
+def streamed(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+async def ask(world: World, history: ChatHistory, *, streamed: bool, **options: Any) -> tuple[str, dict[str, Any]]:
+    """Ask a service around the connector; give its text, and the metadata of its last message."""
+    service = FunctionInvokingChatCompletion(world.service, **options)
+    return await ask_service(world, service, history, streamed=streamed)
+
+
+async def ask_service(
+    world: World, service: FunctionInvokingChatCompletion, history: ChatHistory, *, streamed: bool
+) -> tuple[str, dict[str, Any]]:
+    settings = service.instantiate_prompt_execution_settings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
+    if not streamed:
+        message = await service.get_chat_message_content(history, settings, kernel=world.kernel)
+        assert message is not None
+        return text_of(message), message.metadata
+    stream = service.get_streaming_chat_message_content(history, settings, kernel=world.kernel)
+    chunks = [chunk async for chunk in stream if chunk is not None]
+    text = "".join(str(chunk) for chunk in chunks if chunk.role != AuthorRole.TOOL)
+    return text, chunks[-1].metadata
+
+
+def asked() -> ChatHistory:
+    history = ChatHistory()
+    history.add_system_message("You double numbers.")
+    history.add_user_message("Double 4 and 5.")
+    return history
+
+
+async def test_a_service_runs_calls_and_says_what_the_server_said(
+    connect: Callable[..., World], streamed: bool
+) -> None:
+    """Calls run, their results are sent back in call order, and the usage is the sum of what the server reported."""
+    world, history = connect(CALLS, TEXT), asked()
+    text, metadata = await ask(world, history, streamed=streamed)
+    assert (text, world.api.refused) == (TEXT.text, [])
+    assert sorted(world.tools.seen) == [4, 5]
+    assert (metadata["iterations"], metadata["tool_calls"], metadata["status"]) == (2, 2, "answered")
+    assert read_usage(metadata["usage"]) == world.case.usage + world.case.usage
+    results = [str(i.result) for m in history.messages for i in m.items if isinstance(i, FunctionResultContent)]
+    assert results == ["4 doubled is 8", "5 doubled is 10"]
+    sent = str(world.api.bodies[-1])
+    assert -1 < sent.find("4 doubled is 8") < sent.find("5 doubled is 10")
+
+
+async def test_a_planner_runs_to_its_answer(connect: Callable[..., World], streamed: bool) -> None:
+    """The planner's ledger is what the server reported, with a history that has system messages of its own."""
+    world = connect(CALLS, CALLS, TEXT)
+    history = asked()
+    history.add_system_message("Be brief.")
+    planner = FunctionCallingStepwisePlanner(None, FunctionCallingStepwisePlannerOptions(plan=False))
+    if streamed:
+        stream = planner.invoke_stream(world.kernel, "Double 4 and 5, twice.", chat_history=history)
+        *_, last = [event async for event in stream]
+        assert isinstance(last, ResultReady)
+        result = last.result
+    else:
+        result = await planner.invoke(world.kernel, "Double 4 and 5, twice.", chat_history=history)
+    assert (result.status, result.final_answer, world.api.refused) == ("answered", TEXT.text, [])
+    assert (result.iterations, result.tool_calls) == (3, 4)
+    used, one = result.usage, world.case.usage
+    assert (used.prompt_tokens, used.completion_tokens, used.cached_tokens, used.estimated_tokens) == (
+        3 * one.prompt_tokens,
+        3 * one.completion_tokens,
+        3 * one.cached_tokens,
+        0,
+    )
+    assert "Be brief." in str(world.api.bodies[-1])
+
+
+@pytest.mark.parametrize("last_trip", ["withdraw", "none"])
+async def test_a_run_that_does_not_stop_ends_with_a_forced_answer(
+    connect: Callable[..., World], streamed: bool, last_trip: Any
+) -> None:
+    """The last trip offers no function that can be called, in a form that the provider takes, and brings the answer."""
+    world = connect(CALLS)
+    budget = Budget(max_iterations=3, last_trip=last_trip)
+    text, metadata = await ask(world, asked(), streamed=streamed, budget=budget)
+    assert (text, world.api.refused) == ("That is all.", [])
+    assert (metadata["status"], metadata["limit"]) == ("limit_reached", "max_iterations")
+    assert (len(world.api.bodies), metadata["tool_calls"]) == (3, 4)
+
+
+async def test_a_token_limit_fires(connect: Callable[..., World], streamed: bool) -> None:
+    """A limit on tokens ends the run after the requests that take them, and the one forced answer."""
+    world = connect(CALLS)
+    budget = Budget(max_iterations=40, max_total_tokens=2 * (PROMPT + COMPLETION))
+    text, metadata = await ask(world, asked(), streamed=streamed, budget=budget)
+    assert (text, metadata["status"], metadata["limit"]) == ("That is all.", "limit_reached", "max_total_tokens")
+    assert (len(world.api.bodies), world.api.refused) == (3, [])
+
+
+@pytest.mark.parametrize("connect", ["azure", "mistral", "ollama"], indirect=True)
+async def test_a_token_limit_fires_where_the_usage_is_not_reported(
+    connect: Callable[..., World], streamed: bool
+) -> None:
+    """What a server does not say, all or (Ollama, of a prompt in its cache) half, is estimated and so called."""
+    world = connect(CALLS, reports=False)
+    budget = Budget(max_iterations=40, max_total_tokens=300)
+    text, metadata = await ask(world, asked(), streamed=streamed, budget=budget)
+    assert (text, metadata["status"], metadata["limit"]) == ("That is all.", "limit_reached", "max_total_tokens")
+    assert 2 <= len(world.api.bodies) <= 10
+    usage, reported = metadata["usage"], COMPLETION * len(world.api.bodies) * isinstance(world.api, Ollama)
+    assert usage.prompt_tokens + usage.completion_tokens - usage.estimated_tokens == reported
+
+
+async def test_a_paused_run_is_resumed_from_its_json(connect: Callable[..., World], streamed: bool) -> None:
+    """What a checkpoint keeps of a connector's messages is enough for the provider to take them again."""
+    world, history = connect(CALLS, TEXT), asked()
+    service = FunctionInvokingChatCompletion(world.service, check_for_intervention=lambda call: True)
+    _, metadata = await ask_service(world, service, history, streamed=streamed)
+    assert (metadata["status"], world.tools.seen) == ("paused", [])
+    approved = {call["id"]: Approve() for call in metadata["pending"]}
+    settings = service.instantiate_prompt_execution_settings(
+        function_choice_behavior=BoundedFunctionChoiceBehavior.Auto()
+    )
+    message = await service.resume(ChatHistory(), metadata["checkpoint"], approved, settings, kernel=world.kernel)
+    assert (text_of(message), world.api.refused, world.tools.seen) == (TEXT.text, [], [4, 5])
+    assert read_usage(message.metadata["usage"]) == world.case.usage + world.case.usage
+
+
+async def test_a_reply_that_was_cut_is_no_answer(connect: Callable[..., World], streamed: bool) -> None:
+    """A reply that ran out of tokens ends the run incomplete, and no call in it runs."""
+    world = connect(Turn(text="Eight and", cut=True))
+    _, metadata = await ask(world, asked(), streamed=streamed)
+    assert metadata["status"] == "incomplete"
+    world = connect(Turn(calls=CALLS.calls, cut=True))
+    _, metadata = await ask(world, asked(), streamed=streamed)
+    assert (metadata["status"], world.tools.seen) == ("incomplete", [])
+
+
+async def test_a_request_without_functions_says_its_usage_too(connect: Callable[..., World]) -> None:
+    """Where a service only passes a request on, its metadata can be read and written as JSON all the same."""
+    world = connect(TEXT)
+    service = FunctionInvokingChatCompletion(world.service)
+    message = await service.get_chat_message_content(asked(), service.instantiate_prompt_execution_settings())
+    assert message is not None
+    assert (text_of(message), read_usage(message.metadata["usage"])) == (TEXT.text, world.case.usage)
+    assert "usage" in json.loads(json.dumps(dump_message(message)))["metadata"]
+
+
+async def test_the_price_list_knows_the_provider_by_its_connector(connect: Callable[..., World]) -> None:
+    """A model is looked up at its connector's provider, also where its URL says nothing; Ollama's has no price."""
+    world = connect(TEXT)
+    settings = world.service.instantiate_prompt_execution_settings()
+    if isinstance(world.api, Ollama):
+        with pytest.raises(PlannerInvalidConfigurationError, match="needs a price for the model 'llama3"):
+            price_of(world.service, settings, None, 1.0)
+        return
+    price = price_of(world.service, settings, None, 1.0)
+    assert price is not None
+    assert price("any", world.case.usage) > 0
+
+
+async def test_mistral_as_it_is_streams_nothing() -> None:
+    """Semantic Kernel 1.45 takes no stream of the SDKs that it allows: named, and noticed here once it does."""
+    async with AsyncExitStack() as stack:
+        api = stack.enter_context(Chat(turns=(TEXT,)))
+        service = mistral(api, stack)
+        del service.async_client.chat.stream_async
+        kernel = Kernel()
+        kernel.add_plugin(Tools(), "t")
+        world = World(api, service, kernel, Tools(), CASES["mistral"])
+        with pytest.raises(InvalidReplyError, match="a stream without any choice"):
+            await ask(world, asked(), streamed=True)
