@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -28,9 +28,13 @@ class _Data(BaseModel):
 class ArgumentPredicate(_Data):
     """What an argument must be; every condition that is set must hold.
 
+    A condition sees the value that the function gets from the model, converted to the parameter's type. One on a value
+    of another type cannot be evaluated, on whatever level: a number is comparable to numbers alone (7 is 7.0), a
+    boolean to booleans, a text to texts. A null can be compared to null alone; whether a value is null can always be.
+
     Attributes:
-        equals: It is this JSON value, of the same type: 1 is not true, and not "1".
-        one_of: It is one of these.
+        equals: It is this JSON value.
+        one_of: It is one of these; cannot be evaluated where none of them is of its type.
         gt: It is a number above this.
         ge: It is a number, this or above.
         lt: It is a number below this.
@@ -68,7 +72,7 @@ class ArgumentPredicate(_Data):
             case "equals":
                 return _same(value, wanted)
             case "one_of":
-                return any(_same(value, one) for one in wanted)
+                return _is_one_of(value, wanted)
             case "glob":
                 return fnmatchcase(value, wanted) if isinstance(value, str) else None
             case _:
@@ -101,8 +105,9 @@ class ApprovalRule(_Data):
     def matches(self, call: ToolCall) -> bool:
         """Say whether the rule is for a call.
 
-        A predicate that cannot be evaluated, because the argument is missing or of another type, counts as a match of a
-        deny or ask rule, and not of an allow rule.
+        A predicate that cannot be evaluated counts as a match of a deny or ask rule, and not of an allow rule: because
+        the argument is of another type, or because the model left it out. Then the function gets the application's
+        value or its own default, which no rule sees.
         """
         if not self.names(call.plugin_name, call.function_name):
             return False
@@ -218,17 +223,43 @@ def _decision(action: str, reason: str, expires_in: float | None, by: str) -> De
             return Defer(prompt=reason or None, expires_in=expires_in)
 
 
-def _same(value: object, wanted: object) -> bool:
-    """Compare JSON values; a boolean is no number, on no level."""
-    if isinstance(value, bool) or isinstance(wanted, bool):
-        return value is wanted
+_KINDS: Final = (bool, int | float, str, Mapping, list)
+"""The JSON types, but for null; a boolean comes first, as it is a number to Python."""
+
+
+def _kind(value: object) -> object:
+    return next((kind for kind in _KINDS if isinstance(value, kind)), type(value))
+
+
+def _same(value: object, wanted: object) -> bool | None:
+    """Compare JSON values; None where they are of two types, on some level, and differ on none that can be compared."""
+    if wanted is None:
+        return value is None
+    if _kind(value) != _kind(wanted):
+        return None
     if isinstance(value, Mapping) and isinstance(wanted, Mapping):
         one, other = cast("Mapping[str, object]", value), cast("Mapping[str, object]", wanted)
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and _all(_same(one[key], other[key]) for key in one)
     if isinstance(value, list) and isinstance(wanted, list):
         items, others = cast("list[object]", value), cast("list[object]", wanted)
-        return len(items) == len(others) and all(map(_same, items, others))
+        return len(items) == len(others) and _all(map(_same, items, others))
     return value == wanted
+
+
+def _is_one_of(value: object, wanted: Sequence[object]) -> bool | None:
+    """Compare with each value of the same type; None where that leaves it open, or where there is none of that type."""
+    others = [one for one in wanted if one is not None]
+    if value is None and len(others) < len(wanted):
+        return True
+    results = {_same(value, one) for one in others if _kind(one) == _kind(value)}
+    if True in results or not others:
+        return bool(results)
+    return None if None in results or not results else False
+
+
+def _all(results: Iterable[bool | None]) -> bool | None:
+    known = set(results)
+    return False if False in known else None if None in known else True
 
 
 def _compare(name: str, value: object, wanted: float) -> bool | None:

@@ -1,6 +1,7 @@
 """What a policy says of arguments: each predicate, what cannot be evaluated, and that nothing makes it raise."""
 
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
@@ -71,7 +72,56 @@ NOT_EVALUABLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"glob": "*"}, {"x": 5}),
     ({"glob": "*"}, {"x": None}),
     ({"glob": "*"}, {"x": ["a"]}),
+    ({"equals": 7}, {"x": "7"}),
+    ({"equals": "7"}, {"x": 7}),
+    ({"equals": 1}, {"x": True}),
+    ({"equals": True}, {"x": 1}),
+    ({"equals": "true"}, {"x": True}),
+    ({"equals": 7}, {"x": None}),
+    ({"equals": "7"}, {"x": ["7"]}),
+    ({"equals": {"a": 7}}, {"x": "7"}),
+    ({"equals": {"a": 7}}, {"x": {"a": "7"}}),
+    ({"equals": [7, {"a": [True]}]}, {"x": [7, {"a": [1]}]}),
+    ({"equals": (1, 2)}, {"x": [1, 2]}),
+    ({"equals": date(2026, 1, 2)}, {"x": "2026-01-02"}),
+    ({"one_of": [7, 8]}, {"x": "7"}),
+    ({"one_of": ["7", "8"]}, {"x": 7}),
+    ({"one_of": [0, 1]}, {"x": True}),
+    ({"one_of": ["a"]}, {"x": None}),
+    ({"one_of": [{"a": 7}]}, {"x": {"a": "7"}}),
+    ({"one_of": [{"a": 7}, {"b": 7}]}, {"x": {"a": "7"}}),
+    ({"one_of": [None, "a"]}, {"x": 7}),
+    ({"equals": 7, "le": 9}, {"x": "7"}),
 ]
+
+
+DECIDABLE: list[tuple[dict[str, Any], Any]] = [
+    ({"equals": 7}, 8),
+    ({"equals": 7.5}, 8),
+    ({"equals": None}, 7),
+    ({"equals": None}, "None"),
+    ({"equals": {"a": 7}}, {"a": 8}),
+    ({"equals": {"a": 7}}, {"b": "7"}),
+    ({"equals": {"a": 7, "b": 1}}, {"a": "7", "b": 2}),
+    ({"equals": [7]}, ["7", 8]),
+    ({"equals": ["a", 7]}, ["b", "7"]),
+    ({"one_of": [7, "7"]}, 8),
+    ({"one_of": [7, "7"]}, "8"),
+    ({"one_of": [None, "a"]}, "b"),
+    ({"one_of": []}, 8),
+    ({"one_of": []}, None),
+    ({"one_of": [None]}, 8),
+]
+
+
+@pytest.mark.parametrize(("predicate", "value"), DECIDABLE, ids=repr)
+@pytest.mark.parametrize("action", ["deny", "ask", "allow"])
+def test_what_differs_matches_no_rule(predicate: dict[str, Any], value: Any, action: str) -> None:
+    """A value of the condition's own type that differs is none that it is for, whatever the action."""
+    default = "deny" if action == "allow" else "allow"
+    assert (
+        verdict(policy({"arguments": {"x": predicate}, "action": action}, default=default)(a_call(x=value))) == default
+    )
 
 
 @pytest.mark.parametrize(("predicate", "arguments"), NOT_EVALUABLE, ids=repr)
