@@ -140,9 +140,11 @@ OPEN_APPROVAL = """
     VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at)
     ON CONFLICT (id) DO UPDATE
     SET status = 'open', fingerprint = excluded.fingerprint, call = excluded.call, asked_at = excluded.asked_at,
-        expires_at = excluded.expires_at, decision = NULL, decided_at = NULL, problem = NULL
-    WHERE planner_approvals.status = 'closed'
+        expires_at = excluded.expires_at, decision = NULL, decided_at = NULL,
+        problem = CASE WHEN planner_approvals.status = 'closed' THEN NULL ELSE planner_approvals.problem END
+    WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
 """
+"""Asks a question, or asks it anew: about a call that would now get another value, whatever was decided of the old."""
 CLOSE_APPROVAL = "UPDATE planner_approvals SET status = 'closed' WHERE id = :id"
 CLOSE_UNDECIDED = f"{CLOSE_APPROVAL} AND status <> 'decided'"
 REFUSE_DECIDED = """

@@ -15,7 +15,7 @@ from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.state import Call, Phase, State
 from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.kernel.accepted import is_written_as
-from planner_ext.kernel.arguments import InvalidArguments, parse_object
+from planner_ext.kernel.arguments import InvalidArguments, parse_object, quoted
 from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.kernel.messages import load_message
@@ -201,7 +201,8 @@ def decision_facts(
 ) -> tuple[CallDecided | Clarified, ...]:
     """Turn decisions on a paused run into facts: all of them, or none.
 
-    Calls whose question has expired and that nobody decided are answered as expired.
+    Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
+    another value, as its parameters or this package's conversion changed, waits anew, with a fingerprint of its own.
 
     Args:
         state: The run, paused.
@@ -230,8 +231,25 @@ def decision_facts(
         for name, call in waiting.items()
         if name in decisions
     ]
-    undecided = [call.decided for name, call in waiting.items() if name not in decisions]
-    return (*facts, *(_expired(fact, at) for fact in undecided if _late(fact, at)))
+    undecided = [call for name, call in waiting.items() if name not in decisions]
+    return (*facts, *filter(None, (_left(call, functions, state, at) for call in undecided)))
+
+
+def _left(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
+    """Expire a question that was not answered, or ask it anew; None where it waits as it did."""
+    if _late(call.decided, at):
+        return _expired(call.decided, at)
+    return None if call.in_doubt else _asked_anew(call, functions, state, at)
+
+
+def _asked_anew(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
+    """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
+    fact, checked = call.decided, functions.check(call.request, call.decided.edited)
+    digest = digest_of(checked.function, checked.arguments)
+    if fact.kind != "function" or checked.kind != "function" or digest == fact.digest:
+        return None
+    fingerprint = fingerprint_of(state.run_id, fact.iteration, call.request.id, digest)
+    return replace(fact, digest=digest, fingerprint=fingerprint, arguments=checked.converted, at=at)
 
 
 def _taken(
@@ -308,9 +326,13 @@ def _unbound(call: WaitingCall, decision: Approve, functions: Functions, name: s
         )
     checked = functions.check(call.request, call.decided.edited)
     if checked.kind != "function" or digest_of(checked.function, checked.arguments) != call.decided.digest:
+        changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
+        if checked.kind != "function" or call.in_doubt:
+            way_out = "Deny it, supply its result, or resume with the kernel that it was asked for."
+            return " ".join(filter(None, (changed, checked.answer, way_out)))
         return (
-            f"The call {name} is no longer what was asked about: its function or parameters changed. "
-            f"{checked.answer} Deny it, or resume with the kernel that it was asked for."
+            f"{changed} It would now get {quoted(checked.arguments)}. Resume without a decision on it: then it waits "
+            "as what it is now, and can be decided."
         )
     return None
 
