@@ -65,7 +65,7 @@ class Progress:
         self._charged = 0
         self._flow: TextFlow | None = None
         self._calls: tuple[RequestedCall, ...] = ()
-        self._edited: dict[int, str] = {}
+        self._arguments: list[str] = []
         self._running: dict[int, tuple[str, float]] = {}
         self._status = self._spinner()
         self._shown: dict[str, Callable[[Any], None]] = {  # of other facts there is nothing to say
@@ -104,9 +104,9 @@ class Progress:
                 case Resumed():
                     self._resumed(fact)
                 case ModelReplied():
-                    self._calls, self._edited = fact.calls, {}
-                case CallDecided(index=index, edited=str(edited)):
-                    self._edited[index] = edited
+                    self._calls, self._arguments = fact.calls, [call.arguments for call in fact.calls]
+                case CallDecided():
+                    self._keep_arguments(fact)
                 case _:
                     pass
             self._charged += self._trips(fact)
@@ -154,7 +154,7 @@ class Progress:
 
     def _replied(self, fact: ModelReplied) -> None:
         self._reply(fact.text, plan=False)
-        self._calls, self._edited = fact.calls, {}
+        self._calls, self._arguments = fact.calls, [call.arguments for call in fact.calls]
         if fact.withheld is not None:
             self._line(f"functions were withdrawn: {fact.withheld}", "dim")
 
@@ -178,8 +178,7 @@ class Progress:
         return self._flow
 
     def _decided(self, fact: CallDecided) -> None:
-        if fact.edited is not None:
-            self._edited[fact.index] = fact.edited
+        self._keep_arguments(fact)
         match fact.verdict:
             case "run":
                 pass
@@ -237,8 +236,12 @@ class Progress:
 
     def _call(self, fact: CallDecided | CallStarted) -> str:
         """Write a call as a person reads one, with the arguments that it runs with."""
-        sent = self._calls[fact.index].arguments if fact.index < len(self._calls) else ""
-        return f"{one_line(fact.function)}({_arguments_text(self._edited.get(fact.index, sent))})"
+        arguments = self._arguments[fact.index] if fact.index < len(self._arguments) else ""
+        return f"{one_line(fact.function)}({_arguments_text(arguments)})"
+
+    def _keep_arguments(self, fact: CallDecided) -> None:
+        if fact.index < len(self._calls):
+            self._arguments[fact.index] = fact.arguments_of(self._calls[fact.index])
 
     def _spinner(self) -> Status | None:
         return self._console.status("", spinner=self._signs.spinner) if self._console.is_interactive else None

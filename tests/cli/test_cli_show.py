@@ -164,6 +164,15 @@ def test_arguments_read_like_a_call(sent: str, shown: str) -> None:
     assert lines_of(on)[-1] == f"    → f({shown})"
 
 
+async def test_a_call_is_shown_with_what_its_function_gets() -> None:
+    """Arguments that were converted are shown as they are used, whether the call waits or runs."""
+    on = console()
+    await show([call("shop-price", {"article": 7}), call("shop-buy", {"article": 7})], on=on)
+    shown = text_of(on)
+    assert 'shop-price(article="7")' in shown
+    assert 'shop-buy(article="7") waits' in shown
+
+
 async def test_a_call_that_waits_is_shown_as_it_will_run() -> None:
     """A pause shows the exact call, and nothing more is waited for."""
     on = console()
