@@ -1,6 +1,7 @@
 """The calls of the open batch: all are reviewed before any runs, and all settle, whatever becomes of one."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,7 @@ class Calls:
         self._ports = ports
         self._stop = stop
         self._batch = _Batch()
+        self._threads = asyncio.Semaphore(ports.max_threads or sys.maxsize)
         self._restarting = asyncio.Lock()
 
     async def review(self, action: ReviewCalls) -> None:
@@ -162,10 +164,20 @@ class Calls:
                 iteration=batch.iteration, indexes=(index,), answer=answer, limit=None, at=self._journal.now()
             )
             return await self._journal.record(fact)
+        if not checked.threaded:
+            return await self._start_call(index, call.request, checked, share)
+        waits = self._threads.locked()
+        async with self._threads:
+            if waits and (self._is_over(self._journal.state) or self._journal.state.ending is not None):
+                return None
+            return await self._start_call(index, call.request, checked, share)
+
+    async def _start_call(self, index: int, request: RequestedCall, checked: Checked, share: Share | None) -> None:
+        """Run a call that may start, and record its beginning and its end."""
         started = CallStarted(
-            iteration=batch.iteration,
+            iteration=self._journal.state.iteration - 1,
             index=index,
-            call_id=call.request.id,
+            call_id=request.id,
             function=checked.function,
             reserved=share if checked.nested else None,
             at=self._journal.now(),
@@ -174,7 +186,7 @@ class Calls:
         state = self._journal.state  # which knows by now what was set aside for the call
         before = _RESTART.set(partial(self._restart, started))
         try:
-            running = self._ports.functions.run(call.request, checked, index=index, state=state)
+            running = self._ports.functions.run(request, checked, index=index, state=state)
             ended = await self._journal.in_time(running, patience=GRACE if checked.nested else 0.0)
         finally:
             _RESTART.reset(before)
@@ -195,7 +207,6 @@ class Calls:
                 at=self._journal.now(),
             )
         )
-        return None
 
     async def _restart(self, started: CallStarted) -> str | None:
         """Record one more start of a call before it happens; give why it may not happen, or None."""

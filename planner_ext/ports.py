@@ -220,6 +220,7 @@ class Ports:
         respondent: Whoever answers the model's questions; None leaves them to a person.
         follow: Told of every fact, synchronously, as the first thing after it was recorded; may not fail.
         max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
+        max_threads: How many of them run in threads at once; None is all.
         raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
         stop_on_unknown: Whether a call to an unknown function stops the run.
         min_iteration_seconds: Least time from the start of one request to the start of the next.
@@ -237,6 +238,7 @@ class Ports:
     observers: Sequence[Observer] = ()
     follow: Callable[[State, Fact], None] | None = None
     max_concurrency: int | None = None
+    max_threads: int | None = None
     raise_errors: bool = False
     stop_on_unknown: bool = False
     min_iteration_seconds: float = 0.0

@@ -44,6 +44,7 @@ LIMITS = Limits(
     max_consecutive_errors=1,
     max_repeated_calls=2,
     max_repeated_denials=3,
+    max_calls_per_reply=9,
     on_limit="return_calls",
     batch_over_limit="fill_remaining",
     last_trip="none",

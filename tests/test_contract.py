@@ -180,6 +180,7 @@ def test_the_budget_has_the_limits_of_the_contract() -> None:
         "max_consecutive_errors": None,
         "max_repeated_calls": None,
         "max_repeated_denials": None,
+        "max_calls_per_reply": 1024,
         "on_limit": "answer",
         "batch_over_limit": "reject_batch",
         "last_trip": "withdraw",

@@ -1,7 +1,5 @@
 """What facts about the calls of the open batch do to a state."""
 
-from typing import Any
-
 from planner_ext.core.change import replace
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, Clarified
@@ -27,7 +25,7 @@ def call_decided(state: State, fact: CallDecided) -> State:
         batch=_with_call(batch, fact.index, changed),
         final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
         ledger=_taken_back(ledger, call) if call.started and fact.verdict == "run" else ledger,
-        sticky=state.sticky | _sticky_key(fact),
+        sticky=state.sticky | _sticky_key(fact) if fact.sticky else state.sticky,
         at=fact.at,
     )
     return _settle_if_answered(state)
@@ -39,8 +37,8 @@ def _taken_back(ledger: Ledger, call: Call) -> Ledger:
     return replace(
         ledger,
         tool_calls=ledger.tool_calls - 1,
-        calls_by_function=_counted(ledger.calls_by_function, call.decided.function, -1),
-        calls_by_digest=_counted(ledger.calls_by_digest, call.decided.digest, -1),
+        calls_by_function=ledger.calls_by_function.plus(call.decided.function, -1),
+        calls_by_digest=ledger.calls_by_digest.plus(call.decided.digest, -1),
     )
 
 
@@ -88,8 +86,8 @@ def call_started(state: State, fact: CallStarted) -> State:
     ledger = replace(
         ledger,
         tool_calls=ledger.tool_calls + 1,
-        calls_by_function=_counted(state.ledger.calls_by_function, fact.function),
-        calls_by_digest=_counted(state.ledger.calls_by_digest, decided.digest),
+        calls_by_function=state.ledger.calls_by_function.plus(fact.function, 1),
+        calls_by_digest=state.ledger.calls_by_digest.plus(decided.digest, 1),
     )
     call = replace(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
     return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, call), at=fact.at)
@@ -146,7 +144,7 @@ def _with_call(batch: Batch, index: int, call: Call) -> Batch:
     before = batch.calls[index]
     return replace(
         batch,
-        calls=(*batch.calls[:index], call, *batch.calls[index + 1 :]),
+        calls=batch.calls.changed(index, call),
         undecided=batch.undecided - _is_undecided(before) + _is_undecided(call),
         unanswered=batch.unanswered - (before.answer is None) + (call.answer is None),
     )
@@ -200,7 +198,3 @@ def _entries(batch: Batch, removed: set[str]) -> list[Entry]:
 def _result(call: Call) -> CallResult:
     request = call.request
     return CallResult(call_id=request.id, name=request.sent_name or request.name, text=call.answer or "")
-
-
-def _counted(counts: Any, key: str, more: int = 1) -> dict[str, int]:
-    return {**counts, key: counts.get(key, 0) + more}

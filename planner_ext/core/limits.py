@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Literal, cast
 
 from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.sharing import Tally
 from planner_ext.core.values import Usage
 
 __all__ = ["Ledger", "Left", "Limits", "left_to_tell", "spent_limit", "time_left"]
@@ -31,6 +32,7 @@ class Limits:
     max_consecutive_errors: int | None = None
     max_repeated_calls: int | None = None
     max_repeated_denials: int | None = None
+    max_calls_per_reply: int | None = None
     on_limit: Literal["answer", "raise", "stop", "return_calls"] = "answer"
     batch_over_limit: Literal["reject_batch", "fill_remaining"] = "reject_batch"
     last_trip: Literal["withdraw", "none"] = "withdraw"
@@ -133,8 +135,8 @@ class Ledger:
     iterations: int = 0
     tool_calls: int = 0
     usage: Usage = Usage()
-    calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int])
-    calls_by_digest: Mapping[str, int] = field(default_factory=dict[str, int])
+    calls_by_function: Tally = field(default_factory=Tally)
+    calls_by_digest: Tally = field(default_factory=Tally)
     errors_in_row: int = 0
     denials_in_row: int = 0
 

@@ -204,6 +204,9 @@ def _next_message(state: State, reply: ModelReplied) -> Literal["step", "insist"
 def _review(state: State, batch: Batch) -> Action:
     if state.stopping is not None:
         return _withhold_open(batch, _stopped_text(state), None)
+    most = state.rules.limits.max_calls_per_reply
+    if most is not None and len(batch.calls) > most:
+        return _withhold_open(batch, _too_many_text(len(batch.calls), most), None)
     undecided = tuple(i for i, call in enumerate(batch.calls) if call.decided is None and call.answer is None)
     return ReviewCalls(iteration=batch.iteration, indexes=undecided)
 
@@ -361,6 +364,13 @@ def _digest(call: Call) -> str:
 
 def _stopped_text(state: State) -> str:
     return f"Not executed: the run was stopped. {state.stopping}".rstrip()
+
+
+def _too_many_text(calls: int, most: int) -> str:
+    return (
+        f"Not executed: one reply may have max_calls_per_reply={most} calls, and this one has {calls}; none of them "
+        "ran. Make fewer calls at once."
+    )
 
 
 def _empty_text(reply: ModelReplied) -> str:

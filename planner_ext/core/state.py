@@ -10,6 +10,7 @@ from enum import StrEnum
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
 from planner_ext.core.limits import Ledger
 from planner_ext.core.shares import Share
+from planner_ext.core.sharing import Row
 from planner_ext.core.values import Entry, Message, RequestedCall
 
 __all__ = ["Batch", "Call", "Phase", "State"]
@@ -67,7 +68,7 @@ class Batch:
     iteration: int
     message: Message
     text: str
-    calls: tuple[Call, ...]
+    calls: Row[Call]
     undecided: int
     unanswered: int
 

@@ -124,6 +124,7 @@ class Checked:
         converted: JSON text of ``arguments``; None where the text that was checked says the same.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
+        threaded: Whether the function is synchronous, and runs in a thread.
     """
 
     kind: CallKind
@@ -134,6 +135,7 @@ class Checked:
     converted: str | None = None
     answer: str = ""
     nested: bool = False
+    threaded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

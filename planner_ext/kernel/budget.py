@@ -47,6 +47,9 @@ class Budget(Limits):
         max_consecutive_errors: Batches in a row with a failed, unknown or malformed call; a clean batch resets it.
         max_repeated_calls: How often the same function may start with the same arguments.
         max_repeated_denials: Batches in a row in which every call was denied.
+        max_calls_per_reply: Calls in one reply, of whatever kind. Checked when the reply has come in, before any of
+            them is looked at; of a reply over it no call runs, each is answered "not executed" with this limit's
+            name, and the run continues: the model may make fewer. None is no limit.
         on_limit: What happens at a limit. ``answer``: calls beyond it are answered "not executed" and one more request,
             without functions, asks for the answer. ``stop``: they are answered "not executed" and the run ends.
             ``raise``: likewise, with `LimitReachedError`. ``return_calls``: the run ends with the calls unanswered, for
@@ -71,6 +74,7 @@ class Budget(Limits):
         PlannerInvalidConfigurationError: If a value means nothing, naming the field.
     """
 
+    max_calls_per_reply: int | None = 1024
     price: Price | None = None
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from planner_ext.kernel.arguments import convertible_type
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.threads import in_thread
 
-__all__ = ["Raised", "ToolExecution", "caught", "runnable"]
+__all__ = ["Raised", "ToolExecution", "caught", "runnable", "runs_in_thread"]
 
 _T = TypeVar("_T")
 
@@ -48,6 +48,10 @@ class ToolExecution:
             On cancellation or timeout the thread is abandoned, not stopped: whether its function took effect is not
             known. Off, they run on the event loop: a timeout cannot interrupt them, nor can cancellation.
 
+        max_threads: Counts the synchronous functions of one run that run in threads at the same time. Checked before
+            each is started; over it, a function waits for another one to end, and does not count as started. One
+            whose thread was abandoned does not count. None is no limit.
+
     Raises:
         PlannerInvalidConfigurationError: A value that means nothing; names the field, what it takes and what it got.
     """
@@ -58,10 +62,12 @@ class ToolExecution:
     include_error_detail: bool = False
     stop_on_unknown_function: bool = False
     threads: bool = True
+    max_threads: int | None = 64
 
     def __post_init__(self) -> None:
-        if self.max_concurrency is not None and not _is_count(self.max_concurrency):
-            _refuse("max_concurrency", "a whole number, 1 or more, or None for all at once", self.max_concurrency)
+        for name in ("max_concurrency", "max_threads"):
+            if (count := getattr(self, name)) is not None and not _is_count(count):
+                _refuse(name, "a whole number, 1 or more, or None for all at once", count)
         _check_timeout(self.timeout)
         if self.on_error not in ("report", "raise"):
             _refuse("on_error", '"report" or "raise"', self.on_error)
@@ -115,7 +121,7 @@ def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
     if not isinstance(function, KernelFunctionFromMethod):
         return function
     method = function.method
-    threaded = threads and _is_synchronous(method)
+    threaded = threads and runs_in_thread(function)
     absent = _optional_without_default(function)
     update: dict[str, Any] = {}
     if threaded or absent:
@@ -127,6 +133,11 @@ def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
         ]
         update["metadata"] = function.metadata.model_copy(update={"parameters": parameters})
     return function.model_copy(update=update) if update else function
+
+
+def runs_in_thread(function: KernelFunction) -> bool:
+    """Whether a function does its work when it is called, so that it would block the event loop."""
+    return isinstance(function, KernelFunctionFromMethod) and _is_synchronous(function.method)
 
 
 def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:

@@ -38,7 +38,7 @@ from planner_ext.kernel.arguments import (
     parse_object,
     quoted,
 )
-from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable
+from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable, runs_in_thread
 from planner_ext.kernel.results import result_text, sendable
 from planner_ext.ports import Finished
 
@@ -60,6 +60,7 @@ class _Prepared:
     function: KernelFunction
     parameters: Parameters
     runnable: KernelFunction
+    threaded: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,8 @@ class KernelFunctions:
                 problem = f"{call.name} was given no question. Call it with one."
                 return Checked(kind="invalid", **names, arguments={}, answer=problem)
             return Checked(kind="question", **names, arguments=parsed, converted=text, answer=question)
-        return Checked(kind="function", **names, arguments=parsed, converted=text)
+        threaded = self._prepare(function).threaded
+        return Checked(kind="function", **names, arguments=parsed, converted=text, threaded=threaded)
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
         """Run a function through the application's filters.
@@ -223,6 +225,7 @@ class KernelFunctions:
                 function=function,
                 parameters=parameters_of(function),
                 runnable=runnable(function, threads=self._execution.threads),
+                threaded=self._execution.threads and runs_in_thread(function),
             )
             self._prepared[id(function)] = prepared
         return prepared

@@ -146,6 +146,7 @@ class Loop:
             store=store,
             observers=options.observers,
             max_concurrency=options.execution.max_concurrency,
+            max_threads=options.execution.max_threads,
             raise_errors=options.execution.on_error == "raise",
             stop_on_unknown=options.execution.stop_on_unknown_function,
             min_iteration_seconds=options.min_iteration_time_ms / 1000,

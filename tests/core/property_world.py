@@ -123,6 +123,7 @@ _LIMITS: dict[str, st.SearchStrategy[Any]] = {
     "max_consecutive_errors": st.integers(1, 2),
     "max_repeated_calls": st.integers(1, 2),
     "max_repeated_denials": st.integers(1, 2),
+    "max_calls_per_reply": st.integers(1, 3),
 }
 
 

@@ -18,6 +18,7 @@ COUNTS = [
     "max_consecutive_errors",
     "max_repeated_calls",
     "max_repeated_denials",
+    "max_calls_per_reply",
 ]
 AMOUNTS = ["max_cost", "max_active_seconds"]
 CHOICES = {

@@ -1,0 +1,56 @@
+"""Rows and tallies: what a changed copy is, and that it shares the rest."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner_ext.core.sharing import Row, Tally
+
+
+@given(st.lists(st.integers(), max_size=300), st.data())
+def test_a_row_is_a_tuple_that_changes_one_item_at_a_time(items: list[int], data: st.DataObject) -> None:
+    """Every copy has its own items, and the row that it was made of keeps them."""
+    row, model = Row(items), list(items)
+    for _ in range(5 if items else 0):
+        index, before = data.draw(st.integers(0, len(items) - 1)), list(row)
+        changed = row.changed(index, -1)
+        assert list(row) == before
+        model[index], row = -1, changed
+    assert list(row) == [row[index] for index in range(len(row))] == model
+    assert (len(row), row) == (len(model), Row(model))
+    assert hash(row) == hash(Row(model))
+    assert row != tuple(model)
+    assert repr(row) == f"Row({tuple(model)!r})"
+
+
+def test_a_changed_row_shares_all_blocks_but_one() -> None:
+    """What a copy takes does not grow with what is in it."""
+    row = Row(range(10_000))
+    changed = row.changed(5_000, -1)
+    kept = [one is other for one, other in zip(row._blocks, changed._blocks, strict=True)]
+    assert (kept.count(False), len(kept)) == (1, 157)
+    assert max(map(len, row._blocks)) == 64
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc") | st.integers(0, 300).map(str), st.sampled_from([1, 1, -1]))))
+def test_a_tally_counts_as_a_dict_does(steps: list[tuple[str, int]]) -> None:
+    """However many keys there are, old tallies stay as they were."""
+    tally, counts = Tally(), dict[str, int]()
+    for key, more in steps:
+        before = dict(tally)
+        after = tally.plus(key, more)
+        assert dict(tally) == before
+        counts[key], tally = counts.get(key, 0) + more, after
+    assert tally == counts
+    assert (len(tally), sorted(tally)) == (len(counts), sorted(counts))
+    assert "z" not in tally
+    assert eval(repr(tally)) == tally
+
+
+def test_a_tally_of_many_keys_copies_only_the_latest() -> None:
+    """Of ten thousand keys a copy takes some hundred."""
+    tally = Tally()
+    for number in range(10_000):
+        tally = tally.plus(str(number), 1)
+    assert len(tally) == 10_000
+    assert len(tally._lately) <= 101
+    assert tally.plus("x", 1)._counts is tally._counts
