@@ -207,13 +207,16 @@ class FunctionCallingStepwisePlanner:
         journal = (*checkpoint.facts, *facts)
         return result_of(fold(journal), journal, key=options.checkpoint_key)
 
-    def journaled(self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None) -> PlannerRun:
+    def journaled(
+        self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None, streaming: bool = False
+    ) -> PlannerRun:
         """Get ready to drive a run out of a store to its next pause or end; see `planner_ext.durable.Runs`.
 
         Args:
             kernel: Its functions may be called; need not be the one that the run began with.
             segment: Where the run stands, and what it goes on with.
             arguments: The application's arguments; never stored, so given again in each process.
+            streaming: Whether its requests are streaming ones, for the events of the run.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
@@ -226,7 +229,7 @@ class FunctionCallingStepwisePlanner:
             price=segment.price,
             kept=rules_kept(segment),
             store=segment.store,
-            streaming=False,
+            streaming=streaming,
         )
         return PlannerRun(setting.loop, segment.facts, lambda: segment_facts(setting, segment), None)
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from planner_ext.approval.guards import missing_guards
 from planner_ext.core.facts import Fact, Rules, RunStarted
-from planner_ext.core.state import Phase
+from planner_ext.core.state import Phase, State
+from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.durable.errors import RunRefusedError
 from planner_ext.durable.segment import Segment
 from planner_ext.effects import Effect, effect_of
@@ -25,8 +26,12 @@ def rules_kept(segment: Segment) -> Rules | None:
         InvalidCheckpointError: If the journal contradicts itself.
     """
     state = Checkpoint(tuple(segment.facts)).state()
-    told_again = state.ended is not None and segment.budget is None
-    return None if state.phase is Phase.NEW or told_again else state.rules
+    return None if state.phase is Phase.NEW or _told_again(state, segment) else state.rules
+
+
+def _told_again(state: State, segment: Segment) -> bool:
+    """Whether a run has ended and its result is all that is asked for."""
+    return state.ended is not None and segment.budget is None and not segment.reopen
 
 
 async def segment_facts(setting: PlannerSetting, segment: Segment) -> Sequence[Fact]:
@@ -55,9 +60,10 @@ async def segment_facts(setting: PlannerSetting, segment: Segment) -> Sequence[F
         )
     checkpoint = Checkpoint(tuple(segment.facts)).checked()
     state = checkpoint.state()
-    if state.ended is None or segment.budget is not None:
+    if not _told_again(state, segment):
         _check_guards(setting, segment)
-    if state.phase in (Phase.PAUSED, Phase.ENDED):
+    reopened = segment.reopen and (state.phase, "Resumed") in TRANSITIONS
+    if reopened or state.phase in (Phase.PAUSED, Phase.ENDED):
         return _resumed(setting, segment, checkpoint, at)
     check_calls(state)
     functions = setting.loop.offer.functions
@@ -83,14 +89,15 @@ def _check_guards(setting: PlannerSetting, segment: Segment) -> None:
 
 
 def _resumed(setting: PlannerSetting, segment: Segment, checkpoint: Checkpoint, at: float) -> Sequence[Fact]:
-    ended = checkpoint.state().ended
-    if ended is not None and segment.budget is None:
+    state = checkpoint.state()
+    if _told_again(state, segment):
         return ()
-    if ended is not None and ended.status == "answered":
+    if state.ended is not None and state.ended.status == "answered":
         raise PlannerInvalidConfigurationError(
-            f"Run {segment.run_id!r} was answered; there is nothing to spend a budget on. Start a run with a new goal."
+            f"Run {segment.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
+            "Start a run with a new goal."
         )
     budget = None if segment.budget is None else setting.options.budget
     given = Resumption(checkpoint=checkpoint, decisions=segment.decisions, decided_at=segment.decided_at, budget=budget)
     facts = given.facts(setting.loop.functions, at)
-    return facts if len(facts) > 1 or segment.budget is not None else ()
+    return facts if len(facts) > 1 or segment.budget is not None or segment.reopen else ()

@@ -163,10 +163,12 @@ def resume(  # noqa: PLR0917  (options by name on the command line)
     stream: Stream = True,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that is kept in FILE: paused, at its limit, or cut short.
+    """Resume a run that is kept in FILE: paused, at its limit, or cut short.
 
     Give it the kernel, and the --policy or --ask-all, that it was begun with: a checkpoint holds none of them. Without
-    a decision, a terminal asks. FILE is written again at each pause and at the end.
+    a decision, a terminal asks. FILE is locked meanwhile: a second process is refused. It is written before a function
+    starts, when one has ended, at each pause and at the end. A call that had started when its process was killed is
+    shown as in doubt: --approve runs it again, --answer gives the model its result, --deny leaves it with the doubt.
     """
     from planner_ext.cli.journey import Setup  # noqa: PLC0415  (Semantic Kernel takes its time to import)
     from planner_ext.cli.resume import Continuation, resume_run  # noqa: PLC0415  (likewise)

@@ -1,24 +1,33 @@
-"""A run in a file: read and written whole, for nobody else's eyes, signed where there is a key.
+"""A run in a file: read and written whole, by one process at a time, with mode 0600, signed where there is a key.
 
-The key is the environment's ``PLANNER_EXT_KEY``: on a command line everybody on the machine could read it.
+The key is the environment's ``PLANNER_EXT_CHECKPOINT_KEY``: every process of the machine could read it off a command
+line.
 """
 
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+from planner_ext.core.facts import CallFinished, CallStarted, Fact
+from planner_ext.durable.errors import StoreError
+from planner_ext.durable.locks import drop_lock, take_lock
 from planner_ext.errors import InvalidCheckpointError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Checkpoint
 
-__all__ = ["KEY_VARIABLE", "CheckpointFile"]
+__all__ = ["KEY_VARIABLE", "CheckpointFile", "FileJournal", "environment_key"]
 
 KEY_VARIABLE = "PLANNER_EXT_KEY"
 """The environment variable with the key that signs; unset or empty: unsigned."""
 
+_KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", KEY_VARIABLE)
+
 
 class CheckpointFile:
-    """The file that a paused run waits in.
+    """The file that a paused run waits in; as a context it is locked against other processes.
 
     Attributes:
         path: Where it is, as it was given.
@@ -28,6 +37,34 @@ class CheckpointFile:
         """Name the file; nothing is read or written yet."""
         self.path = path
         self._target = Path(os.path.realpath(path))  # so that a link stays one
+        self._lock = self._target.with_name(f".{self._target.name}.lock")
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        """Lock the file.
+
+        Raises:
+            PlannerInvalidConfigurationError: If another process has it locked.
+        """
+        if not os.access(self._target.parent, os.W_OK | os.X_OK):
+            return self  # nothing can be written there, so nothing will be run
+        try:
+            self._descriptor = take_lock(self._lock)
+        except StoreError as error:
+            raise PlannerInvalidConfigurationError(f"{self.path} cannot be locked. {error}") from None
+        if self._descriptor is None:
+            raise PlannerInvalidConfigurationError(
+                f"{self.path} is in use: another process works on this run. Nothing was run here. Try again when it "
+                "has ended."
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            drop_lock(self._lock, self._descriptor)
+            self._descriptor = None
 
     def check_place(self) -> None:
         """Find out before the run whether it could be kept here.
@@ -50,7 +87,7 @@ class CheckpointFile:
             PlannerInvalidConfigurationError: If the file cannot be read.
             InvalidCheckpointError: If it holds no checkpoint, an altered one, or one signed with another key.
         """
-        key = _key()
+        key = environment_key()
         try:
             text = self._target.read_text(encoding="utf-8")
         except OSError as error:
@@ -75,7 +112,7 @@ class CheckpointFile:
             PlannerInvalidConfigurationError: If it cannot be written; then the old file is as it was.
         """
         try:
-            self._replace(checkpoint.to_json(_key()))
+            self._replace(checkpoint.to_json(environment_key()))
         except OSError as error:
             raise PlannerInvalidConfigurationError(
                 f"The checkpoint cannot be written to {self.path}: {error.strerror}."
@@ -94,5 +131,29 @@ class CheckpointFile:
             raise
 
 
-def _key() -> bytes | None:
-    return os.fsencode(os.environ.get(KEY_VARIABLE, "")) or None
+class FileJournal:
+    """Keeps a run in its file while it goes: that a call was started is in the file before its function runs.
+
+    Implements `planner_ext.ports.RunStore`.
+    """
+
+    def __init__(self, file: CheckpointFile | None, facts: Sequence[Fact]) -> None:
+        """Continue the journal of a run; without a file it is kept nowhere."""
+        self._file = file
+        self._facts = list(facts)
+
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (the port's signature)
+        """Take facts, and write the file with those that tell of a call's start or end.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the file cannot be written; then the function does not run.
+        """
+        self._facts[seq:] = facts
+        if self._file is not None and any(isinstance(fact, CallStarted | CallFinished) for fact in facts):
+            self._file.write(Checkpoint(tuple(self._facts)))
+
+
+def environment_key() -> bytes | None:
+    """Read the key that signs, or None where there is none."""
+    named = (os.environ.get(name, "") for name in _KEY_VARIABLES)
+    return os.fsencode(next(filter(None, named), "")) or None

@@ -7,7 +7,7 @@ kernel's own code prints goes to stderr, too.
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -106,14 +106,15 @@ class Work:
             return result
 
 
-def conduct(setup: Setup, begin: Callable[[Console], Work]) -> int:
-    """Do a command's work, print what there is to print, and return the exit code."""
+def conduct(setup: Setup, begin: Callable[[Console], Work], file: CheckpointFile | None = None) -> int:
+    """Do a command's work, print what there is to print, and return the exit code; its file is locked meanwhile."""
     out, console = sys.stdout, stderr_console()
     with redirect_stdout(sys.stderr):
         try:
-            work = begin(console)
-            with work.journey:
-                result, code = _outcome(work, console)
+            with file or nullcontext():
+                work = begin(console)
+                with work.journey:
+                    result, code = _outcome(work, console)
         except CANNOT_BE_USED as error:
             complain(console, str(error))
             return UNUSABLE

@@ -24,15 +24,18 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
 )
+from planner_ext.cli.checkpoint_file import CheckpointFile, FileJournal, environment_key
 from planner_ext.cli.console import say
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
 from planner_ext.cli.show import Progress
 from planner_ext.core.fold import fold
 from planner_ext.core.settle import stopping_facts
 from planner_ext.core.state import State
+from planner_ext.durable.segment import Segment
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact, PlannerEvent, ResultReady
-from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Decision
+from planner_ext.hitl_manager import ApprovalSettings, Decision
+from planner_ext.kernel.budget import price_in
 from planner_ext.planner_result import result_of
 
 __all__ = ["Journey", "Setup", "approval_options"]
@@ -66,9 +69,12 @@ class Journey:
         endpoint: Where the requests go, in words; "" where the kernel's own service knows it.
     """
 
-    def __init__(self, setup: Setup, console: Console, *, facts: Sequence[Fact] = ()) -> None:
-        """Set out, anew or with the facts of a checkpoint."""
+    def __init__(
+        self, setup: Setup, console: Console, *, facts: Sequence[Fact] = (), file: CheckpointFile | None = None
+    ) -> None:
+        """Set out, anew or with the facts of a checkpoint, which its file keeps up to date while the run is resumed."""
         self.endpoint = ""
+        self._file = file
         self._setup = setup
         self._console = console
         self._facts = list(facts)
@@ -116,6 +122,7 @@ class Journey:
             FunctionCallingStepwisePlannerOptions(
                 plan=bool(self._kernel.plugins) if plan is None else plan,
                 observers=(self._note,),
+                checkpoint_key=environment_key(),
                 **approval,
                 **options,
             ),
@@ -149,17 +156,27 @@ class Journey:
     def resume(
         self, decisions: Mapping[str, Decision], *, budget: Budget | None = None
     ) -> FunctionCallingStepwisePlannerResult:
-        """Go on to the next pause, or the end.
+        """Resume the run to the next pause, or the end; one that was cut short is recovered first.
 
         Raises:
             DecisionRefusedError: If a decision cannot be taken; then none is, and nothing runs.
             Exception: As `start`.
         """
         planner, kernel = self._ready()
-        checkpoint = Checkpoint(tuple(self._facts))
+        state = fold(self._facts)
+        segment = Segment(
+            run_id=state.run_id,
+            goal=state.goal,
+            store=FileJournal(self._file, self._facts),
+            facts=tuple(self._facts),
+            decisions=decisions,
+            budget=budget,
+            price=price_in(budget),
+            reopen=True,
+        )
         return self._go(
-            lambda: planner.resume(kernel, checkpoint, decisions, budget=budget),
-            lambda: planner.resume_stream(kernel, checkpoint, decisions, budget=budget),
+            lambda: planner.journaled(kernel, segment).result(),
+            lambda: planner.journaled(kernel, segment, streaming=True).events(),
         )
 
     def drive(

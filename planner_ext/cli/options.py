@@ -122,7 +122,8 @@ CheckpointPath = Annotated[
     typer.Option(
         metavar="FILE",
         help="Ask nobody: when calls wait, stop with exit code 4. FILE has the run as it stands, whatever its end, for "
-        "planner-ext resume. It is signed where PLANNER_EXT_KEY is set.",
+        "planner-ext resume. It is signed, and anything else refused, where PLANNER_EXT_CHECKPOINT_KEY "
+        "(or PLANNER_EXT_KEY) is set.",
     ),
 ]
 

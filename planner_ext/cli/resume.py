@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
 from planner_ext.cli.ask import Desk
 from planner_ext.cli.checkpoint_file import CheckpointFile
 from planner_ext.cli.conduct import Work, conduct, is_terminal, with_trips
+from planner_ext.cli.console import say
 from planner_ext.cli.journey import Journey, Setup
+from planner_ext.core.settle import cancellation
 from planner_ext.core.state import State
+from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, Supply
 from planner_ext.kernel.approval import pending_calls
@@ -44,20 +48,20 @@ class Continuation:
 
 
 def resume_run(continuation: Continuation, setup: Setup) -> int:
-    """Go on with a run, print what there is to print, and return the exit code."""
+    """Resume a run, print what there is to print, and return the exit code."""
+    file = CheckpointFile(continuation.file)
 
     def begin(console: Console) -> Work:
-        file = CheckpointFile(continuation.file)
         checkpoint = file.read()
         file.check_place()
         decisions = _decisions(continuation, checkpoint.state(), setup.by)
-        journey = Journey(setup, console, facts=checkpoint.facts)
-        stretch = _Stretch(continuation, setup, journey, checkpoint, decisions)
+        journey = Journey(setup, console, facts=checkpoint.facts, file=file)
+        stretch = _Stretch(continuation, setup, journey, checkpoint, decisions, console)
         asks = not decisions and continuation.cancel is None and is_terminal()
         desk = Desk(console, by=setup.by) if asks else None
         return Work(setup=setup, journey=journey, first=stretch.first, file=file, desk=desk)
 
-    return conduct(setup, begin)
+    return conduct(setup, begin, file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,16 @@ class _Stretch:
     journey: Journey
     checkpoint: Checkpoint
     decisions: dict[str, Decision]
+    console: Console
 
     def first(self) -> FunctionCallingStepwisePlannerResult:
-        """End the run, or go on with it as far as it goes; what only waits is left as it is."""
+        """End the run, or resume it as far as it goes; what only waits is left as it is."""
         if self.continuation.cancel is not None:
             return self._cancel(self.continuation.cancel)
         state, budget = self.checkpoint.state(), self._budget()
         self.journey.reopen(state)
+        if _is_cut_short(state):
+            return self._recover()
         if pending_calls(state) and not self.decisions and budget is None:
             return result_of(state, self.checkpoint.facts)
         return self.journey.resume(self.decisions, budget=budget)
@@ -85,10 +92,28 @@ class _Stretch:
             raise PlannerInvalidConfigurationError(
                 "--cancel ends the run; leave --approve, --deny, --edit and --answer out."
             )
+        if _is_cut_short(self.checkpoint.state()):
+            return self.journey.stopped(cancellation(self.setup.by or "", reason))
         return FunctionCallingStepwisePlanner().cancel(self.checkpoint, by=self.setup.by or "", reason=reason)
+
+    def _recover(self) -> FunctionCallingStepwisePlannerResult:
+        """Resume a run whose process died amid its calls: one that had started and may not run again waits, in doubt.
+
+        Decisions that were given with the command were made without knowing that, and are not taken.
+        """
+        result = self.journey.resume({})
+        if self.decisions and result.pending:
+            text = "This run was cut short while its calls ran; nothing that was decided now was taken. Decide again."
+            say(self.console, Text(text, "yellow"))
+        return result
 
     def _budget(self) -> Budget | None:
         return with_trips(self.checkpoint.state(), self.continuation.max_iterations)
+
+
+def _is_cut_short(state: State) -> bool:
+    """Whether a run stops amid the calls of a batch, as a process leaves it that was killed."""
+    return (state.phase, "Resumed") not in TRANSITIONS
 
 
 def _decisions(given: Continuation, state: State, by: str | None) -> dict[str, Decision]:

@@ -38,16 +38,16 @@ class Goal:
 
 def run_goal(goal: Goal, setup: Setup) -> int:
     """Reach a goal, print what there is to print, and return the exit code."""
+    file = None if goal.checkpoint is None else CheckpointFile(goal.checkpoint)
 
     def begin(console: Console) -> Work:
-        file = None if goal.checkpoint is None else CheckpointFile(goal.checkpoint)
         if file is not None:
             file.check_place()
         if goal.timeout is not None and not 0 < goal.timeout < math.inf:
             raise PlannerInvalidConfigurationError(
                 f"--timeout must be a number of seconds above 0; got {goal.timeout:g}."
             )
-        journey = Journey(setup, console)
+        journey = Journey(setup, console, file=file)
 
         def first() -> FunctionCallingStepwisePlannerResult:
             journey.open(
@@ -62,4 +62,4 @@ def run_goal(goal: Goal, setup: Setup) -> int:
         desk = Desk(console, by=setup.by) if file is None and is_terminal() else None
         return Work(setup=setup, journey=journey, first=first, file=file, desk=desk)
 
-    return conduct(setup, begin)
+    return conduct(setup, begin, file)

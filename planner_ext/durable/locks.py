@@ -10,7 +10,7 @@ from planner_ext.durable.errors import StoreError, WorkerInUseError
 from planner_ext.durable.names import check_worker_id
 from planner_ext.durable.private import create_private
 
-__all__ = ["LockedWorkers"]
+__all__ = ["LockedWorkers", "drop_lock", "take_lock"]
 
 
 class LockedWorkers:
@@ -29,7 +29,7 @@ class LockedWorkers:
         check_worker_id(worker_id)
         self._path = path = path.resolve()
         self.worker_id = worker_id
-        descriptor = _take(self._lock(worker_id))
+        descriptor = take_lock(self._lock(worker_id))
         if descriptor is None:
             raise WorkerInUseError(
                 f"The worker {worker_id!r} of {path} is in use by a process that lives. Give each worker a name of its "
@@ -44,9 +44,9 @@ class LockedWorkers:
         lock = self._lock(worker_id)
         if not lock.exists():
             return False
-        if (descriptor := _take(lock)) is None:
+        if (descriptor := take_lock(lock)) is None:
             return True
-        _drop(lock, descriptor)
+        drop_lock(lock, descriptor)
         return False
 
     async def sweep(self) -> None:
@@ -56,14 +56,18 @@ class LockedWorkers:
 
     def release(self) -> None:
         """Give the worker's name free."""
-        _drop(self._lock(self.worker_id), self._descriptor)
+        drop_lock(self._lock(self.worker_id), self._descriptor)
 
     def _lock(self, worker_id: str) -> Path:
         return self._path.with_name(f"{self._path.name}.{worker_id}.lock")
 
 
-def _take(lock: Path) -> int | None:
-    """Open and lock a file; None where somebody else has it locked."""
+def take_lock(lock: Path) -> int | None:
+    """Open and lock a file; None where another process has it locked.
+
+    Raises:
+        StoreError: If the file cannot be made.
+    """
     while True:
         try:
             descriptor = _open(lock)
@@ -91,7 +95,8 @@ def _is(lock: Path, descriptor: int) -> bool:
         return False
 
 
-def _drop(lock: Path, descriptor: int) -> None:
+def drop_lock(lock: Path, descriptor: int) -> None:
+    """Give a lock back, and clear its file away."""
     with suppress(OSError):
         lock.unlink()
     os.close(descriptor)

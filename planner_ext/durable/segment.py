@@ -35,6 +35,7 @@ class Segment:
         budget: Replaces the run's limits; None keeps them.
         price: Prices the requests in place of the planner's own; no journal holds it.
         in_doubt: Who hears of calls in doubt.
+        reopen: Whether a run that has ended is resumed without a new budget, too; else its result is given again.
     """
 
     run_id: str
@@ -46,6 +47,7 @@ class Segment:
     budget: Limits | None = None
     price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
+    reopen: bool = False
 
 
 class SegmentRun(Protocol[R_co]):
