@@ -183,6 +183,7 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
         fact.kind not in ("function", "question")
         or isinstance(arguments, InvalidArguments)
         or fact.function != request.name
+        or (fact.verdict == "run" and not fact.person and (fact.prompt or fact.expires_at is not None))  # asked about
     ):
         return False
     asked = digest_of(fact.function, arguments)

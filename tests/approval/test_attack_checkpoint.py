@@ -152,6 +152,16 @@ async def test_a_forged_verdict_runs_nothing(door: Door, what: str) -> None:
 
 
 @every_door
+async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(door: Door) -> None:
+    """A call that a person was asked about, and that runs although none decided, contradicts itself."""
+    result = await planner_with(**ASK).invoke(world([calls(REFUND, REFUND)]).kernel, "Refund order 7.")
+    here = world([DONE])
+    with pytest.raises(InvalidCheckpointError, match="contradicts itself"):
+        await door.resume(here, altered(result.checkpoint.to_json(), flip), {"call_2": Deny("No.")}, **ASK)
+    assert (here.ran, here.requests) == ([], 0)
+
+
+@every_door
 async def test_facts_after_the_pause_are_refused(door: Door) -> None:
     """A text that goes on after its pause, without a new one, is the record of no paused run: nothing runs."""
     text, here = await paused(), world([DONE])
