@@ -57,7 +57,10 @@ class Budget(Limits):
         batch_over_limit: Of a batch that passes ``max_tool_calls``, run no call (``reject_batch``) or the first that
             fit (``fill_remaining``).
         last_trip: Whether a request without functions leaves their schema out (``withdraw``) or sends it with tool
-            choice "none", for providers that refuse tool messages without schema.
+            choice "none", for providers that refuse tool messages without schema. Anthropic and Bedrock do, and
+            Semantic Kernel's connectors to them cannot say "none": under both values they are sent one function in
+            place of all others, whose description says that none is left. Ollama's cannot say it either, and needs no
+            schema.
         tell_budget: Whether the model is told what is left of round trips, tool calls, tokens, cost and time, as far as
             they are limited. A share, as 0.25, tells it of a limit once that much of it or less is left. It is said at
             the end of the newest message of each request but the plan's, and kept nowhere: history, journal and the

@@ -18,6 +18,9 @@ def at_token_fraction(
 ) -> IterationCallback:
     """Act when the newest reply and its prompt fill a share of the model's context window.
 
+    Counts the tokens that the service reports, or that the run estimates where a limit needs them; where neither does,
+    it has no effect.
+
     Args:
         context_window: Tokens that the model takes.
         fraction: The share, above 0 and up to 1.

@@ -268,12 +268,13 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
             f"{name} does not support function calling, and there are {', '.join(sorted(offer.functions))} on offer. "
             "Use another connector, or offer no functions."
         )
-    answers = getattr(settings, "number_of_responses", None)
-    if answers is not None and answers > 1:
-        raise PlannerInvalidConfigurationError(
-            f"number_of_responses must be 1 where functions are offered; got {answers}. "
-            "Ask once, or offer no functions."
-        )
+    extra: Any = getattr(settings, "extra_parameters", None) or {}
+    for option in ("number_of_responses", "candidate_count", "n"):  # OpenAI's, Google's, Mistral's and Azure AI's
+        answers = getattr(settings, option, None) or extra.get(option)
+        if isinstance(answers, int) and answers > 1:
+            raise PlannerInvalidConfigurationError(
+                f"{option} must be 1 where functions are offered; got {answers}. Ask once, or offer no functions."
+            )
 
 
 def connector_settings(

@@ -110,6 +110,8 @@ def read_iterations(metadata: Mapping[str, Any]) -> int:
 
 def read_usage(reported: object) -> Usage:
     """Read the tokens out of a connector's own usage object or mapping; 0 where it says nothing usable."""
+    if type(reported) is CompletionUsage and (usage := _read_stock(reported)) is not None:
+        return usage
     reported = _unwrapped(reported)
     names = _names_in(reported)
     return Usage() if names is None else _read(reported, names)
@@ -132,6 +134,8 @@ def with_usage(message: M, usage: Usage) -> M:
     """Let a message's metadata say this usage: as its connector's own object where that says just this."""
     reported = message.metadata.get("usage")
     if reported is None and not usage.total_tokens:
+        return message
+    if type(reported) is CompletionUsage and _read_stock(reported) == usage:
         return message
     if _is_sound(reported) and not usage.estimated_tokens and read_usage(reported) == usage:
         return message
@@ -168,7 +172,7 @@ def add_reported(first: Any, second: Any) -> Any:
     first, second = _unwrapped(first), _unwrapped(second)
     if first is None or second is None:
         return second if first is None else first
-    if type(first) is type(second) and _adds_up(first):
+    if type(first) is type(second) and (type(first) is CompletionUsage or _adds_up(first)):
         return first + second
     if _names_in(first) is _names_in(second) and _fields(first) and _fields(second):
         return _combine(first, second, add)
@@ -207,6 +211,17 @@ def _read(reported: object, names: _Names) -> Usage:
         completion = rest
     cached = next((count for path in names.cached if (count := _count(reported, path))), 0)
     return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=min(cached, prompt))
+
+
+def _read_stock(reported: CompletionUsage) -> Usage | None:
+    """Read what most connectors report, without looking for its names; None where it is not whole and sound."""
+    prompt, completion, details = reported.prompt_tokens, reported.completion_tokens, reported.prompt_tokens_details
+    cached = 0 if details is None else details.cached_tokens or 0
+    if not (type(prompt) is int and type(completion) is int and type(cached) is int):
+        return None
+    if not (0 < prompt < _MOST and 0 < completion < _MOST and 0 <= cached <= prompt):
+        return None
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
 
 
 def _sum(reported: object, paths: tuple[str, ...]) -> int:

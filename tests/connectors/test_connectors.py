@@ -319,6 +319,28 @@ async def test_the_price_list_knows_the_provider_by_its_connector(connect: Calla
     assert price("any", world.case.usage) > 0
 
 
+SEVERAL: dict[str, dict[str, Any]] = {
+    "azure": {"extra_parameters": {"n": 2}},
+    "google": {"candidate_count": 2},
+    "mistral": {"n": 2},
+}
+
+
+@pytest.mark.parametrize("connect", SEVERAL, indirect=True)
+async def test_several_answers_are_refused_where_functions_are_offered(
+    connect: Callable[..., World],
+) -> None:
+    """However a connector calls their number: the calls of alternatives are no batch."""
+    world = connect(CALLS)
+    options = next(SEVERAL[name] for name, case in CASES.items() if case is world.case)
+    service = FunctionInvokingChatCompletion(world.service)
+    behavior = BoundedFunctionChoiceBehavior.Auto()
+    settings = service.instantiate_prompt_execution_settings(function_choice_behavior=behavior, **options)
+    with pytest.raises(PlannerInvalidConfigurationError, match="must be 1 where functions are offered; got 2"):
+        await service.get_chat_message_content(asked(), settings, kernel=world.kernel)
+    assert world.api.bodies == []
+
+
 async def test_mistral_as_it_is_streams_nothing() -> None:
     """Semantic Kernel 1.45 takes no stream of the SDKs that it allows: named, and noticed here once it does."""
     async with AsyncExitStack() as stack:
