@@ -1,5 +1,6 @@
 """``checkpoint_key=`` on every door: what leaves is signed, what is not is refused, the key is not shown."""
 
+import asyncio
 import copy
 import dataclasses
 import json
@@ -23,6 +24,7 @@ from approval_builders import (
     world,
 )
 from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
     Approve,
@@ -42,7 +44,7 @@ from planner_ext.errors import (
 )
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.session import ToolUseSession
-from planner_ext.testing import calls
+from planner_ext.testing import call, calls
 
 KEY, OTHER = b"the-signing-key", b"another-key"
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
@@ -168,6 +170,31 @@ async def test_errors_and_cancelled_runs_are_signed() -> None:
         assert error.value.checkpoint is not None
         check_signed(error.value.checkpoint.to_json())
     check_signed(planner.cancel(paused.checkpoint).checkpoint.to_json())
+
+
+class Hanging:
+    """A plugin whose function waits until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+
+    @kernel_function(description="Waits.")
+    async def wait(self) -> str:
+        self.started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+
+async def test_a_cancelled_run_is_signed() -> None:
+    """The checkpoint on the `CancelledError` of a cancelled run is signed like every other."""
+    plugin = Hanging()
+    here = world([call("slow-wait", {})], slow=plugin)
+    task = asyncio.create_task(planner_with(**SIGNED).invoke(here.kernel, "Wait."))
+    await plugin.started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    check_signed(vars(cancelled.value)["checkpoint"].to_json())
 
 
 async def test_a_limited_service_signs_its_errors() -> None:
