@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from planner_builders import (
 from pydantic import BaseModel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import Budget
+from planner_ext import ApprovalFilter, ApprovalPolicy, Budget
 from planner_ext import in_time as in_time_module
 from planner_ext.durable import effect
 from planner_ext.events import CallFinished, CallStarted, ModelReplied, Planned
@@ -291,6 +291,26 @@ async def test_a_persons_time_is_free_of_active_seconds(streamed: bool) -> None:
     assert (result.status, result.usage.active_seconds) == ("answered", 0.0)
 
 
+@both_ways
+async def test_the_approver_of_a_filter_is_a_person_too(streamed: bool) -> None:
+    """An `ApprovalFilter` of the kernel that holds the run open while it asks uses up no active seconds."""
+    clock = Clock()
+
+    async def approver(_: Any) -> Approve:
+        clock.seconds += 1000
+        await asyncio.sleep(0.05)
+        return Approve(by="ann")
+
+    math = Math()
+    kernel = kernel_of(ScriptedChatCompletion([ADD, say("3")]), math=math)
+    kernel.add_filter(
+        "auto_function_invocation", ApprovalFilter(ApprovalPolicy.model_validate({"default": "ask"}), approver)
+    )
+    planner = planner_with(plan=False, budget=budget_of("max_active_seconds", clock), clock=clock)
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert (result.status, len(math.sums)) == ("answered", 1)
+
+
 @pytest.mark.parametrize("who", ["approver", "clarifier"])
 async def test_a_deadline_does_not_wait_for_a_person(who: str) -> None:
     """A call that nobody decided and a question that nobody answered are answered "not executed"."""
@@ -441,3 +461,24 @@ async def test_the_model_does_not_say_how_much_time_is_left() -> None:
     first, second = (request.body for request in server.requests)
     assert [tool["function"]["name"] for tool in first["tools"] if "time_left" in str(tool)] == ["t-unmarked"]
     assert '"time_left" is not a parameter' in str(second)
+
+
+@either_limit
+@both_ways
+async def test_a_request_over_http_ends_with_the_machines_clock(limit: str, streamed: bool) -> None:
+    """A server that does not answer holds the run no longer than its limit says."""
+    release = threading.Event()
+
+    def stalls(_: ScriptedRequest) -> Any:
+        release.wait()
+        return say("late")
+
+    async with openai_kernel(stalls) as (kernel, _):
+        at: Any = datetime.now(UTC) + timedelta(seconds=2) if limit == "deadline" else 2
+        planner = planner_with(plan=False, budget=Budget(**{limit: at}))
+        try:
+            result = await asyncio.wait_for(invoke(planner, kernel, streamed=streamed), 20)
+        finally:
+            release.set()
+    assert (result.status, result.limit, result.iterations) == ("limit_reached", limit, 1)
+    assert result.usage.active_seconds < 10
