@@ -1,4 +1,4 @@
-"""The entry point of ``planner-ext`` and of ``python -m planner_ext.cli``."""
+"""The entry point of ``planner-ext``, of ``python -m planner_ext`` and of ``python -m planner_ext.cli``."""
 
 import logging
 import sys
