@@ -10,12 +10,14 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 
+from planner_ext.core.fold import CUT_SHORT
+from planner_ext.core.values import Status
 from planner_ext.kernel.accepted import accepted_reply
 from planner_ext.kernel.assembly import ReplyAssembly
 from planner_ext.kernel.chat import named_errors, no_reply
 from planner_ext.kernel.connectors import received
 from planner_ext.kernel.loop import FunctionNames, check_service, connector_settings
-from planner_ext.kernel.messages import merge_reply
+from planner_ext.kernel.messages import calls_of, merge_reply, text_of
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.service_run import store
 from planner_ext.kernel.usage import read_iterations
@@ -41,7 +43,8 @@ async def pass_through(
         messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
         for message in messages:
             store(chat_history, message)
-    return [message.model_copy(update={"metadata": _one_request(message.metadata)}) for message in messages]
+    own = [_one_request(message.metadata) | _ended(message) for message in messages]
+    return [m.model_copy(update={"metadata": metadata}) for m, metadata in zip(messages, own, strict=True)]
 
 
 async def pass_through_streaming(
@@ -53,15 +56,23 @@ async def pass_through_streaming(
     """Ask the connector once, as a stream; calls in the reply are the caller's to run."""
     stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
+    ended: dict[str, Any] = {}
+    last: StreamingChatMessageContent | None = None
     with named_errors(inner):
         async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
             async for chunks in stream:
                 complete = [chunk and received(chunk) for chunk in chunks]
                 for chunk in complete:
                     if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                        chunk.metadata = _one_request(chunk.metadata)
                         reply.add(chunk)
+                        if chunk.finish_reason is not None:
+                            ended = _ended(reply.message())
+                        chunk.metadata = _one_request(chunk.metadata) | ended
+                        last = chunk
                 yield complete
+    if last is not None and reply.any and not ended:
+        own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
+        yield [last.model_copy(update=own)]
     if not reply.any:
         raise no_reply("a stream without any choice")
     if stored:
@@ -83,6 +94,13 @@ def _request_settings(
     own = connector_settings(inner, settings)
     check_service(inner, own, Offer(kernel, behavior, own))
     return own.model_copy(update={"function_choice_behavior": None}) if behavior.auto_invoke_kernel_functions else own
+
+
+def _ended(message: ChatMessageContent) -> dict[str, Any]:
+    """Say how one request ended: with calls that are the caller's to run it is no answer yet."""
+    cut = message.finish_reason is not None and message.finish_reason.value in CUT_SHORT
+    status: Status = "incomplete" if cut or not (calls_of(message) or text_of(message)) else "answered"
+    return {"status": "stopped" if status == "answered" and calls_of(message) else status, "limit": None}
 
 
 def _one_request(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from semantic_kernel.functions import KernelArguments
 from planner_ext.approval.decisions import Decision, Interceptor
 from planner_ext.approval.gate import CheckForIntervention, PreInvoke
 from planner_ext.core.facts import Rules, RunStarted
+from planner_ext.core.shown import shown
 from planner_ext.engine import StopHandle
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
@@ -55,8 +56,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
     A request whose function choice behaviour is missing, or does not invoke functions automatically, passes through:
-    one request, its calls returned to the caller. A stock ``FunctionChoiceBehavior.Auto()`` takes its 5 tool rounds;
-    with a budget the tighter of the two holds.
+    one request, its calls returned to the caller with the status ``stopped``. A stock
+    ``FunctionChoiceBehavior.Auto()`` takes its 5 tool rounds; with a budget the tighter of the two holds.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -123,7 +124,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """
         if not isinstance(inner, ChatCompletionClientBase):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlannerInvalidConfigurationError(
-                f"inner must be a chat completion service of Semantic Kernel; got {inner!r}."
+                f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}."
             )
         super().__init__(ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id)
         self.instruction_role = inner.instruction_role
@@ -147,7 +148,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         self._inner, self._options = unwrapped(inner, options)
         if on_invalid_history not in ("refuse", "repair"):
             raise PlannerInvalidConfigurationError(
-                f"on_invalid_history must be refuse or repair; got {on_invalid_history!r}."
+                f"on_invalid_history must be refuse or repair; got {shown(on_invalid_history)}."
             )
         self._on_invalid_history = on_invalid_history
 
