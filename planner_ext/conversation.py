@@ -17,6 +17,7 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.core.fold import CUT_SHORT
+from planner_ext.core.shown import shown
 from planner_ext.kernel.accepted import given_arguments
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.kernel.errors import InvalidHistoryError, InvalidReplyError, PlannerInvalidConfigurationError
@@ -84,7 +85,7 @@ def copied(name: str, given: object, *, text_allowed: bool = True) -> list[ChatM
     """
     if isinstance(given, str) and text_allowed:
         if not given.strip():
-            raise PlannerInvalidConfigurationError(f"{name} must not be an empty text; got {given!r}.")
+            raise PlannerInvalidConfigurationError(f"{name} must not be an empty text; got {shown(given)}.")
         return [ChatMessageContent(role=AuthorRole.USER, content=given)]
     if isinstance(given, ChatMessageContent | FunctionResultContent | str) or not isinstance(given, Iterable):
         given = (given,)
@@ -98,7 +99,7 @@ def _copied(name: str, message: object) -> ChatMessageContent:
     if isinstance(message, ChatMessageContent):
         return deepcopy(message)
     raise PlannerInvalidConfigurationError(
-        f"{name} must be messages of Semantic Kernel; got {message!r}. Make one with ChatMessageContent(role=..., "
+        f"{name} must be messages of Semantic Kernel; got {shown(message)}. Make one with ChatMessageContent(role=..., "
         "content=...)."
     )
 

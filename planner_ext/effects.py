@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.errors import InvalidLimitError, NotAFunctionError
+from planner_ext.core.shown import is_function, shown
 
 __all__ = [
     "KEY_PARAMETER",
@@ -101,14 +102,16 @@ def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable
             parameter.
     """
     if kind not in ("once", "idempotent", "keyed"):
-        raise InvalidLimitError(f'effect takes "once", "idempotent" or "keyed"; got {kind!r}.')
+        raise InvalidLimitError(f'effect takes "once", "idempotent" or "keyed"; got {shown(kind)}.')
     if probe is not None and (kind != "once" or not callable(probe)):
         raise InvalidLimitError(
             f'probe must be a function (key, arguments), and only stands with effect("once"), the one that is not run '
-            f"again unasked; got {probe!r} with {kind!r}."
+            f"again unasked; got {shown(probe)} with {shown(kind)}."
         )
 
     def mark(function: F) -> F:
+        if not is_function(function):
+            raise NotAFunctionError(f"effect({kind!r}) marks a function; got {shown(function)}.")
         method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
         if kind == "keyed" and KEY_PARAMETER not in inspect.signature(method).parameters:
             name = getattr(method, "__qualname__", repr(method))

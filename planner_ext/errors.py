@@ -25,6 +25,7 @@ PlannerExtError                              all of them
 ├── ApprovalRefusedError                     a decision that a store cannot take
 ├── InvalidPolicyError                       a policy that cannot be read
 ├── InvalidLimitError                        a limit of the core that means nothing
+├── NotAFunctionError (TypeError)            a decorator on something else than a function
 └── IllegalTransitionError                   a journal that contradicts itself
 
 Every exception that ends a run, ``asyncio.CancelledError`` included, has its history and a checkpoint as attributes
@@ -38,6 +39,7 @@ from planner_ext.core.errors import (
     InvalidJournalError,
     InvalidLimitError,
     NewerSchemaError,
+    NotAFunctionError,
     PlannerExtError,
 )
 from planner_ext.durable.errors import (
@@ -79,6 +81,7 @@ __all__ = [
     "LimitReachedError",
     "NestedRunRefusedError",
     "NewerSchemaError",
+    "NotAFunctionError",
     "PlannerException",
     "PlannerExtError",
     "PlannerInvalidConfigurationError",

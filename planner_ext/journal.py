@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError
 from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
+from planner_ext.core.shown import shown
 from planner_ext.core.values import Message, ReplyEntry
 
 __all__ = ["SCHEMA", "check_schema", "dump_facts", "dump_journal", "load_facts", "load_journal", "messages_of"]
@@ -59,7 +60,7 @@ def load_journal(text: str) -> tuple[Fact, ...]:
 def check_schema(schema: object) -> None:
     """Refuse a schema number that this version cannot read."""
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {schema!r}.")
+        raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {shown(schema)}.")
     if schema > SCHEMA:
         raise NewerSchemaError(
             f"This journal has schema {schema}; this version of planner_ext reads up to {SCHEMA}. "

@@ -62,6 +62,28 @@ class FunctionCallingStepwisePlanner:
         self._taken = DecisionsTaken()
         loop_options(self.options)  # which checks them
 
+    @property
+    def generate_plan_yaml(self) -> str:
+        """The YAML of the plan prompt, as ``get_initial_plan`` gives it; may be set, for the runs that begin later.
+
+        Raises:
+            PlannerInvalidConfigurationError: If it is set to what is no prompt template; then nothing is changed.
+        """
+        return self._templates.plan_yaml
+
+    @generate_plan_yaml.setter
+    def generate_plan_yaml(self, text: str) -> None:
+        self._templates = PlannerTemplates.read(text, self._templates.step_prompt)
+
+    @property
+    def step_prompt(self) -> str:
+        """The template that opens the steps, as ``get_step_prompt`` gives it; may be set likewise."""
+        return self._templates.step_prompt
+
+    @step_prompt.setter
+    def step_prompt(self, text: str) -> None:
+        self._templates = PlannerTemplates.read(self._templates.plan_yaml, text)
+
     async def invoke(
         self,
         kernel: Kernel,

@@ -10,6 +10,7 @@ from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.core.limits import Limits
+from planner_ext.core.shown import shown
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.budget import Budget, tightest
 from planner_ext.kernel.checkpoint import SigningKey
@@ -59,7 +60,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
         clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
         min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
-        excluded_plugins: Plugins whose functions are neither offered nor named in the plan request.
+        excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. Checked when a run
+            begins: a name that the kernel does not have is refused. ``UserInteraction`` is the planner's own.
         excluded_functions: The same for functions, by fully qualified name or by their own.
         get_available_functions: Gives the functions of the kernel to offer, from these options and the goal; exclusions
             hold for them, too.
@@ -212,5 +214,5 @@ def _named_errors() -> Generator[None]:
         known = ", ".join(sorted(FunctionCallingStepwisePlannerOptions.model_fields))
         hint = f" Known options: {known}." if first["type"] in ("extra_forbidden", "no_such_attribute") else ""
         raise PlannerInvalidConfigurationError(
-            f"{name} cannot be used: {first['msg']}; got {first['input']!r}.{hint}"
+            f"{name} cannot be used: {first['msg']}; got {shown(first['input'])}.{hint}"
         ) from error

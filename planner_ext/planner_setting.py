@@ -17,8 +17,8 @@ from planner_ext.core.limits import Limits
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget, Price, price_in
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.interaction import own_function
-from planner_ext.kernel.loop import Loop, connector_settings
+from planner_ext.kernel.interaction import OWN_PLUGIN, own_function
+from planner_ext.kernel.loop import Loop, connector_settings, function_names, refuse_unknown
 from planner_ext.kernel.nested import planner_of, run_around
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions, instance_of
@@ -41,8 +41,15 @@ __all__ = ["PlannerSetting", "PlannerTemplates", "loop_options", "setting_of"]
 
 @dataclass(frozen=True, slots=True)
 class PlannerTemplates:
-    """The prompts of a planner, read once when it is made."""
+    """The prompts of a planner, read once when it is made, and when they are set.
 
+    Attributes:
+        plan_yaml: The plan prompt as it was given.
+        step_prompt: The opening of the steps, likewise.
+    """
+
+    plan_yaml: str
+    step_prompt: str
     plan: KernelPromptTemplate
     plan_settings: dict[str, Any]
     step: KernelPromptTemplate
@@ -55,8 +62,20 @@ class PlannerTemplates:
             PlannerInvalidConfigurationError: If one of them is no template.
         """
         plan, step = options.get_initial_plan, options.get_step_prompt
-        template, settings = plan_template(default_plan_prompt if plan is None else plan())
-        return cls(template, settings, step_template(default_step_prompt if step is None else step()))
+        return cls.read(
+            default_plan_prompt if plan is None else plan(), default_step_prompt if step is None else step()
+        )
+
+    @classmethod
+    def read(cls, plan_yaml: str, step_prompt: str) -> "PlannerTemplates":
+        """Read two texts.
+
+        Raises:
+            PlannerInvalidConfigurationError: If one of them is no template.
+        """
+        plan, settings = plan_template(plan_yaml)
+        step = step_template(step_prompt)
+        return cls(plan_yaml=plan_yaml, step_prompt=step_prompt, plan=plan, plan_settings=settings, step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +194,8 @@ def setting_of(
     service, options = unwrapped(service, options)
     settings = _with_completion_limit(connector_settings(service, settings), planner.max_completion_tokens)
     behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
-    final_answer, ask_user = _final_answer(planner), _ask_user(planner, options)
+    _check_exclusions(planner, kernel)
+    final_answer, ask_user = _final_answer(planner, kernel), _ask_user(planner, options, kernel)
     form = _form(planner, kept)
     offer = Offer(
         kernel,
@@ -250,15 +270,46 @@ def _form(planner: FunctionCallingStepwisePlannerOptions, kept: Rules | None) ->
     return form
 
 
-def _final_answer(planner: FunctionCallingStepwisePlannerOptions) -> KernelFunction | None:
-    if planner.plan is False and not planner.require_final_answer_function:
+def _final_answer(planner: FunctionCallingStepwisePlannerOptions, kernel: Kernel) -> KernelFunction | None:
+    excluded = _excludes(planner, kernel, "SendFinalAnswer")
+    if excluded and planner.require_final_answer_function:
+        raise PlannerInvalidConfigurationError(
+            "require_final_answer_function=True needs UserInteraction-SendFinalAnswer, which is in excluded_functions "
+            "or excluded_plugins. Take it out of them, or accept a plain answer."
+        )
+    if excluded or (planner.plan is False and not planner.require_final_answer_function):
         return None
     return own_function("SendFinalAnswer")
 
 
-def _ask_user(planner: FunctionCallingStepwisePlannerOptions, options: LoopOptions) -> KernelFunction | None:
+def _ask_user(
+    planner: FunctionCallingStepwisePlannerOptions, options: LoopOptions, kernel: Kernel
+) -> KernelFunction | None:
     insists = planner.require_final_answer_function and options.max_clarifications != 0
-    return own_function("AskUser") if options.takes_questions or insists else None
+    if not (options.takes_questions or insists) or _excludes(planner, kernel, "AskUser"):
+        return None
+    return own_function("AskUser")
+
+
+def _excludes(planner: FunctionCallingStepwisePlannerOptions, kernel: Kernel, name: str) -> bool:
+    """Whether one of the planner's own functions is excluded, and not one of the kernel's of the same name."""
+    if OWN_PLUGIN in kernel.plugins and name in kernel.plugins[OWN_PLUGIN].functions:
+        return False
+    return OWN_PLUGIN in planner.excluded_plugins or bool({name, f"{OWN_PLUGIN}-{name}"} & planner.excluded_functions)
+
+
+def _check_exclusions(planner: FunctionCallingStepwisePlannerOptions, kernel: Kernel) -> None:
+    """Refuse the exclusion of what is not there: a misspelt name excludes nothing.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming it, and what there is.
+    """
+    if planner.excluded_plugins:
+        refuse_unknown("excluded_plugins", planner.excluded_plugins, {*kernel.plugins, OWN_PLUGIN})
+    if planner.excluded_functions:
+        names = function_names(kernel)
+        own = {name.rpartition("-")[2] for name in names}
+        refuse_unknown("excluded_functions", planner.excluded_functions, names, also=own)
 
 
 def _selected(

@@ -8,6 +8,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext.core.limits import Ledger
+from planner_ext.core.shown import shown
 from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import (
     LimitReachedError,
@@ -68,7 +69,7 @@ class PlannerPlugin:
         self._kernel = None if kernel is None else instance_of("kernel", kernel, Kernel)
         if not _NAME.fullmatch(instance_of("function_name", function_name, str)):
             raise PlannerInvalidConfigurationError(
-                f"function_name may have letters, digits and underscores; got {function_name!r}."
+                f"function_name may have letters, digits and underscores; got {shown(function_name)}."
             )
 
         @kernel_function(name=function_name, description=description)

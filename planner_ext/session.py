@@ -29,6 +29,7 @@ from planner_ext.conversation import (
     open_calls,
     with_added,
 )
+from planner_ext.core.shown import shown
 from planner_ext.engine import StopHandle
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
@@ -67,7 +68,7 @@ class AutomaticToolUseConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlannerInvalidConfigurationError(
-                f"AutomaticToolUseConfig.enabled must be True or False; got {self.enabled!r}."
+                f"AutomaticToolUseConfig.enabled must be True or False; got {shown(self.enabled)}."
             )
         if self.max_tool_calls is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise PlannerInvalidConfigurationError(
@@ -337,7 +338,8 @@ class ToolUseSession:
             settings.response_format = response_format  # pyright: ignore[reportAttributeAccessIssue]
         except (ValidationError, ValueError, ServiceInvalidExecutionSettingsError) as error:
             raise PlannerInvalidConfigurationError(
-                f"response_format must be one that {type(settings).__name__} takes; got {response_format!r}: {error}"
+                f"response_format must be one that {type(settings).__name__} takes; got {shown(response_format)}: "
+                f"{error}"
             ) from error
         return settings
 
@@ -345,7 +347,7 @@ class ToolUseSession:
         if self._closed and response_format is not None:
             raise PlannerInvalidConfigurationError(
                 "response_format cannot be used in closed loop: which of several replies should have it? Got "
-                f"{response_format!r}. Use open loop: AutomaticToolUseConfig(enabled=False)."
+                f"{shown(response_format)}. Use open loop: AutomaticToolUseConfig(enabled=False)."
             )
 
     def _world(self, stop: StopHandle | None) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
+from planner_ext.core.shown import shown
+
 __all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "ToolCall", "is_duration", "problem_of"]
 
 
@@ -68,7 +70,7 @@ def problem_of(decision: Decision) -> str | None:
     match decision:
         case Approve(arguments=arguments, always=always, by=by):
             if always not in (None, "function", "arguments"):
-                return f'always must be "function", "arguments" or None; got {always!r}'
+                return f'always must be "function", "arguments" or None; got {shown(always)}'
             if arguments is not None and not _is_object(arguments):
                 return f"arguments must map parameter names to values; got {type(arguments).__name__}"
             return _text_problem("by", by)
@@ -78,7 +80,8 @@ def problem_of(decision: Decision) -> str | None:
             return _text_problem("by", by)
         case Defer(prompt=prompt, expires_in=expires_in):
             if expires_in is not None and not is_duration(expires_in):
-                return f"expires_in must be a number of seconds above 0 and below {_LONGEST_WAIT:g}; got {expires_in!r}"
+                expected = f"a number of seconds above 0 and below {_LONGEST_WAIT:g}"
+                return f"expires_in must be {expected}; got {shown(expires_in)}"
             return _text_problem("prompt", prompt)
 
 
@@ -87,7 +90,7 @@ _LONGEST_WAIT = 1e9
 
 
 def _text_problem(name: str, value: object) -> str | None:
-    return None if value is None or isinstance(value, str) else f"{name} must be text; got {value!r}"
+    return None if value is None or isinstance(value, str) else f"{name} must be text; got {shown(value)}"
 
 
 def _is_object(value: object) -> bool:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from planner_ext.approval.decisions import Defer, is_duration
-from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.errors import InvalidLimitError, NotAFunctionError
+from planner_ext.core.shown import is_function, shown
 
 __all__ = ["approval_required", "requires_approval"]
 
@@ -34,11 +35,19 @@ def requires_approval(function: Any = None, /, *, prompt: str | None = None, exp
 
     Raises:
         InvalidLimitError: If ``expires_in`` is no such number.
+        NotAFunctionError: If something else than a function is marked.
     """
+    if prompt is not None and not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidLimitError(f"prompt must be a text, or None; got {shown(prompt)}.")
     if expires_in is not None and not is_duration(expires_in):
-        raise InvalidLimitError(f"expires_in must be a number of seconds above 0, or None; got {expires_in!r}.")
+        raise InvalidLimitError(f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}.")
 
     def mark(function: F) -> F:
+        if not is_function(function):
+            raise NotAFunctionError(
+                f"requires_approval marks a function; got {shown(function)}. Write @requires_approval above the "
+                "function, or with words for the person: @requires_approval(prompt=...)."
+            )
         method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
         setattr(method, _MARK, Defer(prompt=prompt, expires_in=expires_in))
         return function

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall
 from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.shown import shown
 
 __all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError"]
 
@@ -275,7 +276,7 @@ def _explain(error: ValidationError) -> str:
         return f"The policy has an unknown key: {place}. Correct its spelling or leave it out."
     if first["type"] == "missing":
         return f"The policy lacks {place}. State it: a policy has no silent default."
-    return f"The policy cannot be used at {place}: {first['msg']}; got {first['input']!r}."
+    return f"The policy cannot be used at {place}: {first['msg']}; got {shown(first['input'])}."
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

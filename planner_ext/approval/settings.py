@@ -5,6 +5,7 @@ from typing import Literal
 
 from planner_ext.approval.decisions import is_duration
 from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.shown import shown
 
 __all__ = ["ApprovalOptions"]
 
@@ -28,8 +29,10 @@ class ApprovalOptions:
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
-                raise InvalidLimitError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}.")
+                raise InvalidLimitError(
+                    f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}."
+                )
         for name in ("expires_in", "interceptor_timeout"):
             value = getattr(self, name)
             if value is not None and not is_duration(value):
-                raise InvalidLimitError(f"{name} must be a number of seconds above 0, or None; got {value!r}.")
+                raise InvalidLimitError(f"{name} must be a number of seconds above 0, or None; got {shown(value)}.")

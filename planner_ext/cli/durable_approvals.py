@@ -13,6 +13,7 @@ from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli.console import ANSWERED, NO_ANSWER, complaints_of, say, stderr_console, stdout_console
 from planner_ext.cli.durable_store import say_part, store_name
 from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable, visible
+from planner_ext.core.shown import shown
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
 
 __all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_approval", "supply_result"]
@@ -132,7 +133,7 @@ def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, A
         name, sign, written = change.partition("=")
         if not sign or not name:
             raise ApprovalRefusedError(
-                f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {change!r}."
+                f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {shown(change)}."
             )
         edited[name] = written if isinstance(arguments.get(name), str) else _value(written)
     return edited

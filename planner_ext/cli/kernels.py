@@ -25,6 +25,7 @@ from semantic_kernel.connectors.ai.open_ai.settings.open_ai_settings import Open
 from semantic_kernel.functions import KernelArguments
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
+from planner_ext.core.shown import shown
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.selection import select_service
 
@@ -52,7 +53,7 @@ def start_factory(path: str, *, option: str = "--kernel") -> object:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise PlannerInvalidConfigurationError(
-            f"{option} must be module:factory, for instance shop.kernel:make_kernel; got {path!r}."
+            f"{option} must be module:factory, for instance shop.kernel:make_kernel; got {shown(path)}."
         )
     given = f"{option} {path}"
     found = _attribute(_imported(module_name, given), name, given)
@@ -185,7 +186,7 @@ def _host(name: str, url: str) -> str:
     except ValueError:
         host = None
     if not host:
-        raise PlannerInvalidConfigurationError(f"{name} must look like http://localhost:8000/v1; got {url!r}.")
+        raise PlannerInvalidConfigurationError(f"{name} must look like http://localhost:8000/v1; got {shown(url)}.")
     return host
 
 

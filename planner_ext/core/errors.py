@@ -6,6 +6,7 @@ The core knows nothing of Semantic Kernel; the errors which leave through one of
     PlannerExtError
     ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
     ├── InvalidLimitError          a limit whose value means nothing
+    ├── NotAFunctionError          a decorator of this package on something else than a function
     └── InvalidJournalError        a journal or checkpoint that cannot be read
         └── NewerSchemaError       written by a newer version of this package
 """
@@ -15,6 +16,7 @@ __all__ = [
     "InvalidJournalError",
     "InvalidLimitError",
     "NewerSchemaError",
+    "NotAFunctionError",
     "PlannerExtError",
 ]
 
@@ -29,6 +31,10 @@ class IllegalTransitionError(PlannerExtError):
 
 class InvalidLimitError(PlannerExtError):
     """A limit was given a value that means nothing; the message names the field, what it takes and what it got."""
+
+
+class NotAFunctionError(PlannerExtError, TypeError):
+    """A decorator of this package was put on something else than a function, or given that in its place."""
 
 
 class InvalidJournalError(PlannerExtError):

@@ -13,6 +13,7 @@ from typing import Literal, cast
 
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.sharing import Tally
+from planner_ext.core.shown import shown
 from planner_ext.core.values import Usage
 
 __all__ = ["Ledger", "Left", "Limits", "left_to_tell", "spent_limit", "time_left"]
@@ -56,15 +57,15 @@ def _check(name: str, value: object) -> None:
     """Refuse a value that means nothing, naming the field, what it takes, what it got and the way out."""
     if name in _ALLOWED:
         if value not in _ALLOWED[name]:
-            raise InvalidLimitError(f"{name} must be one of {', '.join(_ALLOWED[name])}; got {value!r}.")
+            raise InvalidLimitError(f"{name} must be one of {', '.join(_ALLOWED[name])}; got {shown(value)}.")
     elif name in _CHECKS:
         _CHECKS[name](value)
     elif name in ("max_cost", "max_active_seconds"):
         if value is not None and not _is_positive_number(value):
-            raise InvalidLimitError(f"{name} must be a number above 0, or None for no limit; got {value!r}.")
+            raise InvalidLimitError(f"{name} must be a number above 0, or None for no limit; got {shown(value)}.")
     elif value is not None and not _is_count(value, least=0 if name == "max_tool_calls" else 1):
         least = "0 or more" if name == "max_tool_calls" else "1 or more"
-        raise InvalidLimitError(f"{name} must be a whole number, {least}, or None for no limit; got {value!r}.")
+        raise InvalidLimitError(f"{name} must be a whole number, {least}, or None for no limit; got {shown(value)}.")
 
 
 def _is_count(value: object, *, least: int) -> bool:
@@ -84,7 +85,7 @@ def _check_deadline(value: object) -> None:
     if value is None:
         return
     if not isinstance(value, datetime):
-        raise InvalidLimitError(f"deadline must be a datetime, or None for no limit; got {value!r}.")
+        raise InvalidLimitError(f"deadline must be a datetime, or None for no limit; got {shown(value)}.")
     if value.tzinfo is None:
         raise InvalidLimitError(
             f"deadline must say its time zone; got {value!r}, which has none. Add tzinfo, for instance datetime.UTC."
@@ -94,20 +95,20 @@ def _check_deadline(value: object) -> None:
 def _check_per_function(value: object) -> None:
     if not isinstance(value, Mapping):
         raise InvalidLimitError(
-            f"max_calls_per_function must map fully qualified function names to counts; got {value!r}."
+            f"max_calls_per_function must map fully qualified function names to counts; got {shown(value)}."
         )
     for name, count in cast("Mapping[object, object]", value).items():
         if not isinstance(name, str) or not _is_count(count, least=0):
             raise InvalidLimitError(
                 f"max_calls_per_function must map function names to whole numbers, 0 or more; "
-                f"got {count!r} for {name!r}."
+                f"got {shown(count)} for {shown(name)}."
             )
 
 
 def _check_tell(value: object) -> None:
     if not isinstance(value, bool) and not (_is_positive_number(value) and isinstance(value, float) and value <= 1):
         raise InvalidLimitError(
-            f"tell_budget must be True, False, or a share above 0.0 and up to 1.0 (a float); got {value!r}."
+            f"tell_budget must be True, False, or a share above 0.0 and up to 1.0 (a float); got {shown(value)}."
         )
 
 

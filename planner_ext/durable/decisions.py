@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
+from planner_ext.core.shown import shown
 from planner_ext.durable.errors import ApprovalRefusedError
 
 __all__ = ["DECISION_SCHEMA", "read_decision", "write_decision"]
@@ -23,7 +24,7 @@ def write_decision(decision: Decision) -> str:
     """
     kind = next((name for name, kind in _KINDS.items() if isinstance(decision, kind)), None)
     if kind is None:
-        raise ApprovalRefusedError(f"Expected Approve, Deny or Supply; got {decision!r}.")
+        raise ApprovalRefusedError(f"Expected Approve, Deny or Supply; got {shown(decision)}.")
     if (problem := problem_of(decision)) is not None:
         raise ApprovalRefusedError(f"The decision cannot be taken: {problem}.")
     try:

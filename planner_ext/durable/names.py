@@ -3,6 +3,7 @@
 import re
 import uuid
 
+from planner_ext.core.shown import shown
 from planner_ext.durable.errors import StoreError
 
 __all__ = ["check_worker_id", "checked_run_id", "new_worker_id"]
@@ -18,7 +19,9 @@ def check_worker_id(worker_id: str) -> None:
         StoreError: Saying what it may consist of.
     """
     if not isinstance(worker_id, str) or _WORKER_ID.fullmatch(worker_id) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StoreError(f"worker_id must be 1 to 100 letters, digits, dots, dashes or underscores; got {worker_id!r}.")
+        raise StoreError(
+            f"worker_id must be 1 to 100 letters, digits, dots, dashes or underscores; got {shown(worker_id)}."
+        )
 
 
 def new_worker_id() -> str:
@@ -35,5 +38,5 @@ def checked_run_id(run_id: str | None) -> str:
     if run_id is None:
         return uuid.uuid4().hex
     if not isinstance(run_id, str) or _RUN_ID.fullmatch(run_id) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StoreError(f"run_id must be 1 to 200 characters, without / and control characters; got {run_id!r}.")
+        raise StoreError(f"run_id must be 1 to 200 characters, without / and control characters; got {shown(run_id)}.")
     return run_id

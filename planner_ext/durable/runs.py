@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from planner_ext.approval.decisions import Decision, is_duration
 from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
+from planner_ext.core.shown import shown
 from planner_ext.durable.cancelling import cancel_run
 from planner_ext.durable.driven import ArgumentsFor, DrivenRuns
 from planner_ext.durable.driver import SegmentDriver
@@ -188,8 +189,8 @@ class Runs:
         created = await self._store.create(name, goal, owner=self.worker_id, at=self._clock.now())
         if not created and (record := await self._store.record(name)).goal != goal:
             raise RunConflictError(
-                f"Run {name!r} is there already, with another goal: {record.goal!r}. Start this one under a name of "
-                "its own, or resume that one."
+                f"Run {name!r} is there already, with another goal: {shown(record.goal)}. Start this one under a name "
+                "of its own, or resume that one."
             )
         return self._driven.handle(name, planner, kernel, lambda: arguments)
 
@@ -337,7 +338,7 @@ def _name(worker_id: str | None) -> str:
 
 def _check_options(in_doubt: object, poll_seconds: object) -> None:
     if in_doubt not in ("person", "model"):
-        raise PlannerInvalidConfigurationError(f"in_doubt must be 'person' or 'model'; got {in_doubt!r}.")
+        raise PlannerInvalidConfigurationError(f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
     if not is_duration(poll_seconds):
-        problem = f"poll_seconds must be a number of seconds above 0; got {poll_seconds!r}."
+        problem = f"poll_seconds must be a number of seconds above 0; got {shown(poll_seconds)}."
         raise PlannerInvalidConfigurationError(problem)

@@ -12,6 +12,7 @@ from planner_ext.approval.waiting import WaitingCall, waiting_calls
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.facts import CallDecided, Clarified
 from planner_ext.core.machine import IN_DOUBT
+from planner_ext.core.shown import shown
 from planner_ext.core.state import Call, Phase, State
 from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.kernel.accepted import is_written_as
@@ -137,7 +138,7 @@ def _moment(at: float | None) -> datetime | None:
     try:
         return None if at is None else datetime.fromtimestamp(at, UTC)
     except (OverflowError, ValueError, OSError) as error:
-        raise InvalidCheckpointError(f"Expected a date at which the question expires; got {at!r}.") from error
+        raise InvalidCheckpointError(f"Expected a date at which the question expires; got {shown(at)}.") from error
 
 
 def check_record(state: State) -> None:
@@ -216,7 +217,7 @@ def decision_facts(
         DecisionRefusedError: Naming the call, and why.
     """
     if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {decisions!r}.")
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.")
     waiting = {call.request.id: call for call in waiting_calls(state)}
     for name in decisions:
         if name not in waiting:
@@ -266,19 +267,19 @@ def _answered(call: WaitingCall, at: float, decision: Decision, functions: Funct
     question = call.decided.prompt
     if not isinstance(decision, Supply | Deny):
         problem = (
-            f"The question {question!r} was answered {decision!r}: there is nothing in it to approve. Answer it with "
-            "Supply(text), or with Deny(reason) where nobody will."
+            f"The question {shown(question)} was answered {shown(decision)}: there is nothing in it to approve. "
+            "Answer it with Supply(text), or with Deny(reason) where nobody will."
         )
         raise DecisionRefusedError(problem, call_id=call.request.id)
     if (problem := problem_of(decision)) is not None:
-        problem = f"The answer to the question {question!r} cannot be taken: {problem}. The question still waits."
+        problem = f"The answer to the question {shown(question)} cannot be taken: {problem}. The question still waits."
         raise DecisionRefusedError(problem, call_id=call.request.id)
     if isinstance(decision, Deny):
         answer = " ".join(filter(None, ("Nobody answers this.", decision.reason, "Go on with what you know.")))
     else:
         answer = functions.encode(decision.result)
     if not answer.strip():
-        problem = f"The answer to the question {question!r} is blank. Supply a text, or Deny where nobody answers."
+        problem = f"The answer to the question {shown(question)} is blank. Supply a text, or Deny where nobody answers."
         raise DecisionRefusedError(problem, call_id=call.request.id)
     return Clarified(
         question=question,
@@ -310,7 +311,7 @@ def _decided(call: WaitingCall, at: float, decision: Decision, functions: Functi
 def _problem(call: WaitingCall, fact: CallDecided, decision: Decision, functions: Functions, name: str) -> str | None:
     """Say why a decision cannot be taken, or None."""
     if not isinstance(decision, Approve | Deny | Supply):
-        return f"The call {name} was answered {decision!r}; expected Approve, Deny or Supply."
+        return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply."
     if _late(fact, fact.at):
         return f"The decision on {name} came too late: the question expired. Resume without it to let the model know."
     if (problem := problem_of(decision)) is not None:

@@ -25,6 +25,7 @@ from planner_ext.approval.marks import approval_required
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.shown import shown
 from planner_ext.core.state import State
 from planner_ext.effects import effect_of
 from planner_ext.kernel.approval import DecisionRefusedError, PendingCall
@@ -98,12 +99,14 @@ class ApprovalFilter:
         """
         for name, value in (("policy", policy), ("approver", approver)):
             if not callable(value) and not (name == "approver" and value is None):
-                raise PlannerInvalidConfigurationError(f"{name} must be something that decides a call; got {value!r}.")
+                raise PlannerInvalidConfigurationError(
+                    f"{name} must be something that decides a call; got {shown(value)}."
+                )
         try:
             ApprovalOptions(interceptor_timeout=timeout)
         except InvalidLimitError:
             raise PlannerInvalidConfigurationError(
-                f"timeout must be a number of seconds above 0, or None for no limit; got {timeout!r}."
+                f"timeout must be a number of seconds above 0, or None for no limit; got {shown(timeout)}."
             ) from None
         self._policy = policy
         self._approver = approver
@@ -424,7 +427,9 @@ def _check(kernel: Kernel, name: str, decision: Decision, found: Sequence[Waitin
             f"The id {name!r} waits {len(found)} times in this history. Decide by the fingerprint: {fingerprints}."
         )
     if not isinstance(decision, Approve | Deny | Supply):
-        raise DecisionRefusedError(f"The call {name!r} was answered {decision!r}; expected Approve, Deny or Supply.")
+        raise DecisionRefusedError(
+            f"The call {name!r} was answered {shown(decision)}; expected Approve, Deny or Supply."
+        )
     if (problem := problem_of(decision)) is not None:
         raise DecisionRefusedError(f"The decision on {name!r} cannot be taken: {problem}. The call still waits.")
     if isinstance(decision, Approve):

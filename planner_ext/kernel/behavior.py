@@ -14,6 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 
+from planner_ext.core.shown import shown
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
 __all__ = ["UNLIMITED_ATTEMPTS", "BoundedFunctionChoiceBehavior", "PreInvokeCallback"]
@@ -331,4 +332,4 @@ def _refuse_unknown(where: str, data: object, allowed: Iterable[str]) -> None:
 
 
 def _refuse(field: str, expected: str, seen: object, way_out: str) -> NoReturn:
-    raise PlannerInvalidConfigurationError(f"{field} must be {expected}; got {seen!r}. {way_out}")
+    raise PlannerInvalidConfigurationError(f"{field} must be {expected}; got {shown(seen)}. {way_out}")

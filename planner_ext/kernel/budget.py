@@ -6,6 +6,7 @@ from typing import Any
 
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.core.limits import Limits
+from planner_ext.core.shown import shown
 from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
@@ -87,7 +88,7 @@ class Budget(Limits):
             raise PlannerInvalidConfigurationError(str(error)) from None
         if self.price is not None and not callable(self.price):
             raise PlannerInvalidConfigurationError(
-                f"price must be a function of the model's name and the tokens used, or None; got {self.price!r}."
+                f"price must be a function of the model's name and the tokens used, or None; got {shown(self.price)}."
             )
 
     @property

@@ -8,6 +8,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
+from planner_ext.core.shown import shown
 from planner_ext.kernel.budget import Budget, Price
 from planner_ext.kernel.chat import named_errors, no_reply
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
@@ -67,7 +68,7 @@ class ModelClarifier:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
         """
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlannerInvalidConfigurationError(f"instructions must be a text; got {instructions!r}.")
+            raise PlannerInvalidConfigurationError(f"instructions must be a text; got {shown(instructions)}.")
         Budget(price=price)  # which checks that it is a function
         instance_of("kernel", kernel, Kernel)
         self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)

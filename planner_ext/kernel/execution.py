@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from semantic_kernel.functions import KernelFunction
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
+from planner_ext.core.shown import shown
 from planner_ext.kernel.arguments import convertible_type
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.threads import in_thread
@@ -33,11 +34,12 @@ class ToolExecution:
             the batch is started; over it, a function waits for another one of its batch to end. 1 runs them one after
             the other in call order, None all at once.
         timeout: Counts seconds of one call, for every function or by fully qualified name (a function that is not
-            named has no timeout): the function, and the application's function-invocation filters around it. Its
-            auto-function-invocation filters are not counted, since they may wait for a person. Checked while the
-            function runs; then it is cancelled, the model reads that it did not answer in time and that its effect
-            is not known, and the run goes on. One that does not end within a second of its cancellation is left
-            behind. None is no timeout but the run's own (``deadline``, ``max_active_seconds``).
+            named has no timeout; a name that the kernel does not have is refused when a run begins): the function,
+            and the application's function-invocation filters around it. Its auto-function-invocation filters are not
+            counted, since they may wait for a person. Checked while the function runs; then it is cancelled, the
+            model reads that it did not answer in time and that its effect is not known, and the run goes on. One that
+            does not end within a second of its cancellation is left behind. None is no timeout but the run's own
+            (``deadline``, ``max_active_seconds``).
         on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run goes
             on, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when every call of the batch has ended.
         include_error_detail: Whether the model also reads type and message of a function's exception. Off by default:
@@ -103,7 +105,7 @@ def _check_timeout(value: object) -> None:
 
 
 def _refuse(field: str, expected: str, seen: object) -> None:
-    raise PlannerInvalidConfigurationError(f"ToolExecution.{field} must be {expected}; got {seen!r}.")
+    raise PlannerInvalidConfigurationError(f"ToolExecution.{field} must be {expected}; got {shown(seen)}.")
 
 
 def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:

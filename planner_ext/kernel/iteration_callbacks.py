@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from semantic_kernel.contents import AuthorRole, FunctionResultContent
 
+from planner_ext.core.shown import shown
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.iteration_hook import FunctionInvocationIterationContext, IterationCallback
 from planner_ext.kernel.messages import text_of
@@ -31,7 +32,8 @@ def at_token_fraction(
     """
     if context_window < 1 or not 0 < fraction <= 1:
         raise PlannerInvalidConfigurationError(
-            f"context_window must be 1 or more and fraction above 0 and up to 1; got {context_window!r}, {fraction!r}."
+            "context_window must be 1 or more and fraction above 0 and up to 1; got "
+            f"{shown(context_window)}, {shown(fraction)}."
         )
 
     async def callback(context: FunctionInvocationIterationContext) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from planner_ext.approval.guards import guard_name
 from planner_ext.approval.marks import approval_required
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.facts import Fact, Guards
+from planner_ext.core.shown import shown
 from planner_ext.core.state import State
 from planner_ext.engine import CallFailedError, Engine, StopHandle
 from planner_ext.kernel.approval_filter import ApprovalFilter
@@ -30,6 +31,7 @@ from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExec
 from planner_ext.kernel.filtered_gate import FilteredGate, approval_filters
 from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, one_result_each, repair_history
+from planner_ext.kernel.interaction import OWN_FUNCTIONS, OWN_PLUGIN
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
 from planner_ext.kernel.messages import as_history
 from planner_ext.kernel.nested import NestingFunctions, NobodyWaits, run_around
@@ -86,7 +88,7 @@ class Loop:
         self.guards = partial(_guards, options, offer, kernel)
         self.checkpoint_key = options.checkpoint_key
         self._options = options
-        self._check_names()
+        self._check_names(kernel)
         self._report_unused_rules()
         check_service(service, settings, offer)
         self.chat = KernelChat(
@@ -211,13 +213,16 @@ class Loop:
                 for number in interceptor.unused_rules(names):
                     logger.warning("Rule %d of the approval policy is for no function of this run.", number)
 
-    def _check_names(self) -> None:
+    def _check_names(self, kernel: Kernel) -> None:
         unknown = sorted(set(self._options.budget.max_calls_per_function) - self.offer.functions.keys())
         if unknown:
             raise PlannerInvalidConfigurationError(
                 f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
                 f"{', '.join(sorted(self.offer.functions)) or 'no function'}. Name functions in full: plugin-function."
             )
+        timeout = self._options.execution.timeout
+        if isinstance(timeout, Mapping):
+            refuse_unknown("ToolExecution.timeout", timeout, function_names(kernel) | self.offer.functions.keys())
 
 
 def _history(chat: KernelChat, state: State) -> ChatHistory:
@@ -275,6 +280,15 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
             raise PlannerInvalidConfigurationError(
                 f"{option} must be 1 where functions are offered; got {answers}. Ask once, or offer no functions."
             )
+    body: Any = getattr(settings, "extra_body", None) or {}
+    choice = getattr(settings, "tool_choice", None) or settings.extension_data.get("tool_choice")
+    choice = choice or body.get("tool_choice") or extra.get("tool_choice")
+    if choice not in (None, "auto", {"type": "auto"}):
+        raise PlannerInvalidConfigurationError(
+            f"tool_choice={shown(choice)} in the settings contradicts the functions on offer. Leave it out, and say it "
+            "with the function choice behaviour: FunctionChoiceBehavior.NoneInvoke() offers none, Required() demands "
+            "a call."
+        )
 
 
 def connector_settings(
@@ -306,6 +320,36 @@ def checked_messages(
         return one_result_each(repair_history(messages, offered))
     check_history(messages, offered)
     return one_result_each(messages)
+
+
+def function_names(kernel: Kernel) -> set[str]:
+    """List the fully qualified names of a kernel's functions, and of those that this package offers beside them."""
+    names = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}
+    return names | {f"{OWN_PLUGIN}-{name}" for name in OWN_FUNCTIONS}
+
+
+def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()) -> None:
+    """Refuse names in an option that nothing has; checked when a run begins or is resumed.
+
+    Args:
+        option: The option's name.
+        given: The names in it.
+        there: The names that there are.
+        also: Further names that are accepted, and not listed.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming the option, the names, and what there is.
+    """
+    if unknown := sorted(set(given) - there - also):
+        known, more = sorted(there), len(there) - _MOST_NAMES
+        listed = ", ".join(known[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")
+        raise PlannerInvalidConfigurationError(
+            f"{option} names {', '.join(map(shown, unknown[:_MOST_NAMES]))}, which this kernel does not have; it has "
+            f"{listed or 'none'}. Correct the name, or leave it out."
+        )
+
+
+_MOST_NAMES = 50
 
 
 class FunctionNames:

@@ -10,6 +10,7 @@ from planner_ext.approval.decisions import Interceptor
 from planner_ext.approval.gate import CheckForIntervention, PreInvoke
 from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
+from planner_ext.core.shown import shown
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget, Price, tightest
@@ -164,7 +165,7 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
         PlannerInvalidConfigurationError: Naming the option.
     """
     if not isinstance(value, kind):
-        raise PlannerInvalidConfigurationError(f"{name} must be of the class {kind.__name__}; got {value!r}.")
+        raise PlannerInvalidConfigurationError(f"{name} must be of the class {kind.__name__}; got {shown(value)}.")
     return value
 
 
@@ -175,7 +176,7 @@ def checked_goal(goal: object) -> str:
         PlannerInvalidConfigurationError: If it is no text, or an empty one.
     """
     if not isinstance(goal, str) or not goal.strip():
-        raise PlannerInvalidConfigurationError(f"The goal must be a text that is not empty; got {goal!r}.")
+        raise PlannerInvalidConfigurationError(f"The goal must be a text that is not empty; got {shown(goal)}.")
     return goal
 
 
@@ -188,7 +189,9 @@ def _clock(value: Clock | None) -> Clock:
     if value is None:
         return SystemClock()
     if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
-        raise PlannerInvalidConfigurationError(f"clock must have now, monotonic and sleep, or be None; got {value!r}.")
+        raise PlannerInvalidConfigurationError(
+            f"clock must have now, monotonic and sleep, or be None; got {shown(value)}."
+        )
     return value
 
 
@@ -199,7 +202,7 @@ def _callable(name: str, value: _T) -> _T:
         PlannerInvalidConfigurationError: Naming the option.
     """
     if value is not None and not callable(value):
-        raise PlannerInvalidConfigurationError(f"{name} must be a function, or None; got {value!r}.")
+        raise PlannerInvalidConfigurationError(f"{name} must be a function, or None; got {shown(value)}.")
     return value
 
 
@@ -210,7 +213,9 @@ def _callables(name: str, values: object) -> tuple[Any, ...]:
         PlannerInvalidConfigurationError: Naming the option.
     """
     if not isinstance(values, list | tuple) or not all(callable(value) for value in cast("Sequence[object]", values)):
-        raise PlannerInvalidConfigurationError(f"{name} must be a sequence of functions; got {values!r}.")
+        raise PlannerInvalidConfigurationError(
+            f"{name} must be a sequence of functions; got {shown(cast('object', values))}."
+        )
     return tuple(cast("Sequence[Any]", values))
 
 
@@ -223,5 +228,5 @@ def non_negative(name: str, value: object) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise PlannerInvalidConfigurationError(f"{name} must be a whole number, 0 or more; got {value!r}.")
+        raise PlannerInvalidConfigurationError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
     return value

@@ -15,6 +15,7 @@ from semantic_kernel.exceptions import KernelException
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplateConfig
 
+from planner_ext.core.shown import shown
 from planner_ext.core.values import Message
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
 
@@ -35,7 +36,7 @@ template: |
     <message role="system">You write plans for an assistant that works by calling functions.
     Write the fewest numbered steps that reach the user's goal. A step calls one or more of the functions below, or
     uses what earlier steps brought. Use no other function. What you know yourself needs no step.
-    The last step hands over the answer with UserInteraction{{$name_delimiter}}SendFinalAnswer.
+    The last step {{$last_step}}.
     Write the plan only; call nothing yet.
 
     Functions, as JSON schema:
@@ -48,6 +49,8 @@ input_variables:
       description: The functions that may be called, as JSON text
     - name: name_delimiter
       description: What stands between a plugin's name and a function's
+    - name: last_step
+      description: What the last step does with the answer
 """
 """The plan request. Replace it with ``get_initial_plan``: YAML of a prompt template with the same variables."""
 
@@ -57,10 +60,12 @@ A plan was made for it. Follow it as far as it helps, and leave it where the res
 
 {{$initial_plan}}
 
-When the goal is reached, hand over the answer with UserInteraction-SendFinalAnswer.</message>
+When the goal is reached, {{$last_step}}.</message>
 <message role="user">{{$goal}}</message>
 """
 """The opening of the steps. Replace it with ``get_step_prompt``: a template with the same variables."""
+
+_HAND_OVER = "UserInteraction-SendFinalAnswer"
 
 _SAY = {
     "step": "Carry out what comes next towards the goal. If nothing is left to do, write the final answer.",
@@ -113,12 +118,14 @@ class PlannerPrompts:
             "goal": self.goal,
             "available_functions": json.dumps(schemas, ensure_ascii=False, default=str),
             "name_delimiter": "-",
+            "last_step": "hands over the answer with " + _HAND_OVER if self.hands_over else "writes the answer",
         }
         return await self._render("get_initial_plan", self.plan_template, variables)
 
     async def opening(self, plan: str) -> tuple[Message, ...]:
         """Render the step prompt with the plan in it."""
-        variables = {"goal": self.goal, "initial_plan": plan}
+        last_step = "hand over the answer with " + _HAND_OVER if self.hands_over else "write the answer"
+        variables = {"goal": self.goal, "initial_plan": plan, "last_step": last_step}
         messages = await self._render("get_step_prompt", self.step_template, variables)
         if any(message.role == AuthorRole.USER for message in messages):
             return messages
@@ -204,7 +211,7 @@ def step_template(text: str) -> KernelPromptTemplate:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"got {value!r}")
+        raise TypeError(f"got {shown(value)}")
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext.core.actions import AskPerson
+from planner_ext.core.shown import shown
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import PlannerException
@@ -97,8 +98,8 @@ class AskedClarifier:
             return Clarification(text=given)
         if not isinstance(given, Clarification) or not _is_sound(given):
             raise PlannerException(
-                f"The clarifier must answer with text, a Clarification or None; got {given!r}. A Clarification has "
-                "text or None, and iterations, 0 or more."
+                f"The clarifier must answer with text, a Clarification or None; got {shown(given)}. A Clarification "
+                "has text or None, and iterations, 0 or more."
             )
         return given
 

@@ -16,6 +16,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.exceptions import KernelException
 
+from planner_ext.core.shown import shown
 from planner_ext.core.values import Message
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
@@ -113,7 +114,7 @@ def response_form(given: object) -> ResponseForm | None:
         schema = _schema_of(given)
         return ResponseForm(model=given, schema=schema, wanted=(given, _named(schema)))
     if not isinstance(given, Mapping) or not given:
-        raise PlannerInvalidConfigurationError(f"{_EXPECTED}; got {given!r}.")
+        raise PlannerInvalidConfigurationError(f"{_EXPECTED}; got {shown(cast('object', given))}.")
     data = _copied(cast("Mapping[str, Any]", given))
     match data.get("type"):
         case "json_object":
@@ -140,7 +141,7 @@ def _inner(data: dict[str, Any]) -> dict[str, Any]:
     schema = named.get("schema")
     if not isinstance(schema, dict) or not isinstance(named.get("name"), str):
         raise PlannerInvalidConfigurationError(
-            f"{_EXPECTED}; got {data!r}. The type json_schema needs json_schema.name and json_schema.schema."
+            f"{_EXPECTED}; got {shown(data)}. The type json_schema needs json_schema.name and json_schema.schema."
         )
     return cast("dict[str, Any]", schema)
 

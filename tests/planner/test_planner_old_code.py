@@ -191,3 +191,36 @@ async def test_what_was_reported_against_it_is_gone() -> None:
 
     assert list(kernel.plugins) == ["math"]
     assert (result.final_answer, result.iterations) == ("Enough.", 2)
+
+
+async def test_the_prompts_can_be_read_and_set() -> None:
+    """``generate_plan_yaml`` and ``step_prompt`` are what the options give; set, they are what the next run sends."""
+    kernel, service = scripted([PLAN, final(), PLAN, final()])
+    planner = planner_with(get_step_prompt=lambda: "Old step. {{$goal}} {{$initial_plan}}")
+    assert planner.step_prompt == "Old step. {{$goal}} {{$initial_plan}}"
+    assert planner.generate_plan_yaml.startswith("name: ")
+    await planner.invoke(kernel, "Add.")
+    planner.step_prompt = "New step. {{$goal}} {{$initial_plan}}"
+    planner.generate_plan_yaml = "template: New plan. {{$goal}}"
+    assert planner.step_prompt.startswith("New step.")
+    await planner.invoke(kernel, "Add.")
+    sent = [str(request.messages[0]["content"]) for request in service.requests]
+    assert sent[1].startswith("Old step. Add.")
+    assert sent[2].startswith("New plan. Add.")
+    assert sent[3].startswith("New step. Add.")
+
+
+@pytest.mark.parametrize("name", ["generate_plan_yaml", "step_prompt"])
+@pytest.mark.parametrize("value", [None, 7, object(), b"text"], ids=["none", "int", "object", "bytes"])
+def test_what_is_no_template_cannot_be_set(name: str, value: Any) -> None:
+    """It is refused by name, in a sentence, and the old one stays."""
+    planner = planner_with()
+    before = getattr(planner, name)
+    with pytest.raises(PlannerInvalidConfigurationError, match="prompt template"):
+        setattr(planner, name, value)
+    assert getattr(planner, name) == before
+
+
+def test_the_final_answer_function_returns_what_it_returned() -> None:
+    """A program that calls it gets the removed planner's word."""
+    assert UserInteraction().send_final_answer("It is 3.") == "Thanks"

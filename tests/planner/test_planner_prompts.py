@@ -21,7 +21,8 @@ from planner_builders import (
 )
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata, kernel_function
 
-from planner_ext.errors import PlannerExtError
+from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
+from planner_ext.iteration import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, call, say
 
 OLD_PLAN_YAML = """\
@@ -118,13 +119,76 @@ async def test_an_excluded_function_does_not_run_when_it_is_called_all_the_same(
 
 
 @both_ways
-async def test_exclusions_never_hide_the_planners_own_function(streamed: bool) -> None:
-    """The final-answer function is the planner's: excluding a plugin of its name takes only the kernel's away."""
-    kernel, service = scripted([PLAN, final()])
-    result = await invoke(planner_with(excluded_plugins={"UserInteraction"}), kernel, streamed=streamed)
+@pytest.mark.parametrize(
+    "excluded",
+    [
+        {"excluded_plugins": {"UserInteraction"}},
+        {"excluded_functions": {FINAL_ANSWER}},
+        {"excluded_functions": {"SendFinalAnswer"}},
+    ],
+)
+async def test_the_planners_own_function_can_be_excluded(streamed: bool, excluded: dict[str, Any]) -> None:
+    """The final-answer function is then neither offered nor named in any prompt, and a plain answer ends the run."""
+    kernel, service = scripted([PLAN, say("It is 3.")])
+    result = await invoke(planner_with(**excluded), kernel, streamed=streamed)
 
-    assert FINAL_ANSWER in service.requests[1].tools
-    assert result.status == "answered"
+    assert FINAL_ANSWER not in service.requests[1].tools
+    assert not any("SendFinalAnswer" in whole_text(request) for request in service.requests)
+    assert (result.status, result.final_answer) == ("answered", "It is 3.")
+
+
+async def test_an_excluded_final_answer_cannot_be_insisted_on() -> None:
+    """The two options contradict each other, and are refused by name before anything is sent."""
+    kernel, service = scripted([])
+    planner = planner_with(require_final_answer_function=True, excluded_functions={FINAL_ANSWER})
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"require_final_answer_function.*SendFinalAnswer"):
+        await planner.invoke(kernel, GOAL)
+    assert service.requests == []
+
+
+async def test_the_question_function_can_be_excluded() -> None:
+    """AskUser is not offered where it is excluded, whatever would offer it."""
+    kernel, service = scripted([say("It is 3.")])
+    planner = planner_with(plan=False, max_clarifications=2, excluded_functions={"UserInteraction-AskUser"})
+    assert (await planner.invoke(kernel, GOAL)).status == "answered"
+    assert service.requests[0].tools == ("math-add", "math-fail")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"excluded_functions": {"math-ad"}}, "math-ad"),
+        ({"excluded_functions": {"math-add", "Math-add"}}, "Math-add"),
+        ({"excluded_functions": {"math"}}, "math"),
+        ({"excluded_plugins": {"maths"}}, "maths"),
+        ({"excluded_plugins": {"math-add"}}, "math-add"),
+        ({"execution": ToolExecution(timeout={"math-ad": 1})}, "math-ad"),
+        ({"execution": ToolExecution(timeout={"add": 1})}, "add"),
+    ],
+)
+async def test_a_name_that_no_function_has_is_refused(options: dict[str, Any], word: str) -> None:
+    """A misspelt name excludes nothing and limits nothing: it is named, with what there is; nothing is sent."""
+    kernel, service = scripted([say("It is 3.")])
+    with pytest.raises(PlannerInvalidConfigurationError) as raised:
+        await planner_with(**options).invoke(kernel, GOAL)
+    assert f"names {word!r}, which this kernel does not have; it has" in str(raised.value)
+    assert "math" in str(raised.value).partition("it has")[2]
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"excluded_functions": {"add", "math-fail"}},
+        {"excluded_plugins": {"math"}},
+        {"excluded_functions": {"math-add"}, "execution": ToolExecution(timeout={"math-add": 1})},
+        {"execution": ToolExecution(timeout={"UserInteraction-AskUser": 1, "math-add": 2.5})},
+    ],
+)
+async def test_names_that_are_there_are_taken(options: dict[str, Any]) -> None:
+    """A timeout may stand for a function that this run does not offer, and for one of the planner's own."""
+    kernel, _ = scripted([say("It is 3.")])
+    assert (await planner_with(plan=False, **options).invoke(kernel, GOAL)).status == "answered"
 
 
 @both_ways

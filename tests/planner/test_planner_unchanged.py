@@ -84,7 +84,7 @@ RUNS: dict[str, tuple[list[Any], dict[str, Any], type[Exception] | None]] = {
 async def test_nothing_that_was_passed_is_changed(run: str, history: bool, streamed: bool) -> None:
     """Kernel, arguments, options, settings and history are as they were, also after a limit, a fault or a stop."""
     script, more, error = RUNS[run]
-    kernel = kernel_of(ScriptedChatCompletion(script[1:] if history else script), math=Math())
+    kernel = kernel_of(ScriptedChatCompletion(script[1:] if history else script), math=Math(), spare=Math())
     kernel.add_filter("auto_function_invocation", passing_filter)
     kernel.add_filter("function_invocation", passing_filter)
     behavior = FunctionChoiceBehavior.Auto(filters={"excluded_functions": ["math-none"]})
@@ -95,7 +95,7 @@ async def test_nothing_that_was_passed_is_changed(run: str, history: bool, strea
     if run == "stopped":
         stop.stop()
     planner = planner_with(
-        **{"max_iterations": 9, "execution_settings": settings, "excluded_plugins": {"none"}, **more}
+        **{"max_iterations": 9, "execution_settings": settings, "excluded_plugins": {"spare"}, **more}
     )
     passed = (arguments, planner.options, settings, given)
     before = picture(kernel, *passed)
