@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
@@ -19,7 +18,7 @@ from planner_ext.core.values import Checked, RequestedCall
 from planner_ext.in_time import GRACE, OutOfTime
 from planner_ext.ports import Finished, Ports
 from planner_ext.recorder import Recorder
-from planner_ext.review import apply_decision, describe_call, first_verdict
+from planner_ext.review import apply_decision, describe_call, first_verdict, is_as_decided
 
 __all__ = ["CallFailedError", "Calls", "Restart", "StopHandle", "restart_of_call"]
 
@@ -237,8 +236,7 @@ class Calls:
         if known is not None and decision.edited is None and batch and batch.iteration == self._batch.iteration:
             return known
         checked = self._ports.functions.check(request, decision.edited)
-        same = checked.kind == "function" and digest_of(checked.function, checked.arguments) == decision.digest
-        return checked if same else None
+        return checked if is_as_decided(checked, decision) else None
 
 
 def _too_late(fact: CallDecided) -> CallDecided:

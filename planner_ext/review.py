@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
-from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.fingerprint import digest_of, fingerprint_of, takes_no_more
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked
 from planner_ext.ports import Functions
 
-__all__ = ["apply_decision", "describe_call", "first_verdict"]
+__all__ = ["apply_decision", "describe_call", "first_verdict", "is_as_decided"]
 
 FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 """What stands in the transcript as the result of the final-answer call."""
@@ -30,7 +30,7 @@ def first_verdict(state: State, index: int, checked: Checked, at: float) -> Call
     digest = fingerprint = ""
     if checked.kind in _BOUND:
         digest = digest_of(checked.function, checked.arguments)
-        fingerprint = fingerprint_of(state.run_id, batch.iteration, request.id, digest)
+        fingerprint = fingerprint_of(state.run_id, batch.iteration, request.id, digest, checked.signature)
     return CallDecided(
         iteration=batch.iteration,
         index=index,
@@ -39,6 +39,7 @@ def first_verdict(state: State, index: int, checked: Checked, at: float) -> Call
         kind=checked.kind,
         nested=checked.nested,
         digest=digest,
+        signature=checked.signature,
         fingerprint=fingerprint,
         arguments=checked.converted,
         at=at,
@@ -64,6 +65,12 @@ def _verdict(checked: Checked) -> dict[str, Any]:
             return {"verdict": "answer", "answer": checked.answer, "reason": checked.kind}
 
 
+def is_as_decided(checked: Checked, fact: CallDecided) -> bool:
+    """Whether a call that was checked again is the one that was decided; older journals say nothing of parameters."""
+    same = checked.kind == "function" and digest_of(checked.function, checked.arguments) == fact.digest
+    return same and takes_no_more(fact.signature, checked.signature)
+
+
 def describe_call(state: State, fact: CallDecided, checked: Checked) -> ToolCall:
     """Show a call that could run as interceptors see it."""
     batch = state.batch
@@ -79,6 +86,7 @@ def describe_call(state: State, fact: CallDecided, checked: Checked) -> ToolCall
         index=fact.index,
         batch_size=len(batch.calls),
         fingerprint=fact.fingerprint,
+        signature=fact.signature,
     )
 
 

@@ -18,6 +18,7 @@ from planner_ext.core.facts import (
     Clarified,
     Ended,
     Fact,
+    Guards,
     IterationCompleted,
     MessageAdded,
     ModelReplied,
@@ -77,7 +78,14 @@ CALL = RequestedCall(id="c0", name="plugin-f", arguments='{"a": "\\u00fc"}')
 
 
 FACTS: tuple[Fact, ...] = (
-    RunStarted(run_id="r", rules=RULES, messages=({"role": "user"}, "text", None, 3), goal="Grüße 🙂", at=1e9 + 0.1),
+    RunStarted(
+        run_id="r",
+        rules=RULES,
+        messages=({"role": "user"}, "text", None, 3),
+        goal="Grüße 🙂",
+        guards=Guards(interceptors=("{}",), filters=("{}",), unmatched="defer", expires_in=9.5, marked=("plugin-f",)),
+        at=1e9 + 0.1,
+    ),
     Planned(plan="p", messages=({"a": [1, {"b": None}]},), iterations=2, usage=USAGE, at=1.0, seconds=0.1),
     MessageAdded(message={"role": "user"}, purpose="insist", at=2.0),
     ModelReplied(
@@ -105,6 +113,7 @@ FACTS: tuple[Fact, ...] = (
         reason="r",
         digest="d",
         fingerprint="f",
+        arguments='{"a":2}',
         edited='{"a":1}',
         by="ann",
         sticky="arguments",
@@ -113,11 +122,19 @@ FACTS: tuple[Fact, ...] = (
         final_answer="42",
         person=True,
         nested=True,
+        approved=True,
+        signature="a=1",
         at=4.0,
     ),
     CallsWithheld(iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0),
     CallStarted(
-        iteration=0, index=1, call_id="c1", function="plugin-f", reserved=Share(iterations=3, cost=0.1), at=6.0
+        iteration=0,
+        index=1,
+        call_id="c1",
+        function="plugin-f",
+        reserved=Share(iterations=3, cost=0.1),
+        attempt=2,
+        at=6.0,
     ),
     CallFinished(
         iteration=0,

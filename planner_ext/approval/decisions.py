@@ -114,6 +114,7 @@ class ToolCall:
         index: The call's place in its batch, from 0.
         fingerprint: Digest of run, iteration, id, function and arguments.
         prompt: What a person is asked, where an approver is shown the call; "" for nothing in particular.
+        signature: What the function takes, ``name=digest`` of each parameter; "" where that is not known.
     """
 
     id: str
@@ -127,6 +128,7 @@ class ToolCall:
     batch_size: int
     fingerprint: str
     prompt: str = ""
+    signature: str = ""
 
 
 class Interceptor(Protocol):

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["digest_of", "fingerprint_of"]
+__all__ = ["digest_of", "fingerprint_of", "takes_no_more"]
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
@@ -15,9 +15,28 @@ def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
     return _sha256([function, arguments])
 
 
-def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str) -> str:
-    """Digest one call of one run; see `digest_of` for the last part."""
-    return _sha256([run_id, iteration, call_id, digest])
+def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signature: str = "") -> str:
+    """Digest one call of one run.
+
+    Args:
+        run_id: The run.
+        iteration: The trip in which the call was made.
+        call_id: The call's id.
+        digest: See `digest_of`.
+        signature: What the function takes, see `takes_no_more`; "" where that is not known.
+    """
+    call = [run_id, iteration, call_id, digest]
+    return _sha256([*call, signature] if signature else call)
+
+
+def takes_no_more(before: str, now: str) -> bool:
+    """Whether a function takes nothing but what it took before; it may have lost a parameter.
+
+    Args:
+        before: Its signature then: ``name=digest`` of each parameter, joined by commas; "" where that is not known.
+        now: Its signature now.
+    """
+    return not before or set(filter(None, now.split(","))) <= set(before.split(","))
 
 
 def _sha256(value: object) -> str:

@@ -12,6 +12,7 @@ from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Inter
 from planner_ext.approval.fingerprint import digest_of
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.approval.settings import ApprovalOptions
+from planner_ext.core.batches import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.in_time import OUT_OF_TIME, in_time, seconds_from_now
 from planner_ext.threads import in_thread
@@ -131,8 +132,10 @@ class InterceptorChain:
         """Put a sticky approval in place of a question; never in place of a denial."""
         if not isinstance(decision, Defer):
             return decision
+        if not state.sticky:
+            return decision
         digest = digest_of(call.fully_qualified_name, call.arguments)
-        if state.sticky & {f"function:{call.fully_qualified_name}", f"arguments:{digest}"}:
+        if not state.sticky.isdisjoint(sticky_keys(call.fully_qualified_name, digest, call.signature).values()):
             return Approve(by="approved earlier in this run")
         return decision
 

@@ -64,7 +64,7 @@ def waiting_calls(state: State) -> tuple[WaitingCall, ...]:
         fingerprint = fact.fingerprint
         if in_doubt:
             fact = replace(fact, expires_at=None, prompt=IN_DOUBT_PROMPT)
-            fingerprint = fingerprint_of(state.run_id, fact.iteration, call.request.id, fact.digest)
+            fingerprint = fingerprint_of(state.run_id, fact.iteration, call.request.id, fact.digest, fact.signature)
         found.append(
             WaitingCall(index=index, request=call.request, decided=fact, fingerprint=fingerprint, in_doubt=in_doubt)
         )

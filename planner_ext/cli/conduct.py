@@ -17,7 +17,7 @@ from rich.text import Text
 from semantic_kernel.exceptions import KernelException
 
 from planner_ext import Budget, FunctionCallingStepwisePlannerResult
-from planner_ext.approval.fingerprint import digest_of
+from planner_ext.approval.waiting import waiting_calls
 from planner_ext.cli.ask import Desk, print_pending
 from planner_ext.cli.checkpoint_file import CheckpointFile
 from planner_ext.cli.console import FAULT, INTERRUPTED, PAUSED, UNUSABLE, complain, say, stderr_console
@@ -25,6 +25,7 @@ from planner_ext.cli.journey import Journey, Setup
 from planner_ext.cli.report import exit_code, tell
 from planner_ext.cli.show import spent_line
 from planner_ext.cli.text import printable
+from planner_ext.core.batches import sticky_keys
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.errors import (
@@ -206,5 +207,6 @@ def _is_late(call: PendingCall) -> bool:
 
 def _is_remembered(call: PendingCall, result: FunctionCallingStepwisePlannerResult) -> bool:
     """Whether an approval for the rest of the run is for this call, too, which began to wait before it was given."""
-    name, digest = call.fully_qualified_name, digest_of(call.fully_qualified_name, call.arguments)
-    return bool(result.checkpoint.state().sticky & {f"function:{name}", f"arguments:{digest}"})
+    state = result.checkpoint.state()
+    fact = next(one.decided for one in waiting_calls(state) if one.request.id == call.id)
+    return not state.sticky.isdisjoint(sticky_keys(fact.function, fact.digest, fact.signature).values())

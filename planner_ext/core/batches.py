@@ -8,7 +8,7 @@ from planner_ext.core.shares import reserved, settled
 from planner_ext.core.state import Batch, Call, Phase, State
 from planner_ext.core.values import CallResult, Entry, ReplyEntry
 
-__all__ = ["call_clarified", "call_decided", "call_finished", "call_started", "calls_withheld"]
+__all__ = ["call_clarified", "call_decided", "call_finished", "call_started", "calls_withheld", "sticky_keys"]
 
 
 def call_decided(state: State, fact: CallDecided) -> State:
@@ -53,13 +53,14 @@ def _answer(state: State, fact: CallDecided) -> str | None:
 
 
 def _sticky_key(fact: CallDecided) -> frozenset[str]:
-    match fact.sticky:
-        case None:
-            return frozenset()
-        case "function":
-            return frozenset({f"function:{fact.function}"})
-        case "arguments":
-            return frozenset({f"arguments:{fact.digest}"})
+    keys = sticky_keys(fact.function, fact.digest, fact.signature)
+    return frozenset() if fact.sticky is None else frozenset({keys[fact.sticky]})
+
+
+def sticky_keys(function: str, digest: str, signature: str) -> dict[str, str]:
+    """Write what is approved for the rest of a run: a function as it is now, or this function with these arguments."""
+    now = f":{signature}" if signature else ""
+    return {"function": f"function:{function}{now}", "arguments": f"arguments:{digest}{now}"}
 
 
 def calls_withheld(state: State, fact: CallsWithheld) -> State:

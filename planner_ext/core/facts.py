@@ -183,6 +183,7 @@ class CallDecided:
         verdict: What was decided.
         answer: What the model reads where the call does not run.
         digest: Digest of function and converted arguments; "" where nothing could run.
+        signature: What the function takes, ``name=digest`` of each parameter; "" in journals that are older than it.
         fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
         arguments: JSON text of what the function gets where that was converted from the model's text, or None.
         edited: JSON text of the arguments that replace the model's, converted likewise, or None.
@@ -206,6 +207,7 @@ class CallDecided:
     answer: str = ""
     reason: str = ""
     digest: str = ""
+    signature: str = ""
     fingerprint: str = ""
     arguments: str | None = None
     edited: str | None = None

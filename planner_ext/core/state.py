@@ -95,7 +95,7 @@ class State:
         stopping: Why the run is to stop, or None.
         ending: Why it is to stop once the open batch has settled, or None.
         reask: Whether the next request goes without functions because of a denied call.
-        sticky: What was approved for the rest of the run: ``function:NAME`` and ``arguments:DIGEST``.
+        sticky: What was approved for the rest of the run: see `planner_ext.core.batches.sticky_keys`.
         at: The time of the newest fact.
         ended: The fact that ended the run, or None.
     """

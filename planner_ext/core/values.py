@@ -122,6 +122,7 @@ class Checked:
         arguments: What the function gets, each converted to its parameter's type; empty where the call is neither a
             ``function`` nor a ``question``.
         converted: JSON text of ``arguments``; None where the text that was checked says the same.
+        signature: What the function takes, ``name=digest`` of each parameter; "" where that is not known.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
         threaded: Whether the function is synchronous, and runs in a thread.
@@ -133,6 +134,7 @@ class Checked:
     function_name: str = ""
     arguments: Mapping[str, Any]
     converted: str | None = None
+    signature: str = ""
     answer: str = ""
     nested: bool = False
     threaded: bool = False

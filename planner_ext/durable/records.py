@@ -150,7 +150,7 @@ def read_approval(row: Row) -> PendingApproval:
     try:
         call = json.loads(str(text))
         digest = digest_of(call["function"], call["arguments"])
-        shown = fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest)
+        shown = fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call.get("signature", ""))
         approval = PendingApproval(
             id=str(key),
             run_id=str(run_id),

@@ -103,6 +103,7 @@ class JournalWriter:
             "prompt": decided.prompt,
             "goal": state.goal,
             "in_doubt": call.in_doubt,
+            "signature": decided.signature,
         }
         return Question(
             id=_question_id(state, call.index, self._started),

@@ -21,7 +21,7 @@ from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.kernel.messages import load_message
 from planner_ext.ports import Functions
-from planner_ext.review import apply_decision
+from planner_ext.review import apply_decision, is_as_decided
 
 __all__ = [
     "ApprovalSettings",
@@ -188,7 +188,7 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
     ):
         return False
     asked = digest_of(fact.function, arguments)
-    return fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked) and (
+    return fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked, fact.signature) and (
         fact.edited is not None or fact.digest == asked
     )
 
@@ -247,11 +247,17 @@ def _left(call: WaitingCall, functions: Functions, state: State, at: float) -> C
 def _asked_anew(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
     """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
     fact, checked = call.decided, functions.check(call.request, call.decided.edited)
-    digest = digest_of(checked.function, checked.arguments)
-    if fact.kind != "function" or checked.kind != "function" or digest == fact.digest:
+    if fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
         return None
-    fingerprint = fingerprint_of(state.run_id, fact.iteration, call.request.id, digest)
-    return replace(fact, digest=digest, fingerprint=fingerprint, arguments=checked.converted, at=at)
+    digest, signature = digest_of(checked.function, checked.arguments), checked.signature
+    return replace(
+        fact,
+        digest=digest,
+        signature=signature,
+        fingerprint=fingerprint_of(state.run_id, fact.iteration, call.request.id, digest, signature),
+        arguments=checked.converted,
+        at=at,
+    )
 
 
 def _taken(
@@ -327,7 +333,7 @@ def _unbound(call: WaitingCall, decision: Approve, functions: Functions, name: s
             f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide anew."
         )
     checked = functions.check(call.request, call.decided.edited)
-    if checked.kind != "function" or digest_of(checked.function, checked.arguments) != call.decided.digest:
+    if not is_as_decided(checked, call.decided):
         changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
         if checked.kind != "function" or call.in_doubt:
             way_out = "Deny it, supply its result, or resume with the kernel that it was asked for."

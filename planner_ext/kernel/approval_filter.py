@@ -19,7 +19,7 @@ from semantic_kernel.filters.functions.function_invocation_context import Functi
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall, problem_of
-from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.fingerprint import digest_of, fingerprint_of, takes_no_more
 from planner_ext.approval.gate import InterceptorChain
 from planner_ext.approval.marks import approval_required
 from planner_ext.approval.policy import ApprovalPolicy
@@ -41,7 +41,7 @@ from planner_ext.kernel.arguments import InvalidArguments, Parameters, parameter
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import Raised, caught
 from planner_ext.kernel.results import result_text
-from planner_ext.kernel.signatures import is_still, parameter_digests
+from planner_ext.kernel.signatures import signature_of
 from planner_ext.kernel.waiting_results import STARTED, WaitingResult, mark_of, replace_result, waiting_results
 
 __all__ = ["ApprovalFilter", "Approver"]
@@ -236,7 +236,7 @@ class ApprovalFilter:
             _answer(context, f"{_REFUSED}it needs a person's approval, and nobody can be asked.")
             return
         history, content = context.chat_history, context.function_call_content
-        text, metadata = mark_of(history, content, call, parameter_digests(context.function))
+        text, metadata = mark_of(history, content, call, signature_of(context.function))
         _answer(context, text, metadata)
         context.terminate = True
 
@@ -440,7 +440,7 @@ def _check_approval(kernel: Kernel, name: str, decision: Approve, waiting: Waiti
     if decision.fingerprint not in (None, waiting.pending.fingerprint):
         raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
     function = _function(kernel, waiting.pending.fully_qualified_name)
-    if not is_still(waiting.parameters, parameter_digests(function)):
+    if not takes_no_more(waiting.signature, signature_of(function)):
         raise DecisionRefusedError(
             f"The call {name!r} is no longer what was asked about: the parameters of "
             f"{waiting.pending.fully_qualified_name} changed. Deny it, or resume with the kernel it was asked for."

@@ -40,6 +40,7 @@ from planner_ext.kernel.arguments import (
 )
 from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable, runs_in_thread
 from planner_ext.kernel.results import result_text, sendable
+from planner_ext.kernel.signatures import signature_of
 from planner_ext.ports import Finished
 
 __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
@@ -59,6 +60,7 @@ class _Prepared:
 
     function: KernelFunction
     parameters: Parameters
+    signature: str
     runnable: KernelFunction
     threaded: bool
 
@@ -162,8 +164,15 @@ class KernelFunctions:
                 problem = f"{call.name} was given no question. Call it with one."
                 return Checked(kind="invalid", **names, arguments={}, answer=problem)
             return Checked(kind="question", **names, arguments=parsed, converted=text, answer=question)
-        threaded = self._prepare(function).threaded
-        return Checked(kind="function", **names, arguments=parsed, converted=text, threaded=threaded)
+        prepared = self._prepare(function)
+        return Checked(
+            kind="function",
+            **names,
+            arguments=parsed,
+            converted=text,
+            signature=prepared.signature,
+            threaded=prepared.threaded,
+        )
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
         """Run a function through the application's filters.
@@ -224,6 +233,7 @@ class KernelFunctions:
             prepared = _Prepared(
                 function=function,
                 parameters=parameters_of(function),
+                signature=signature_of(function),
                 runnable=runnable(function, threads=self._execution.threads),
                 threaded=self._execution.threads and runs_in_thread(function),
             )

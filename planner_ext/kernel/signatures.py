@@ -1,4 +1,4 @@
-"""What a function takes, as one digest: a function of the same name that takes something else is another function."""
+"""What a function takes, as a text to compare: one of the same name that takes something else is another function."""
 
 import json
 from collections.abc import Mapping
@@ -7,18 +7,14 @@ from typing import Any, cast
 
 from semantic_kernel.functions import KernelFunction
 
-__all__ = ["is_still", "parameter_digests", "signature_of"]
+__all__ = ["signature_of"]
 
 
 def signature_of(function: KernelFunction) -> str:
-    """Digest all parameters of a function."""
-    return _digest(parameter_digests(function))
-
-
-def parameter_digests(function: KernelFunction) -> dict[str, str]:
-    """Digest each parameter of a function by name: its type, schema and default, and not its description."""
-    return {
-        str(one.name): _digest(
+    """Write ``name=digest`` of each parameter, joined by commas; of type, schema and default, without descriptions."""
+    return ",".join(
+        f"{one.name}="
+        + _digest(
             [
                 one.type_,
                 one.is_required,
@@ -28,17 +24,12 @@ def parameter_digests(function: KernelFunction) -> dict[str, str]:
             ]
         )
         for one in function.parameters
-    }
-
-
-def is_still(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Whether a function takes nothing but what it took when it was asked about; it may have lost a parameter."""
-    return all(before.get(name) == digest for name, digest in now.items())
+    )
 
 
 def _digest(value: object) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_named)
-    return sha256(text.encode()).hexdigest()
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def _undescribed(schema: Any) -> Any:

@@ -47,17 +47,17 @@ class WaitingResult:
         item: The result, as it stands in the history.
         content: The call.
         pending: The call as a person is shown it.
-        parameters: Digests of the function's parameters by name, as they were when it was asked about.
+        signature: What the function took when it was asked about.
     """
 
     item: FunctionResultContent
     content: FunctionCallContent
     pending: PendingCall
-    parameters: Mapping[str, str]
+    signature: str
 
 
 def mark_of(
-    history: ChatHistory | None, content: FunctionCallContent | None, call: ToolCall, parameters: Mapping[str, str]
+    history: ChatHistory | None, content: FunctionCallContent | None, call: ToolCall, signature: str
 ) -> tuple[str, dict[str, Any]]:
     """Write the text and the metadata of a result whose call waits.
 
@@ -65,7 +65,7 @@ def mark_of(
         history: The conversation, with the message that makes the call.
         content: The call, as it stands in the history.
         call: The same, as it will run.
-        parameters: Digests of the function's parameters by name.
+        signature: What the function takes.
     """
     places = [] if history is None else list(_placed_calls(history))
     named = [place for one, place in places if one.id == call.id]
@@ -74,7 +74,7 @@ def mark_of(
         "function": call.fully_qualified_name,
         "prompt": call.prompt,
         "arguments": result_text(dict(call.arguments)),
-        "parameters": dict(parameters),
+        "signature": signature,
         "nonce": uuid.uuid4().hex,
     }
     fingerprint = _fingerprint(mark, call.id, ["", *named, *exact][-1])  # a filter may have replaced the call itself
@@ -101,7 +101,7 @@ def _waiting(item: FunctionResultContent, content: FunctionCallContent, place: s
             "fingerprint": str(given),
             "prompt": str(prompt),
             "arguments": str(text),
-            "parameters": dict(),
+            "signature": str(signature),
             "nonce": str(),
         }:
             own = cast("dict[str, Any]", {key: value for key, value in mark.items() if key != "fingerprint"})
@@ -111,7 +111,7 @@ def _waiting(item: FunctionResultContent, content: FunctionCallContent, place: s
                 return None
             shown: dict[str, Any] = {"arguments": arguments, "fingerprint": given, "prompt": prompt}
             pending = PendingCall(id=content.id or "", fully_qualified_name=function, **shown)
-            return WaitingResult(item, content, pending, own["parameters"])
+            return WaitingResult(item, content, pending, signature)
         case _:
             return None
 
