@@ -42,6 +42,25 @@ async def test_another_model_answers_and_is_charged(streamed: bool) -> None:
 
 
 @both_ways
+async def test_a_model_that_reports_no_usage_is_charged_an_estimate(streamed: bool) -> None:
+    """Tokens that the clarifier's service does not report are estimated, and the run's usage says so."""
+    silent = ScriptedChatCompletion([say("1 and 2.")], metadata={"usage": None})
+    kernel, _ = scripted([ASK, ADD, final()])
+    planner = planner_with(
+        plan=False, require_final_answer_function=True, clarifier=ModelClarifier(kernel_of(silent)), max_iterations=9
+    )
+    result = await invoke(planner, kernel, "Add the numbers.", streamed=streamed)
+    assert (result.status, len(silent.requests)) == ("answered", 1)
+    assert 0 < result.usage.estimated_tokens < result.usage.total_tokens
+
+
+def test_a_price_of_the_model_that_gives_no_amount_is_refused() -> None:
+    """A clarifier's price is tried when the clarifier is made."""
+    with pytest.raises(PlannerInvalidConfigurationError, match="price must return US dollars"):
+        ModelClarifier(kernel_of(ScriptedChatCompletion([])), price=lambda model, usage: float("nan"))
+
+
+@both_ways
 async def test_pass_leaves_the_question_open_and_still_counts(streamed: bool) -> None:
     """A reply of PASS says nothing: the question waits for a person, the request is charged."""
     clarifier, other = answering("pass.")
