@@ -33,7 +33,7 @@ class Row(Generic[_T]):
         return row
 
     def __getitem__(self, index: int) -> _T:
-        return self._blocks[index // _WIDTH][index % _WIDTH]
+        return self._blocks[0][index] if index < _WIDTH else self._blocks[index // _WIDTH][index % _WIDTH]
 
     def __len__(self) -> int:
         return (len(self._blocks) - 1) * _WIDTH + len(self._blocks[-1]) if self._blocks else 0
@@ -62,8 +62,9 @@ class Tally(Mapping[str, int]):
 
     def plus(self, key: str, more: int) -> "Tally":
         """Copy the counts with one of them changed."""
-        tally = object.__new__(type(self))
-        tally._counts, tally._lately = self._counts, {**self._lately, key: self.get(key, 0) + more}
+        tally, count = object.__new__(type(self)), self._lately.get(key)
+        count = self._counts.get(key, 0) if count is None else count
+        tally._counts, tally._lately = self._counts, {**self._lately, key: count + more}
         if len(tally._lately) > _WIDTH and len(tally._lately) ** 2 > len(tally._counts):
             tally._counts, tally._lately = {**tally._counts, **tally._lately}, {}
         return tally
