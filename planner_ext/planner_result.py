@@ -26,7 +26,8 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     Attributes:
         status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``: a call waits for a
             decision; ``asked``: only questions wait, for an answer; ``limit_reached``: see ``limit``, and
-            ``final_answer`` for the answer that was forced; ``stopped``.
+            ``final_answer`` for the answer that was forced, "" where the model gave none although no functions were
+            offered (``reason`` says so); ``stopped``.
         final_answer: The answer, "" where there is none; JSON text where it is in the form of ``response_format``.
         value: The answer as an instance of the ``response_format``'s model, or as JSON values; None where no form was
             asked for, or the answer is not in it.

@@ -34,10 +34,14 @@ class Approve:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Do not run the call; the model reads that it was refused, and why."""
+    """Do not run the call; the model reads that it was refused, and why. A reason of blanks is no reason."""
 
     reason: str = ""
     by: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reason, str) and not self.reason.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+            object.__setattr__(self, "reason", "")
 
 
 @dataclass(frozen=True, slots=True)

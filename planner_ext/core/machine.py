@@ -154,7 +154,8 @@ def _judge(state: State, reply: ModelReplied) -> Action:
     limit = reply.withheld or ("max_iterations" if left is not None and left < 0 else None)
     answer = reply.text if reply.final_answer is None else reply.final_answer
     if limit is not None:
-        return Finish(status="limit_reached", answer=answer, limit=limit, reason=_limit_text(state, limit))
+        reason = _limit_text(state, limit) if answer else f"{_limit_text(state, limit)} {_empty_text(reply)}"
+        return Finish(status="limit_reached", answer=answer, limit=limit, reason=reason)
     if reply.final_answer is None:
         purpose = _next_message(state, reply)
         if purpose is not None and state.stopping is not None:
@@ -376,7 +377,8 @@ def _too_many_text(calls: int, most: int) -> str:
 def _empty_text(reply: ModelReplied) -> str:
     if not reply.calls:
         return "The reply has neither text nor calls."
-    return f"The model called {reply.calls[0].name}, and no functions were offered; there is no text beside the call."
+    called = reply.calls[0].name[:64]
+    return f"The model called {called}, and no functions were offered; there is no text beside the call."
 
 
 def _limit_text(state: State, limit: str) -> str:

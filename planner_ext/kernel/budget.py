@@ -56,7 +56,8 @@ class Budget(Limits):
             ``raise``: likewise, with `LimitReachedError`. ``return_calls``: the run ends with the calls unanswered, for
             the caller to run. All but ``raise`` are values that can be resumed with a larger budget.
         batch_over_limit: Of a batch that passes ``max_tool_calls``, run no call (``reject_batch``) or the first that
-            fit (``fill_remaining``).
+            fit (``fill_remaining``). With ``on_limit="return_calls"`` both return the whole batch and run none of it:
+            a message with calls cannot be answered in part.
         last_trip: Whether a request without functions leaves their schema out (``withdraw``) or sends it with tool
             choice "none", for providers that refuse tool messages without schema. Anthropic and Bedrock do, and
             Semantic Kernel's connectors to them cannot say "none": under both values they are sent one function in

@@ -301,7 +301,7 @@ class KernelFunctions:
             ran = ran or ended is not None
 
         stack = self._kernel.construct_call_stack(FilterTypes.AUTO_FUNCTION_INVOCATION, inner)
-        outcome = await caught(stack(context))
+        outcome = await caught(_filtered(stack, context))
         if isinstance(outcome, Raised):
             _logger.warning("A filter around %s failed.", run.checked.function, exc_info=outcome.error)
             ended = self._failed(run, outcome.error)
@@ -365,6 +365,13 @@ def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
     if isinstance(ended, Finished):
         return ended
     return Finished(outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended))
+
+
+async def _filtered(
+    stack: Callable[[AutoFunctionInvocationContext], Coroutine[Any, Any, None]], context: AutoFunctionInvocationContext
+) -> None:
+    """Run the filters; one that does not take ``(context, next)``, the names that Semantic Kernel uses, fails here."""
+    await stack(context)
 
 
 def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finished | None) -> Finished:

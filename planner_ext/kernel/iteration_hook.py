@@ -3,12 +3,14 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
+from planner_ext.core.shown import shown
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
+from planner_ext.kernel.errors import InvalidHistoryError
 from planner_ext.kernel.history import check_history
 
 __all__ = ["FunctionInvocationIterationContext", "IterationCallback", "IterationCompletedHook"]
@@ -94,8 +96,8 @@ class IterationCompletedHook:
         asked: dict[str, Any] = {}
         if context.terminate:
             _logger.info("The iteration-completed callback ended the run after iteration %d.", context.iteration)
-            asked |= {"terminate": True, "reason": context.reason}
-        after = _unchanged_as_they_were(context.messages, shown, before)
+            asked |= {"terminate": True, "reason": str(context.reason)}
+        after = _unchanged_as_they_were(_messages_in(context), shown, before)
         if len(after) != len(before) or any(new is not old for new, old in zip(after, before, strict=True)):
             check_history(after)
             asked["messages"] = after
@@ -117,6 +119,21 @@ class IterationCompletedHook:
 def _copy(message: ChatMessageContent) -> ChatMessageContent:
     items: list[Any] = [item.model_copy() for item in message.items]
     return message.model_copy(update={"items": items, "metadata": dict(message.metadata)})
+
+
+def _messages_in(context: FunctionInvocationIterationContext) -> Sequence[ChatMessageContent]:
+    """Read the messages that a callback left.
+
+    Raises:
+        InvalidHistoryError: If they are something else.
+    """
+    left: Any = context.messages
+    if isinstance(left, list | tuple) and all(isinstance(each, ChatMessageContent) for each in cast("list[Any]", left)):
+        return context.messages
+    raise InvalidHistoryError(
+        f"The iteration-completed callback must leave a list of ChatMessageContent in context.messages; it left "
+        f"{shown(context.messages)}. Nothing was sent."
+    )
 
 
 def _unchanged_as_they_were(

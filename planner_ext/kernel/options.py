@@ -15,6 +15,7 @@ from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget, Price, tightest
 from planner_ext.kernel.checkpoint import SigningKey
+from planner_ext.kernel.clock import CheckedClock
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.iteration_hook import IterationCallback
@@ -186,13 +187,13 @@ def _clock(value: Clock | None) -> Clock:
     Raises:
         PlannerInvalidConfigurationError: If it is none.
     """
-    if value is None:
-        return SystemClock()
+    if value is None or isinstance(value, SystemClock | CheckedClock):
+        return value or SystemClock()
     if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
         raise PlannerInvalidConfigurationError(
             f"clock must have now, monotonic and sleep, or be None; got {shown(value)}."
         )
-    return value
+    return CheckedClock(value)
 
 
 def _callable(name: str, value: _T) -> _T:

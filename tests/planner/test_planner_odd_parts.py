@@ -1,0 +1,98 @@
+"""Parts of the application that are not what they should be: named, or answered, and never a bare TypeError."""
+
+import math
+from typing import Any
+
+import pytest
+from planner_builders import ADD, GOAL, Clock, Math, both_ways, invoke, kernel_of, planner_with, scripted
+
+from planner_ext import Budget, Deny
+from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
+from planner_ext.testing import ScriptedChatCompletion, calls, say
+
+
+class OddClock(Clock):
+    """A clock that gives one odd value."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__()
+        setattr(self, name, lambda: value)
+
+
+@pytest.mark.parametrize("value", [None, "12:00", math.nan, math.inf, True, object()])
+@pytest.mark.parametrize("name", ["now", "monotonic"])
+async def test_a_clock_that_gives_no_number_is_named(name: str, value: Any) -> None:
+    """Before anything is sent, and in a sentence."""
+    kernel, service = scripted([ADD, say("It is 3.")])
+    with pytest.raises(PlannerInvalidConfigurationError, match=rf"clock\.{name}\(\) must give a finite number"):
+        await planner_with(plan=False, clock=OddClock(name, value)).invoke(kernel, GOAL)
+    assert service.requests == []
+
+
+async def test_a_clock_that_goes_back_gives_no_time_back() -> None:
+    """What a run has spent it has spent."""
+
+    class Backwards(Clock):
+        def monotonic(self) -> float:
+            self.seconds -= 10
+            return self.seconds
+
+    kernel, _ = scripted([ADD, say("It is 3.")])
+    result = await planner_with(plan=False, clock=Backwards()).invoke(kernel, GOAL)
+    assert (result.status, result.usage.active_seconds) == ("answered", 0)
+
+
+@both_ways
+@pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
+async def test_a_filter_whose_second_parameter_has_another_name_is_answered(kind: Any, streamed: bool) -> None:
+    """Semantic Kernel passes ``next`` by name: the call fails, its sibling too, the function does not run."""
+
+    async def filtered(context: Any, following: Any) -> None:
+        await following(context)
+
+    math_plugin = Math()
+    kernel = kernel_of(ScriptedChatCompletion([calls(ADD, ADD), say("No idea.")]), math=math_plugin)
+    kernel.add_filter(kind, filtered)
+    result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
+    assert (result.status, result.final_answer, math_plugin.sums) == ("answered", "No idea.", [])
+
+
+@pytest.mark.parametrize("left", [None, "text", 7, ["text"], [None]])
+async def test_what_an_iteration_callback_leaves_is_checked(left: Any) -> None:
+    """What is no list of messages is named; the history is on the error."""
+
+    def callback(context: Any) -> None:
+        context.messages = left
+
+    kernel, service = scripted([ADD, say("It is 3.")])
+    with pytest.raises(InvalidHistoryError, match="must leave a list of ChatMessageContent"):
+        await planner_with(plan=False, iteration_completed=callback).invoke(kernel, GOAL)
+    assert len(service.requests) == 1
+
+
+async def test_a_reason_of_blanks_is_no_reason() -> None:
+    """The model reads that the call was refused, and no empty reason."""
+    kernel, service = scripted([ADD, say("Then not.")])
+    await planner_with(plan=False, interceptors=[lambda call: Deny(" \n ")]).invoke(kernel, GOAL)
+    assert service.requests[1].messages[-1]["content"] == "The call was refused and did not run."
+
+
+@pytest.mark.parametrize("over", ["reject_batch", "fill_remaining"])
+async def test_a_returned_batch_is_returned_whole(over: Any) -> None:
+    """With return_calls none of a batch over the limit runs, whichever way a batch is filled."""
+    math_plugin = Math()
+    kernel = kernel_of(ScriptedChatCompletion([calls(ADD, ADD, ADD)]), math=math_plugin)
+    budget = Budget(max_tool_calls=2, batch_over_limit=over, on_limit="return_calls")
+    result = await planner_with(plan=False, budget=budget).invoke(kernel, GOAL)
+    assert (result.status, result.limit, math_plugin.sums) == ("limit_reached", "max_tool_calls", [])
+    assert result.chat_history is not None
+    assert len(result.chat_history.messages[-1].items) == 3
+
+
+async def test_a_call_where_nothing_is_offered_is_no_answer() -> None:
+    """On the reserved trip a model that calls on has given no answer: it stays "", and the reason says why."""
+    kernel, _ = scripted([ADD, ADD])
+    result = await planner_with(plan=False, max_iterations=2).invoke(kernel, GOAL)
+    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "max_iterations", "")
+    assert "max_iterations=2" in result.reason
+    assert "called math-add" in result.reason
