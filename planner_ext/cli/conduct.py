@@ -65,7 +65,12 @@ class Work:
 
     def finish(self) -> FunctionCallingStepwisePlannerResult:
         """Go on until the run has ended, or nobody decides."""
-        result = self.kept(self.first())
+        try:
+            result = self.kept(self.first())
+        except DecisionRefusedError as error:
+            if error.changed:
+                self.kept(self.journey.resume({}))
+            raise
         while result.status in ("paused", "asked"):
             if any(_is_late(call) for call in result.pending):
                 result = self.kept(self.journey.resume({}))
@@ -104,7 +109,7 @@ class Work:
             return self.journey.resume({call.id: decision})
         except DecisionRefusedError as error:
             self.desk.refuse(call, decision, str(error))
-            return result
+            return self.journey.resume({}) if error.changed else result
 
 
 def conduct(setup: Setup, begin: Callable[[Console], Work], file: CheckpointFile | None = None) -> int:

@@ -39,11 +39,14 @@ class DecisionRefusedError(PlannerException):
 
     Attributes:
         call_id: The call that it was given for; None where it is none of a call's.
+        changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
+            has it wait as that, with its own fingerprint.
     """
 
-    def __init__(self, message: str, *, call_id: str | None = None) -> None:
+    def __init__(self, message: str, *, call_id: str | None = None, changed: bool = False) -> None:
         super().__init__(message)
         self.call_id = call_id
+        self.changed = changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +244,13 @@ def _left(call: WaitingCall, functions: Functions, state: State, at: float) -> C
     """Expire a question that was not answered, or ask it anew; None where it waits as it did."""
     if _late(call.decided, at):
         return _expired(call.decided, at)
-    return None if call.in_doubt else _asked_anew(call, functions, state, at)
+    return _asked_anew(call, functions, state, at)
 
 
 def _asked_anew(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
     """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
     fact, checked = call.decided, functions.check(call.request, call.decided.edited)
-    if fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
+    if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
         return None
     digest, signature = digest_of(checked.function, checked.arguments), checked.signature
     return replace(
@@ -303,7 +306,8 @@ def _decided(call: WaitingCall, at: float, decision: Decision, functions: Functi
     name = f"{call.request.id!r} ({fact.function})"
     problem = _problem(call, fact, decision, functions, name)
     if problem is not None:
-        raise DecisionRefusedError(problem, call_id=call.request.id)
+        changed = not _late(fact, at) and _asked_anew(call, functions, state, at) is not None
+        raise DecisionRefusedError(problem, call_id=call.request.id, changed=changed)
     decided = apply_decision(fact, decision, functions, state)
     if isinstance(decision, Approve) and decided.verdict != "run":
         problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."

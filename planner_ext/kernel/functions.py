@@ -51,6 +51,8 @@ NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not ru
 _NAMES_SHOWN: Final = 50
 _DETAIL_CHARACTERS: Final = 2000
 
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 _logger = logging.getLogger(__name__)
 
 
@@ -157,7 +159,7 @@ class KernelFunctions:
                 problem = f"{call.name} was given no answer. Call it with one."
                 return Checked(kind="invalid", **names, arguments={}, answer=problem)
             return Checked(kind="final_answer", **names, arguments={}, answer=answer)
-        text = None if parsed is given else json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
+        text = None if parsed is given else _JSON.encode(parsed)
         if function is self._ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():

@@ -323,3 +323,39 @@ def test_the_commands_are_listed(command: Command) -> None:
     """The help names each of them."""
     outcome = command("--help")
     assert all(f"\n  {name} " in outcome.out for name in ("run", "resume", "demo", "compare"))
+
+
+BANK = """
+from semantic_kernel import Kernel
+from semantic_kernel.functions import kernel_function
+
+
+class Bank:
+    @kernel_function(description="Pays.")
+    def pay(self, account: TYPE) -> str:
+        return f"paid {account!r}"
+
+
+def make():
+    kernel = Kernel()
+    kernel.add_plugin(Bank(), "bank")
+    return kernel
+"""
+
+
+def test_a_call_that_would_get_another_value_by_now_waits_anew(command: Command, here: Path) -> None:
+    """Its approval is refused; the file then holds the call as it would run, and the next decision is on that."""
+    for name, kind in (("plain_texts", "str"), ("whole_numbers", "int")):
+        (here / f"{name}.py").write_text(BANK.replace("TYPE", kind))
+    with ScriptedOpenAIServer([call("bank-pay", {"account": "7"}, id="pay"), say("Paid.")]) as server:
+        begin = ("run", "Pay.", "--kernel", "plain_texts:make", "--no-plan", "--ask-all", "--checkpoint", "run.json")
+        assert command(*begin, *at(server)).code == 4
+        approve = ("resume", "run.json", "--kernel", "whole_numbers:make", "--ask-all", "--approve", "pay", *at(server))
+        refused = command(*approve)
+        assert refused.code == 2
+        assert 'would now get {"account": 7}' in " ".join(refused.err.split())
+        waits = command("resume", "run.json", "--kernel", "whole_numbers:make", "--ask-all", *at(server))
+        assert (waits.code, len(server.requests)) == (4, 1)
+        assert '"account": 7' in waits.err
+        assert command(*approve).code == 0
+        assert tool_messages(server) == ["paid 7"]
