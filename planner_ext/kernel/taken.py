@@ -145,7 +145,7 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
 def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
     return any(
         isinstance(fact, Ended)  # a cancelled run: whatever waits is decided
-        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id)
+        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and fact.verdict != "defer")
         or (isinstance(fact, Clarified) and fact.index == call.index)
         for fact in facts
     )

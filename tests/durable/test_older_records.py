@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,15 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionCallingStepwisePlannerResult,
 )
+from planner_ext.core.fold import fold
+from planner_ext.core.machine import IN_DOUBT
+from planner_ext.core.values import Checked, RequestedCall
 from planner_ext.durable import Approvals
+from planner_ext.effects import Effect
 from planner_ext.errors import DecisionRefusedError
+from planner_ext.events import CallDecided, CallStarted
 from planner_ext.hitl_manager import Checkpoint
+from planner_ext.kernel.recovery import recovery_facts
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 OLDER = Path(__file__).parent / "older"
@@ -80,6 +87,35 @@ async def test_an_older_checkpoint_asks_again_where_its_values_changed() -> None
     result = await planner.resume(kernel, kept, {"pay": Approve(by="ann", fingerprint=pending.fingerprint)})
     assert (result.status, bank.ran) == ("answered", [("pay", 7, 50.0)])
     assert results(result) == [NOT_RUN, "paid"]
+
+
+class Resolved:
+    """Functions that make of every call one with these arguments."""
+
+    def __init__(self, account: Any) -> None:
+        self._account = account
+
+    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+        return Checked(kind="function", function=call.name, arguments={"account": self._account})
+
+
+@pytest.mark.parametrize("in_doubt", ["person", "model"])
+async def test_an_older_call_that_had_started_is_in_doubt_where_its_value_changed(in_doubt: Any) -> None:
+    """An idempotent function runs again with the same value alone; with another one, nobody says it had not run."""
+    started, replied, look, pay, _ = Checkpoint.from_json((OLDER / "checkpoint.json").read_text("utf-8")).facts
+    assert isinstance(look, CallDecided)
+    assert isinstance(pay, CallDecided)
+    running = CallStarted(iteration=0, index=0, call_id="look", function="bank-look", at=2.0)
+    state = fold((started, replied, look, replace(pay, verdict="run"), running))
+
+    async def recovered(account: Any) -> Any:
+        effect = Effect(kind="idempotent")
+        functions: Any = Resolved(account)
+        return await recovery_facts(state, effect_of=lambda _: effect, functions=functions, in_doubt=in_doubt, at=3.0)
+
+    assert [type(fact) for fact in await recovered("7")] == [CallDecided]
+    changed = await recovered(7)
+    assert [fact.result for fact in changed] == ([] if in_doubt == "person" else [IN_DOUBT])
 
 
 @pytest.fixture
