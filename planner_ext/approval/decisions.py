@@ -112,8 +112,10 @@ class ToolCall:
 
     Attributes:
         id: The call's id, unique within its batch.
-        arguments: The validated arguments; change nothing in it, answer ``Approve(arguments=...)`` instead.
-        raw_arguments: The JSON text that the model sent.
+        arguments: What the function gets from the model, as JSON values, each converted to its parameter's type: "7"
+            for an int is 7. An argument that the model left out is not in it, whatever the function's default or the
+            application's value. Change nothing in it, answer ``Approve(arguments=...)`` instead.
+        raw_arguments: The JSON text that the model sent, in its own spelling.
         iteration: The 0-based trip of the loop.
         index: The call's place in its batch, from 0.
         fingerprint: Digest of run, iteration, id, function and arguments.

@@ -91,7 +91,8 @@ class PendingCall:
     Attributes:
         id: The call's id; decisions go by it.
         fully_qualified_name: The function that will run.
-        arguments: What it will get from the model; the application's own arguments are not in it.
+        arguments: What it will get from the model, converted to its parameters' types; neither the application's own
+            arguments nor the function's defaults are in it.
         fingerprint: Digest of run, trip, call, function and arguments; an `Approve` may name it.
         expires_at: When the question is no longer open, or None.
         prompt: What the person is asked, "" for nothing in particular.
