@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from planner_ext.approval.fingerprint import digest_of
 from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, Fact
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.state import Call, State
 from planner_ext.effects import Effect, NoEffect, Probe, TookEffect, idempotency_key
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.ports import Functions
+from planner_ext.review import is_as_decided
 
 __all__ = ["InDoubt", "recovery_facts"]
 
@@ -48,7 +48,7 @@ async def recovery_facts(
         if effect.kind == "once":
             answer = await _probed(effect.probe, state, call, decided)
         else:  # a call that would now get another value is no repetition: whether the first took effect is not known
-            answer = NoEffect() if _is_same(call, decided, functions) else None
+            answer = NoEffect() if is_as_decided(functions.check(call.request, decided.edited), decided) else None
         if isinstance(answer, NoEffect):
             facts.append(replace(decided, at=at))
         elif isinstance(answer, TookEffect):
@@ -56,11 +56,6 @@ async def recovery_facts(
         elif in_doubt == "model":
             facts.append(_finished(decided, "cancelled", IN_DOUBT, at))
     return tuple(facts)
-
-
-def _is_same(call: Call, decided: CallDecided, functions: Functions) -> bool:
-    checked = functions.check(call.request, decided.edited)
-    return checked.kind == "function" and digest_of(checked.function, checked.arguments) == decided.digest
 
 
 async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDecided) -> TookEffect | NoEffect | None:
