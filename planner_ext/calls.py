@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
+from planner_ext.core.accounts import Account, opened
 from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
@@ -75,10 +76,11 @@ class _Batch:
 class Calls:
     """Reviews and runs the calls of one run's replies."""
 
-    def __init__(self, journal: Recorder, ports: Ports, stop: StopHandle) -> None:
+    def __init__(self, journal: Recorder, ports: Ports, stop: StopHandle, account: Account) -> None:
         self._journal = journal
         self._ports = ports
         self._stop = stop
+        self._account = account
         self._batch = _Batch()
         self._threads = asyncio.Semaphore(ports.max_threads or sys.maxsize)
         self._restarting = asyncio.Lock()
@@ -128,6 +130,16 @@ class Calls:
         Raises:
             CallFailedError: If one failed and ``raise_errors`` is set; all have their results.
         """
+        self._account.starting(action.indexes, action.share)
+        try:
+            await self._run_calls(action)
+        finally:
+            self._account.starting((), None)
+        if self._batch.failed is not None and self._ports.raise_errors:
+            function, finished = self._batch.failed
+            raise CallFailedError(function, finished.error) from finished.exception
+
+    async def _run_calls(self, action: RunCalls) -> None:
         limit = self._ports.max_concurrency
         if limit == 1 or len(action.indexes) == 1:
             for index in action.indexes:
@@ -140,9 +152,6 @@ class Calls:
                         group.create_task(self._run_call(index, action.share, slots))
             except BaseExceptionGroup as faults:  # of an adapter, a store or a watcher: as it would leave a single call
                 raise faults.exceptions[0] from None
-        if self._batch.failed is not None and self._ports.raise_errors:
-            function, finished = self._batch.failed
-            raise CallFailedError(function, finished.error) from finished.exception
 
     async def _run_call(self, index: int, share: Share | None, slots: asyncio.Semaphore | None = None) -> None:
         """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
@@ -183,10 +192,12 @@ class Calls:
         )
         await self._journal.record(started)
         state = self._journal.state  # which knows by now what was set aside for the call
+        tab = self._account.tab(index, started.reserved)
         before = _RESTART.set(partial(self._restart, started))
         try:
-            running = self._ports.functions.run(request, checked, index=index, state=state)
-            ended = await self._journal.in_time(running, patience=GRACE if checked.nested else 0.0)
+            with opened(tab):
+                running = self._ports.functions.run(request, checked, index=index, state=state)
+                ended = await self._journal.in_time(running, patience=GRACE if checked.nested else 0.0)
         finally:
             _RESTART.reset(before)
         finished = _interrupted(checked.function) if isinstance(ended, OutOfTime) else ended
@@ -202,10 +213,11 @@ class Calls:
                 result=finished.text,
                 error=finished.error,
                 terminate=finished.terminate,
-                spent=finished.spent,
+                spent=tab.spent,
                 at=self._journal.now(),
             )
         )
+        self._account.settle(index)
 
     async def _restart(self, started: CallStarted) -> str | None:
         """Record one more start of a call before it happens; give why it may not happen, or None."""
@@ -218,7 +230,10 @@ class Calls:
                 return "the run is to stop"
             if (limit := limit_of_restart(state, started.index, at)) is not None:
                 return f"the limit {limit} was reached"
+            if (limit := self._account.restart(started.function)) is not None:
+                return f"the limit {limit} was reached"
             await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
+            self._account.restarted()
         return None
 
     def _is_over(self, state: State) -> bool:

@@ -6,11 +6,13 @@ decided by `planner_ext.core.machine`; everything that touches the world is behi
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from planner_ext.calls import CallFailedError, Calls, StopHandle
+from planner_ext.core.accounts import Account
 from planner_ext.core.actions import (
     Action,
     AddMessage,
@@ -35,7 +37,6 @@ from planner_ext.core.facts import (
     Planned,
     StopRequested,
 )
-from planner_ext.core.machine import next_action
 from planner_ext.core.settle import plain_fact
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Entry, Message, Reply
@@ -49,7 +50,11 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Drives one run over its journal."""
+    """Drives one run over its journal.
+
+    Attributes:
+        account: What the run may still spend, and what its functions take of it.
+    """
 
     def __init__(
         self,
@@ -59,11 +64,12 @@ class Engine:
         emit: Emit | None = None,
         stop: StopHandle | None = None,
     ) -> None:
-        self._journal = Recorder(facts, ports, emit)
+        self._journal = journal = Recorder(facts, ports, emit)
+        self.account = Account(lambda: journal.state, ports.within, threading.RLock())
         self._ports = ports
         self._emit = emit
         self._stop = stop or StopHandle()
-        self._calls = Calls(self._journal, ports, self._stop)
+        self._calls = Calls(self._journal, ports, self._stop, self.account)
         self._asked_at: float | None = None
         self._interrupted = 0
 
@@ -93,7 +99,8 @@ class Engine:
         except BaseException as error:
             if self.state.batch is not None and self._running and self._ports.store is None:
                 cancelled = isinstance(error, asyncio.CancelledError)
-                await self._journal.settle("The run was cancelled." if cancelled else "The run failed.")
+                reason = "The run was cancelled." if cancelled else "The run failed."
+                await self._journal.settle(reason, spent=self.account.unrecorded())
             raise
         return self.state
 
@@ -108,9 +115,9 @@ class Engine:
     async def _next(self) -> Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
-        action = next_action(self._journal.as_of_now())
+        action = self.account.decide(self._journal.as_of_now())
         if isinstance(action, AskPlan | AskModel) and await self._waited():
-            return next_action(self._journal.as_of_now())  # a deadline may have passed meanwhile
+            return self.account.decide(self._journal.as_of_now())  # a deadline may have passed meanwhile
         return action
 
     async def _perform(self, action: Action) -> None:

@@ -19,7 +19,7 @@ from planner_ext.kernel.budget import Budget, Price, price_in
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.interaction import OWN_PLUGIN, own_function
 from planner_ext.kernel.loop import Loop, connector_settings, function_names, refuse_unknown
-from planner_ext.kernel.nested import planner_of, run_around
+from planner_ext.kernel.nested import around_of, planner_of
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions, instance_of
 from planner_ext.kernel.prompts import (
@@ -30,9 +30,10 @@ from planner_ext.kernel.prompts import (
     step_template,
 )
 from planner_ext.kernel.selection import select_service
-from planner_ext.kernel.service import unwrapped
+from planner_ext.kernel.service import charged_service, unwrapped
 from planner_ext.kernel.structured import ResponseForm, response_form
 from planner_ext.kernel.taken import DecisionsTaken
+from planner_ext.kernel.view import tab_in
 from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
 from planner_ext.ports import RunStore
 
@@ -183,11 +184,10 @@ def setting_of(
         PlannerInvalidConfigurationError: If there is no such service, an option cannot be used with it, or the run
             has to answer in a form that the options do not give.
     """
-    around = run_around()
-    options = loop_options(planner, budget, price, taken)
+    around = None if store is not None else around_of(tab_in(kernel))
+    options = loop_options(planner, budget, price, taken)  # a kept run is one of its own, wherever it is started
     options = options if around is None else around.within(options)
     running = (owner,) if around is None else (*around.planners, owner)
-    nested = around is not None and around.purse is not None
     service, settings = select_service(kernel, service_id, arguments, planner.execution_settings)
     if kept is not None and budget is None:
         options = replace(options, budget=kept.limits)
@@ -226,7 +226,8 @@ def setting_of(
         ask_user=ask_user,
         plan_settings=templates.plan_settings,
         planner=owner,
-        nested=nested,
+        within=around,
+        wrap=charged_service,
         form=None if form is None else form.within(settings),
         store=store,
     )
@@ -237,7 +238,7 @@ def setting_of(
         prompts=prompts,
         behavior=behavior,
         goal=goal,
-        nested=nested,
+        nested=around is not None,
     )
 
 

@@ -7,16 +7,14 @@ from typing import Annotated, Any
 from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, kernel_function
 
-from planner_ext.core.limits import Ledger
 from planner_ext.core.shown import shown
-from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import (
     LimitReachedError,
     NestedRunRefusedError,
     PlannerInvalidConfigurationError,
     PromptTooLargeError,
 )
-from planner_ext.kernel.nested import Around, Purse, mark_planner, run_around
+from planner_ext.kernel.nested import Around, around_of, mark_planner
 from planner_ext.kernel.options import instance_of
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
@@ -86,34 +84,33 @@ class PlannerPlugin:
     async def _reach(self, goal: str, kernel: Kernel, arguments: KernelArguments) -> str:
         given = copy(arguments)
         del given["goal"]  # the model's, for this function
-        around = run_around()
+        around = around_of()
         if around is None:
             return _told(await self._planner.invoke(self._kernel or kernel, goal, given))
         if any(planner is self._planner for planner in around.planners):
             raise NestedRunRefusedError("This planner is running already; it cannot be called inside a run of its own.")
-        if around.purse is None:
+        if around.tab.share is None:
             raise NestedRunRefusedError(
                 "A function of a run called this planner, and nothing of that run's budget is set aside for it. Let "
                 "the model call the planner's function itself, or call it after the run."
             )
-        return await self._paid(around, around.purse, kernel, goal, given)
+        return await self._paid(around, kernel, goal, given)
 
-    async def _paid(self, around: Around, purse: Purse, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
-        """Run on the share of the call, and pay from it."""
-        if purse.spent is None or purse.limits is None:
+    async def _paid(self, around: Around, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
+        """Run on the share of the call; all of it is spent where the run comes to no end that says what was."""
+        tab = around.tab
+        if tab.lost or (tab.left().iterations or 1) <= 0:
             raise NestedRunRefusedError("Nothing is left of the budget that was set aside for this call.")
-        with purse.paying() as pay:
-            try:
-                result = await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=around.stop)
-            except LimitReachedError as error:
-                pay(error.iterations, error.tool_calls, error.usage or Usage())
-                return f"There is no answer: {error}"
-            except (PlannerInvalidConfigurationError, PromptTooLargeError) as error:  # no request was under way
-                ledger = Ledger() if error.checkpoint is None else error.checkpoint.state().ledger
-                pay(ledger.iterations, ledger.tool_calls, ledger.usage)
-                raise
-            pay(result.iterations, result.tool_calls, result.usage)
-            return _told(result)
+        tab.lost = True
+        try:
+            answer = _told(await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=around.stop))
+        except LimitReachedError as error:
+            answer = f"There is no answer: {error}"
+        except (PlannerInvalidConfigurationError, PromptTooLargeError):  # no request was under way
+            tab.lost = False
+            raise
+        tab.lost = False
+        return answer
 
 
 def _told(result: FunctionCallingStepwisePlannerResult) -> str:

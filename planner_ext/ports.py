@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from planner_ext.approval.decisions import Decision, ToolCall
+from planner_ext.core.accounts import Tab
 from planner_ext.core.actions import AskModel, AskPerson
 from planner_ext.core.facts import CallOutcome, Fact
-from planner_ext.core.shares import Spent
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked, Entry, Message, Reply, RequestedCall, Usage
 
@@ -62,7 +62,6 @@ class Finished:
         error: For the record: type and text of the exception, "" where there was none.
         exception: The exception itself, to be raised where the caller wants that.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: What a nested run has spent of its share; None where that is not known, or it was none.
     """
 
     outcome: CallOutcome
@@ -70,7 +69,6 @@ class Finished:
     error: str = ""
     exception: BaseException | None = field(default=None, compare=False)
     terminate: bool = False
-    spent: Spent | None = None
 
 
 class Chat(Protocol):
@@ -224,6 +222,7 @@ class Ports:
         raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
         stop_on_unknown: Whether a call to an unknown function stops the run.
         min_iteration_seconds: Least time from the start of one request to the start of the next.
+        within: The call of another run in which this run is made, and to which it is charged; None outside of one.
     """
 
     chat: Chat
@@ -242,3 +241,4 @@ class Ports:
     raise_errors: bool = False
     stop_on_unknown: bool = False
     min_iteration_seconds: float = 0.0
+    within: Tab | None = None

@@ -6,7 +6,7 @@ And the run's time: what was worked since the last fact that says so, and what i
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from planner_ext.core.change import replace as changed
 from planner_ext.core.facts import Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.settle import stopping_facts
+from planner_ext.core.shares import Spent
 from planner_ext.core.state import State
 from planner_ext.in_time import GRACE, STEP, OutOfTime, in_time
 from planner_ext.ports import Emit, Observer, Ports
@@ -132,9 +133,9 @@ class Recorder:
                 await self._emit(fact)
         return None
 
-    async def settle(self, reason: str) -> None:
+    async def settle(self, reason: str, *, spent: Mapping[int, Spent]) -> None:
         """Answer every call of the open batch and end the run; then tell the observers, since nobody else listens."""
-        facts = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap())
+        facts = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
         for fact in facts:
             self._note(fact)
         for fact in facts:

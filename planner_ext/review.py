@@ -38,6 +38,7 @@ def first_verdict(state: State, index: int, checked: Checked, at: float) -> Call
         function=checked.function,
         kind=checked.kind,
         nested=checked.nested,
+        asks_model=checked.asks_model,
         digest=digest,
         signature=checked.signature,
         fingerprint=fingerprint,

@@ -196,6 +196,7 @@ class CallDecided:
         approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also one that was given
             earlier for the rest of the run. False where the call runs because no interceptor objected.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
+        asks_model: Whether the function may make requests to a model by itself, which are charged to this run.
     """
 
     iteration: int
@@ -219,6 +220,7 @@ class CallDecided:
     person: bool = False
     nested: bool = False
     approved: bool = False
+    asks_model: bool = False
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 
@@ -274,7 +276,8 @@ class CallFinished:
         result: What the model reads.
         error: For the record, never sent to the model: type and text of the exception, "" where there was none.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: What a nested run has spent of its share; None where that is not known: all of it.
+        spent: What the function has spent on requests and functions of its own. None is nothing, or, where a share was
+            reserved, that it is not known: all of it.
     """
 
     iteration: int

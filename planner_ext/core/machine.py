@@ -266,7 +266,8 @@ def _start(state: State, batch: Batch, ready: tuple[int, ...]) -> Action:
     nested = tuple(i for i in ready if _nested(batch.calls[i]))
     if not nested:
         return RunCalls(iteration=batch.iteration, indexes=ready)
-    share = divided(state.rules.limits, state.ledger, starting=len(ready), by=len(nested))
+    asking = sum(_asks_model(batch.calls[i]) for i in ready if i not in nested)  # what they need is not known before
+    share = divided(state.rules.limits, state.ledger, starting=len(ready), by=len(nested) + asking)
     if share is None:
         return WithholdCalls(iteration=batch.iteration, indexes=nested, answer=TOO_LITTLE_LEFT, limit=None)
     return RunCalls(iteration=batch.iteration, indexes=ready, share=share)
@@ -353,6 +354,10 @@ def _may_start(call: Call) -> bool:
 
 def _nested(call: Call) -> bool:
     return call.decided is not None and call.decided.nested
+
+
+def _asks_model(call: Call) -> bool:
+    return call.decided is not None and call.decided.asks_model
 
 
 def _function(call: Call) -> str:

@@ -1,5 +1,7 @@
 """Actions that need nothing of the world, as facts; and how a run is ended from outside with every call answered."""
 
+from collections.abc import Mapping
+
 from planner_ext.core.actions import CompleteIteration, Finish, Pause, WithholdCalls
 from planner_ext.core.facts import (
     CallFinished,
@@ -12,6 +14,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import apply
 from planner_ext.core.machine import IN_DOUBT, next_action
+from planner_ext.core.shares import Spent
 from planner_ext.core.state import State
 
 __all__ = ["cancellation", "plain_fact", "stopping_facts"]
@@ -23,7 +26,9 @@ def cancellation(by: str, reason: str) -> str:
     return f"{who}: {reason}" if reason else f"{who}."
 
 
-def stopping_facts(state: State, *, reason: str, at: float, seconds: float = 0.0) -> tuple[Fact, ...]:
+def stopping_facts(
+    state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Spent] | None = None
+) -> tuple[Fact, ...]:
     """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end.
 
     Args:
@@ -31,8 +36,9 @@ def stopping_facts(state: State, *, reason: str, at: float, seconds: float = 0.0
         reason: Why, for the record and for the model.
         at: Now, in seconds since the epoch.
         seconds: Active time since the last fact that has one; charged with the end.
+        spent: What the started calls have spent, by their place in the batch.
     """
-    facts: list[Fact] = [StopRequested(reason=reason, at=at), *_cancelled(state, at)]
+    facts: list[Fact] = [StopRequested(reason=reason, at=at), *_cancelled(state, at, spent or {})]
     for fact in facts:
         state = apply(state, fact)
     while (fact := _next_fact(state, at, seconds)) is not None:
@@ -41,7 +47,7 @@ def stopping_facts(state: State, *, reason: str, at: float, seconds: float = 0.0
     return tuple(facts)
 
 
-def _cancelled(state: State, at: float) -> list[Fact]:
+def _cancelled(state: State, at: float, spent: Mapping[int, Spent]) -> list[Fact]:
     batch = state.batch
     if batch is None:
         return []
@@ -53,6 +59,7 @@ def _cancelled(state: State, at: float) -> list[Fact]:
             function=call.decided.function,
             outcome="cancelled",
             result=IN_DOUBT,
+            spent=spent.get(index),
             at=at,
         )
         for index, call in enumerate(batch.calls)

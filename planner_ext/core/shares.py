@@ -5,13 +5,15 @@ spent comes back. So nested runs beside each other cannot pass the budget togeth
 has cost its whole share.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import reduce
 
 from planner_ext.core.limits import Ledger, Limits
 from planner_ext.core.values import Usage
 
-__all__ = ["Share", "Spent", "divided", "reserved", "settled"]
+__all__ = ["Share", "Spent", "divided", "merged_counts", "reserved", "settled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +48,35 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a nested run has spent; its active time is not in it, for the run around it was active all the while."""
+    """What a call has spent on requests and functions of its own, those of the runs inside it included.
+
+    Its active time is not in it, for the run around it was active all the while.
+
+    Attributes:
+        iterations: Round trips.
+        tool_calls: Functions started.
+        usage: Tokens and cost.
+        calls_by_function: Functions started, by fully qualified name.
+    """
 
     iterations: int = 0
     tool_calls: int = 0
     usage: Usage = Usage()
+    calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(
+            iterations=self.iterations + other.iterations,
+            tool_calls=self.tool_calls + other.tool_calls,
+            usage=self.usage + other.usage,
+            calls_by_function=merged_counts(self.calls_by_function, other.calls_by_function),
+        )
+
+
+def merged_counts(one: Mapping[str, int], other: Mapping[str, int], sign: int = 1) -> dict[str, int]:
+    """Add two counts by name, or take the second from the first; a name that comes to nothing is left out."""
+    sums = {name: one.get(name, 0) + sign * other.get(name, 0) for name in (*one, *other)}
+    return {name: count for name, count in sums.items() if count}
 
 
 def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Share | None:
@@ -86,9 +112,12 @@ def reserved(ledger: Ledger, share: Share | None) -> Ledger:
 
 
 def settled(ledger: Ledger, share: Share | None, spent: Spent | None) -> Ledger:
-    """Take back what of a share was not spent; all of it was where nobody knows, but for the time: that is measured."""
+    """Charge what a call has spent, and take back the rest of its share.
+
+    Without ``spent`` the whole share was spent, but for its time: that is measured.
+    """
     if share is None:
-        return ledger
+        return ledger if spent is None else _charged(ledger, spent)
     whole = _whole(share)
     rest = Usage(active_seconds=-(share.seconds or 0.0))
     if spent is None:
@@ -109,6 +138,9 @@ def _charged(ledger: Ledger, spent: Spent) -> Ledger:
         iterations=ledger.iterations + spent.iterations,
         tool_calls=ledger.tool_calls + spent.tool_calls,
         usage=ledger.usage + spent.usage,
+        calls_by_function=reduce(
+            lambda tally, count: tally.plus(*count), spent.calls_by_function.items(), ledger.calls_by_function
+        ),
     )
 
 

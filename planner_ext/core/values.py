@@ -126,6 +126,7 @@ class Checked:
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
         threaded: Whether the function is synchronous, and runs in a thread.
+        asks_model: Whether the function may make requests to a model by itself: a prompt, or one that takes the kernel.
     """
 
     kind: CallKind
@@ -138,6 +139,7 @@ class Checked:
     answer: str = ""
     nested: bool = False
     threaded: bool = False
+    asks_model: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

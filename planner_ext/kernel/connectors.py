@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.contents import AuthorRole, ChatMessageContent, FinishReason, TextContent
 from semantic_kernel.functions import KernelFunctionMetadata
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.kernel.messages import calls_of, text_of
 from planner_ext.kernel.usage import usage_in, with_usage
@@ -63,7 +63,7 @@ _KNOWN = {
 _OTHER = Connector()
 
 
-def connector_of(service: ChatCompletionClientBase) -> Connector:
+def connector_of(service: AIServiceClientBase) -> Connector:
     """Find out what is particular about a connector, or about the one that its class derives from."""
     for kind in type(service).__mro__:
         if kind.__module__.startswith(_PACKAGE):

@@ -68,7 +68,11 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
 
 
 class NestedRunRefusedError(PlannerException):
-    """A planner was called inside a run where nothing is set aside for it, or inside a run of its own. Nothing ran."""
+    """What a function of a run asked for was refused, and did not run; the message says why.
+
+    A planner where nothing is set aside for it, or inside a run of its own; a function that the run's gate denied, or
+    that needs a person; anything once the call has ended, or its run is to stop.
+    """
 
 
 class ToolExecutionError(PlannerException):
@@ -112,7 +116,10 @@ class RunNotAnsweredError(PlannerException):
 
 
 class LimitReachedError(RunNotAnsweredError):
-    """A limit of the budget was reached; raised by itself where ``Budget.on_limit`` is ``"raise"``."""
+    """A limit of the budget was reached; raised by itself where ``Budget.on_limit`` is ``"raise"``.
+
+    Raised also to a function of a run that asks a model, or calls a function, when the run's budget has nothing left.
+    """
 
 
 _WAITING = {

@@ -23,6 +23,7 @@ from semantic_kernel.filters.filter_types import FilterTypes
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
 from planner_ext.calls import restart_of_call
+from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Checked, RequestedCall
@@ -39,8 +40,10 @@ from planner_ext.kernel.arguments import (
     quoted,
 )
 from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable, runs_in_thread
+from planner_ext.kernel.nested import refusal_in
 from planner_ext.kernel.results import result_text, sendable
 from planner_ext.kernel.signatures import signature_of
+from planner_ext.kernel.view import Wrap, may_ask, view_of
 from planner_ext.ports import Finished
 
 __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
@@ -65,6 +68,7 @@ class _Prepared:
     signature: str
     runnable: KernelFunction
     threaded: bool
+    asks_model: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,7 @@ class KernelFunctions:
         history: The messages up to this batch, for filters; asked only where there are some.
         streaming: Whether requests are streamed, for filters.
         decided_by: Lists the approval filters that decided a call before it ran.
+        wrap: How the services are wrapped that functions find, so that their requests are charged to the run.
     """
 
     def __init__(
@@ -113,8 +118,10 @@ class KernelFunctions:
         history: Callable[[State], ChatHistory],
         streaming: bool = False,
         decided_by: Callable[[CallDecided | None], Sequence[object]] = lambda _: (),
+        wrap: Wrap | None = None,
     ) -> None:
         self._kernel = kernel
+        self._wrap = wrap
         self._offered = offered
         self._schema_only = schema_only
         self._arguments = arguments
@@ -143,9 +150,9 @@ class KernelFunctions:
         if function is None:
             return Checked(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
         text = call.arguments if edited is None else edited
-        parameters = self._prepare(function).parameters
+        prepared = self._prepare(function)
         given = parse_object(text)
-        parsed = convert_arguments(given, parameters)
+        parsed = convert_arguments(given, prepared.parameters)
         names: dict[str, Any] = {
             "function": call.name,
             "plugin_name": function.plugin_name,
@@ -166,7 +173,6 @@ class KernelFunctions:
                 problem = f"{call.name} was given no question. Call it with one."
                 return Checked(kind="invalid", **names, arguments={}, answer=problem)
             return Checked(kind="question", **names, arguments=parsed, converted=text, answer=question)
-        prepared = self._prepare(function)
         return Checked(
             kind="function",
             **names,
@@ -174,6 +180,7 @@ class KernelFunctions:
             converted=text,
             signature=prepared.signature,
             threaded=prepared.threaded,
+            asks_model=prepared.asks_model,
         )
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
@@ -238,6 +245,7 @@ class KernelFunctions:
                 signature=signature_of(function),
                 runnable=runnable(function, threads=self._execution.threads),
                 threaded=self._execution.threads and runs_in_thread(function),
+                asks_model=may_ask(function),
             )
             self._prepared[id(function)] = prepared
         return prepared
@@ -326,7 +334,10 @@ class KernelFunctions:
         seconds = self._execution.timeout_of(run.checked.function)
         if takes(getattr(function, "method", None), TIME_PARAMETER):
             _put_time(arguments, min((s for s in (seconds, time_left()) if s is not None), default=None))
-        invocation = run.target.invoke(self._kernel, arguments, metadata={"id": run.call.id})
+        tab, kernel = current_tab(), self._kernel
+        if tab is not None and self._wrap is not None and run.prepared.asks_model:
+            kernel = view_of(kernel, tab, self._wrap)
+        invocation = run.target.invoke(kernel, arguments, metadata={"id": run.call.id})
         return await (invocation if seconds is None else _within(seconds, invocation))
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
@@ -341,6 +352,8 @@ class KernelFunctions:
         text = conversion_problem(error, run.prepared.parameters, run.checked.arguments)
         if isinstance(error, ApprovedArgumentsChangedError | NotRunAgainError):
             text = str(error)
+        elif text is None and (refusal := refusal_in(error)) is not None:
+            text = f"The function {name} could not do all of its work: {refusal}"
         elif text is None and self._execution.include_error_detail:
             text = f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
         text = text or f"The function {name} failed."

@@ -21,20 +21,22 @@ from planner_ext.approval.gate import InterceptorChain
 from planner_ext.approval.guards import guard_name
 from planner_ext.approval.marks import approval_required
 from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.core.accounts import Tab
 from planner_ext.core.facts import Fact, Guards
 from planner_ext.core.shown import shown
 from planner_ext.core.state import State
 from planner_ext.engine import CallFailedError, Engine, StopHandle
 from planner_ext.kernel.approval_filter import ApprovalFilter
+from planner_ext.kernel.budget import Price
 from planner_ext.kernel.chat import KernelChat
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError, ToolExecutionError
+from planner_ext.kernel.errors import PlannerInvalidConfigurationError, PromptTooLargeError, ToolExecutionError
 from planner_ext.kernel.filtered_gate import FilteredGate, approval_filters
 from planner_ext.kernel.functions import KernelFunctions
 from planner_ext.kernel.history import check_history, one_result_each, repair_history
 from planner_ext.kernel.interaction import OWN_FUNCTIONS, OWN_PLUGIN
 from planner_ext.kernel.iteration_hook import IterationCompletedHook
 from planner_ext.kernel.messages import as_history
-from planner_ext.kernel.nested import NestingFunctions, NobodyWaits, run_around
+from planner_ext.kernel.nested import Around, NestedGate, NestingFunctions, NobodyWaits, nothing_left
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.outcome import carry_run
@@ -42,12 +44,16 @@ from planner_ext.kernel.prices import price_of
 from planner_ext.kernel.questions import AskedClarifier
 from planner_ext.kernel.rendering import render
 from planner_ext.kernel.structured import ResponseForm
+from planner_ext.kernel.view import Wrap, whole
 from planner_ext.ports import Emit, Ports, Prompts, RunStore
 
 __all__ = ["FunctionNames", "Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
 
 logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
+
+_NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
+"""What a request is refused with before it is sent."""
 
 
 class Loop:
@@ -80,7 +86,8 @@ class Loop:
         plan_settings: dict[str, Any] | None = None,
         store: RunStore | None = None,
         planner: object | None = None,
-        nested: bool = False,
+        within: Around | None = None,
+        wrap: Wrap,
         form: ResponseForm | None = None,
     ) -> None:
         self.offer = offer
@@ -108,14 +115,15 @@ class Loop:
         filters = approval_filters(kernel)
         for one in filters:
             one.report_unused_rules(kernel)
+        own = self._gate(marked=within is None and not filters)
         gate = FilteredGate(
-            self._gate(marked=not filters),
+            own if within is None else NestedGate(within.gates, own, marked=self._gate(marked=not filters).marked),
             filters,
             offered=lambda: offer.functions,
             expires_in=options.approval.expires_in,
         )
         functions = KernelFunctions(
-            kernel,
+            whole(kernel),
             offered=lambda: offer.functions,
             schema_only=lambda: offer.schema_only,
             arguments=arguments,
@@ -126,14 +134,13 @@ class Loop:
             history=partial(_history, self.chat),
             streaming=streaming,
             decided_by=gate.decided,
+            wrap=wrap,
         )
-        around = run_around()
-        outer = () if around is None else around.planners
+        self.within = within
         self.functions = NestingFunctions(
             functions,
             offered=lambda: offer.functions,
-            planners=outer if planner is None else (*outer, planner),
-            price=options.price,
+            around=partial(_around, within=within, gate=own, planner=planner, price=options.price),
         )
         self._ports = partial(
             Ports,
@@ -141,7 +148,7 @@ class Loop:
             functions=self.functions,
             prompts=prompts,
             clock=options.clock,
-            gate=NobodyWaits(gate) if nested else gate,
+            gate=gate if within is None else NobodyWaits(gate),
             hook=self._hook(streaming=streaming),
             answer_form=form,
             respondent=self._respondent(),
@@ -152,6 +159,7 @@ class Loop:
             raise_errors=options.execution.on_error == "raise",
             stop_on_unknown=options.execution.stop_on_unknown_function,
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
+            within=None if within is None else within.tab,
         )
 
     def engine(
@@ -163,7 +171,7 @@ class Loop:
         follow: Callable[[State, Fact], None] | None = None,
     ) -> Engine:
         """Make the engine that drives a journal in this world; for ``follow`` see `planner_ext.ports.Ports`."""
-        stop = stop or StopHandle()
+        stop = stop or (self.within and self.within.stop) or StopHandle()
         self.functions.stopped_by(stop)
         return Engine(facts, self._ports(follow=follow), emit=emit, stop=stop)
 
@@ -172,9 +180,12 @@ class Loop:
 
         Raises:
             ToolExecutionError: If a function failed and the execution is told to raise.
+            LimitReachedError: If the run is made in a function, and nothing is left of the budget around it.
             BaseException: On a fault or a cancellation; whatever kind it is of, it carries the history and a checkpoint
                 as attributes.
         """
+        if (limit := engine.account.open()) is not None:
+            raise nothing_left(limit)
         names = ",".join(self.offer.functions)
         with tracer.start_as_current_span(AUTO_FUNCTION_INVOCATION_SPAN_NAME, attributes={AVAILABLE_FUNCTIONS: names}):
             try:
@@ -184,8 +195,11 @@ class Loop:
                 carry_run(failed, engine.state, engine.facts, self.checkpoint_key)
                 raise failed from error.__cause__
             except BaseException as error:
+                engine.account.close(sent=not isinstance(error, _NOT_SENT))
                 carry_run(error, engine.state, engine.facts, self.checkpoint_key)
                 raise
+            finally:
+                engine.account.close()
 
     def _gate(self, *, marked: bool) -> InterceptorChain:
         options = self._options
@@ -223,6 +237,21 @@ class Loop:
         timeout = self._options.execution.timeout
         if isinstance(timeout, Mapping):
             refuse_unknown("ToolExecution.timeout", timeout, function_names(kernel) | self.offer.functions.keys())
+
+
+def _around(
+    tab: Tab,
+    *,
+    within: Around | None,
+    gate: InterceptorChain,
+    planner: object | None,
+    price: Price | None,
+    stop: StopHandle | None = None,
+) -> Around:
+    """What the functions of a run learn of it."""
+    outer, gates = ((), ()) if within is None else (within.planners, within.gates)
+    planners = outer if planner is None else (*outer, planner)
+    return Around(planners=planners, gates=(*gates, (gate, tab.account)), price=price, stop=stop, tab=tab)
 
 
 def _history(chat: KernelChat, state: State) -> ChatHistory:

@@ -1,28 +1,38 @@
-"""A run inside a run: what a function that is a planner learns of the run that calls it, and how it pays.
+"""A run inside a run: what a function learns of the run that calls it, how it pays, and under whose gate it stands.
 
-The run around a function is found through a context variable, which holds for whatever the call awaits or starts. Must
-not know the planner, nor how a budget is divided: that is `planner_ext.core.shares`.
+The call of a function is found through a context variable, which holds for whatever the call awaits or starts. Must
+not know the planner, nor how a budget is counted: that is `planner_ext.core.accounts`.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from semantic_kernel.functions import KernelFunction
 
-from planner_ext.approval.decisions import Decision, Defer, Deny, ToolCall
-from planner_ext.core.limits import Ledger, Limits
-from planner_ext.core.shares import Spent, divided
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall
+from planner_ext.approval.gate import InterceptorChain
+from planner_ext.core.accounts import Account, Tab, current_tab
 from planner_ext.core.state import State
-from planner_ext.core.values import Checked, RequestedCall, Usage
+from planner_ext.core.values import Checked, RequestedCall
 from planner_ext.engine import StopHandle
 from planner_ext.kernel.budget import Price, tightest
+from planner_ext.kernel.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.ports import Finished, Functions, Gate
 
-__all__ = ["Around", "NestingFunctions", "NobodyWaits", "Purse", "mark_planner", "planner_of", "run_around"]
+__all__ = [
+    "Around",
+    "NestedGate",
+    "NestingFunctions",
+    "NobodyWaits",
+    "around_of",
+    "mark_planner",
+    "nothing_left",
+    "planner_of",
+    "refusal_in",
+]
 
 _MARK = "__planner_ext_planner__"
 
@@ -37,84 +47,95 @@ def planner_of(function: KernelFunction | None) -> object | None:
     return getattr(getattr(function, "method", None), _MARK, None)
 
 
-class Purse:
-    """The share of one call, and what the runs begun in it have spent: more than one where a filter tries again."""
-
-    def __init__(self, share: Limits) -> None:
-        self._share = replace(share, on_limit="stop")  # the share has no trip of its own that is kept for an answer
-        self._ledger = Ledger()
-        self._lost = False
-
-    @property
-    def limits(self) -> Limits | None:
-        """What may still be spent, by the run that pays as well; None where that is nothing."""
-        left = divided(self._share, self._ledger, starting=0, by=1)
-        return None if left is None else left.limits(self._share.deadline)
-
-    @property
-    def spent(self) -> Spent | None:
-        """What was spent; None while a run pays, and for good where it came to no end that says so."""
-        ledger = self._ledger
-        usage = replace(ledger.usage, active_seconds=0.0)
-        return None if self._lost else Spent(iterations=ledger.iterations, tool_calls=ledger.tool_calls, usage=usage)
-
-    @contextmanager
-    def paying(self) -> Generator[Callable[[int, int, Usage], None]]:
-        """Let a run spend; it has lost everything unless it says what it spent: iterations, tool calls, usage."""
-        self._lost = True
-
-        def pay(iterations: int, tool_calls: int, usage: Usage) -> None:
-            ledger = self._ledger
-            self._ledger = Ledger(
-                iterations=ledger.iterations + iterations,
-                tool_calls=ledger.tool_calls + tool_calls,
-                usage=ledger.usage + usage,
-            )
-            self._lost = False
-
-        yield pay
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """The run in which a function is called.
+    """The run in which a function is called, and the call.
 
     Attributes:
         planners: Those whose runs are around the function, the outermost first.
-        purse: What the function may spend where it is a planner, else None.
+        gates: What has a say in each of the runs around, the outermost first, and that run's account.
         price: How the run around counts cost, if its application says so.
         stop: Whoever stops the run around, stops the runs inside it.
+        tab: Of the call.
     """
 
     planners: tuple[object, ...]
-    purse: Purse | None = None
+    gates: tuple[tuple[InterceptorChain, Account], ...]
     price: Price | None = None
     stop: StopHandle | None = None
+    tab: Tab
+
+    def check(self) -> None:
+        """See that the call may still make requests and start functions.
+
+        Raises:
+            NestedRunRefusedError: If it has ended, or its run is to stop.
+        """
+        if self.tab.closed:
+            raise NestedRunRefusedError(
+                "The function that was given this kernel has returned, and its call is charged: nothing more can be "
+                "done in its name. Await what the function starts, or start it with a context and a kernel of its own."
+            )
+        if self.stop is not None and self.stop.reason is not None:
+            raise NestedRunRefusedError(f"The run was asked to stop: {self.stop.reason}")
 
     def within(self, options: LoopOptions) -> LoopOptions:
-        """Keep a nested run to its share: of each limit the tighter holds."""
-        share = None if self.purse is None else self.purse.limits
-        if share is None:
-            return options
-        return replace(options, budget=tightest(options.budget, share), price=options.price or self.price)
+        """Keep a nested run to what is left: of each limit the tighter holds.
+
+        Raises:
+            NestedRunRefusedError: If the call has ended, or its run is to stop.
+            LimitReachedError: If nothing is left for a request.
+        """
+        self.check()
+        left = self.tab.left()
+        for name, value in (("max_iterations", left.iterations), ("max_total_tokens", left.tokens)):
+            if value is not None and value <= 0:
+                raise nothing_left(name)
+        for name, value in (("max_cost", left.cost), ("max_active_seconds", left.seconds)):
+            if value is not None and value <= 0:
+                raise nothing_left(name)
+        calls = None if left.tool_calls is None else max(left.tool_calls, 0)
+        limits = replace(left, tool_calls=calls).limits(self.tab.account.state.rules.limits.deadline)
+        return replace(options, budget=tightest(options.budget, limits), price=options.price or self.price)
 
 
-_AROUND: ContextVar[Around | None] = ContextVar("planner_ext_run_around", default=None)
+def nothing_left(limit: str) -> LimitReachedError:
+    """Make the error for a request inside a function for which the budget of the run around has nothing left."""
+    error = LimitReachedError(
+        f"The limit {limit} of the run leaves nothing for a request or a call inside a function, but for the request "
+        "that is kept for the run's answer. It was not made."
+    )
+    error.status, error.limit = "limit_reached", limit
+    return error
 
 
-def run_around() -> Around | None:
-    """Find the run in which this code is called as a function, or as a part of one; None outside of every run."""
-    return _AROUND.get()
+def refusal_in(error: BaseException) -> str | None:
+    """Find what a function was refused inside of a run, behind whatever its error became on the way; None otherwise."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NestedRunRefusedError | LimitReachedError):
+            return str(cause)
+        cause = cause.__cause__
+    return None
+
+
+def around_of(tab: Tab | None = None) -> Around | None:
+    """Find the run in which this code is called as a function, or as a part of one; None outside of every run.
+
+    Args:
+        tab: Of the call that the code belongs to where it runs in a context of its own, as threads do.
+    """
+    tab = current_tab() or tab
+    return None if tab is None or tab.around is None else tab.around(tab)
 
 
 class NestingFunctions:
-    """A run's functions, where one may be a planner itself. Implements `planner_ext.ports.Functions`.
+    """A run's functions, which may be planners themselves, or make runs. Implements `planner_ext.ports.Functions`.
 
     Args:
         functions: The kernel's.
         offered: Those of the last request, by fully qualified name.
-        planners: Whose runs are around them.
-        price: How this run counts cost, if the application says so.
+        around: Gives what they learn of this run, from the tab of a call and ``stop``.
     """
 
     def __init__(
@@ -122,16 +143,15 @@ class NestingFunctions:
         functions: Functions,
         *,
         offered: Callable[[], Mapping[str, KernelFunction]],
-        planners: tuple[object, ...],
-        price: Price | None,
+        around: Callable[..., Around],
     ) -> None:
         self._functions = functions
         self._offered = offered
-        self._around = Around(planners=planners, price=price)
+        self._around = around
 
     def stopped_by(self, stop: StopHandle) -> None:
         """Let whoever stops this run stop the runs inside it, too."""
-        self._around = replace(self._around, stop=stop)
+        self._around = partial(self._around, stop=stop)
 
     def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
         """Resolve a call, see `KernelFunctions.check`, and say whether it is a planner's."""
@@ -140,24 +160,75 @@ class NestingFunctions:
         return replace(checked, nested=True) if nested else checked
 
     async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
-        """Run a function, see `KernelFunctions.run`, with its share at hand where it is a planner."""
-        assert state.batch is not None, "a call is run while its batch is open"
-        share = state.batch.calls[index].reserved
-        purse = None if share is None else Purse(share.limits(state.rules.limits.deadline))
-        before = _AROUND.set(self._around if purse is None else replace(self._around, purse=purse))
-        try:
-            finished = await self._functions.run(call, checked, index=index, state=state)
-        finally:
-            _AROUND.reset(before)
-        return finished if purse is None else replace(finished, spent=purse.spent)
+        """Run a function, see `KernelFunctions.run`, and let what it does find this run."""
+        if (tab := current_tab()) is not None:
+            tab.around = self._around
+        return await self._functions.run(call, checked, index=index, state=state)
 
     def encode(self, result: Any) -> str:
         """Turn a value into the text that the model reads as a function's result."""
         return self._functions.encode(result)
 
 
+class NestedGate:
+    """Decides on the calls of a nested run: what a gate around it or its own forbids, does not run.
+
+    The functions' own ``@requires_approval`` counts once, for the outermost run.
+
+    Args:
+        around: The gates of the runs around, the outermost first; each is asked about what those before it approved.
+        own: The run's own gate, asked last; None where a function calls another one by itself.
+        marked: Gives a function's own mark by its fully qualified name, or None.
+    """
+
+    def __init__(
+        self,
+        around: Sequence[tuple[InterceptorChain, Account]],
+        own: InterceptorChain | None,
+        *,
+        marked: Callable[[str], Defer | None],
+    ) -> None:
+        (outermost, account), *others = around
+        self._gates = [(replace(outermost, marked=marked), account), *others]
+        self._own = own
+
+    def watches(self, function: str) -> bool:
+        """Whether any of the gates has a say."""
+        return any(gate.watches(function) for gate, _ in self._asked(State()))
+
+    def _asked(self, state: State) -> list[tuple[InterceptorChain, State]]:
+        """List the gates, each with the run whose sticky approvals it heeds."""
+        around = [(gate, account.state) for gate, account in self._gates]
+        return around if self._own is None else [*around, (self._own, state)]
+
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
+        """Decide each call, in order."""
+        return [await self._decide(call, state) for call in calls]
+
+    async def _decide(self, call: ToolCall, state: State) -> Decision | None:
+        decided: Approve | None = None
+        for gate, run in self._asked(state):
+            if not gate.watches(call.fully_qualified_name):
+                continue
+            (decision,) = await gate.review([call], run)
+            if not isinstance(decision, Approve | None):
+                return decision
+            if decision is not None:
+                decided = _both(decided, decision)
+                call = call if decided.arguments is None else replace(call, arguments=decided.arguments)
+        return decided
+
+
+def _both(first: Approve | None, then: Approve) -> Approve:
+    """Merge two approvals of a call: the last edit of its arguments, and whoever approved it."""
+    if first is None:
+        return then
+    edited = first.arguments if then.arguments is None else then.arguments
+    return replace(then, arguments=edited, by=then.by or first.by)
+
+
 class NobodyWaits:
-    """Decides as another gate does, but for the calls that would wait for a person: a nested run cannot."""
+    """Decides as another gate does, but for the calls that would wait for a person: a run in a function cannot wait."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -177,6 +248,6 @@ class NobodyWaits:
 
 def _denied(call: ToolCall) -> Deny:
     return Deny(
-        f"{call.fully_qualified_name} needs a person's decision, and a planner that runs as a function cannot wait "
-        "for one. Go on without it."
+        f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait for one. "
+        "Go on without it."
     )

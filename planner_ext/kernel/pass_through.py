@@ -1,7 +1,7 @@
 """A request that offers no functions to invoke: one round trip of the connector, and what it cost in the metadata."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 from semantic_kernel import Kernel
@@ -14,6 +14,7 @@ from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.values import Status
 from planner_ext.kernel.accepted import accepted_reply
 from planner_ext.kernel.assembly import ReplyAssembly
+from planner_ext.kernel.charged import Charge
 from planner_ext.kernel.chat import named_errors, no_reply
 from planner_ext.kernel.connectors import received
 from planner_ext.kernel.loop import FunctionNames, check_service, connector_settings
@@ -30,12 +31,14 @@ async def pass_through(
     chat_history: ChatHistory,
     settings: PromptExecutionSettings,
     kwargs: dict[str, Any],
+    request: AbstractContextManager[Charge],
 ) -> list[ChatMessageContent]:
     """Ask the connector once; calls in the reply are the caller's to run."""
     stored = kwargs.pop("store_final", False)
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
-    with named_errors(inner):
+    with request as charge, named_errors(inner):
         messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
+        charge(messages[0] if messages else None)
     if not messages:
         raise no_reply("a response without choices")
     messages = [*map(received, messages)]
@@ -52,13 +55,14 @@ async def pass_through_streaming(
     chat_history: ChatHistory,
     settings: PromptExecutionSettings,
     kwargs: dict[str, Any],
+    request: AbstractContextManager[Charge],
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
     """Ask the connector once, as a stream; calls in the reply are the caller's to run."""
     stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
     ended: dict[str, Any] = {}
     last: StreamingChatMessageContent | None = None
-    with named_errors(inner):
+    with request as charge, named_errors(inner):
         async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
             async for chunks in stream:
                 complete = [chunk and received(chunk) for chunk in chunks]
@@ -70,6 +74,7 @@ async def pass_through_streaming(
                         chunk.metadata = _one_request(chunk.metadata) | ended
                         last = chunk
                 yield complete
+        charge(reply.message() if reply.any else None)
     if last is not None and reply.any and not ended:
         own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
         yield [last.model_copy(update=own)]

@@ -8,8 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.values import Usage
 from planner_ext.kernel.budget import Price
@@ -23,7 +23,7 @@ _PROBES = (Usage(), Usage(prompt_tokens=1, completion_tokens=1))
 
 
 def price_of(
-    service: ChatCompletionClientBase,
+    service: AIServiceClientBase,
     settings: PromptExecutionSettings,
     price: Price | None,
     max_cost: float | None,
@@ -99,7 +99,7 @@ def _refused(model: str, usage: Usage, problem: str) -> str:
     )
 
 
-def _listed(service: ChatCompletionClientBase, model: str, max_cost: float) -> Price:
+def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
     """Read the list's price of a model: of the provider at the service's URL, of the connector's, or of any."""
     try:
         prices = import_module("genai_prices")

@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, FunctionResultContent, TextContent
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.values import Usage
 from planner_ext.kernel.errors import PromptTooLargeError
@@ -60,7 +60,7 @@ class PromptSize:
     Images, audio and files are not counted, nor is the form in which an answer is asked for.
     """
 
-    def __init__(self, service: ChatCompletionClientBase, settings: PromptExecutionSettings, limit: int) -> None:
+    def __init__(self, service: AIServiceClientBase, settings: PromptExecutionSettings, limit: int) -> None:
         """Bind the count to a model.
 
         Args:

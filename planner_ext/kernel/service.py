@@ -1,8 +1,8 @@
 """``FunctionInvokingChatCompletion``: the bounded loop around any connector, itself a chat completion service."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, ClassVar, Literal
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
@@ -10,23 +10,28 @@ from semantic_kernel.connectors.ai.chat_completion_client_base import ChatComple
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelArguments
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Decision, Interceptor
 from planner_ext.approval.gate import CheckForIntervention, PreInvoke
+from planner_ext.core.accounts import Tab
 from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.core.shown import shown
 from planner_ext.engine import StopHandle
 from planner_ext.kernel.approval import ApprovalSettings
 from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.kernel.budget import Budget, price_in
+from planner_ext.kernel.charged import Charge, ChargedTextCompletion, charged
 from planner_ext.kernel.checkpoint import Checkpoint
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
 from planner_ext.kernel.interaction import own_function
 from planner_ext.kernel.iteration_hook import IterationCallback
 from planner_ext.kernel.loop import Loop, checked_messages, connector_settings, new_run_id
+from planner_ext.kernel.nested import Around, around_of
 from planner_ext.kernel.offer import Offer
 from planner_ext.kernel.options import LoopOptions
 from planner_ext.kernel.pass_through import pass_through, pass_through_streaming
@@ -37,7 +42,7 @@ from planner_ext.kernel.service_run import ServiceRun, World
 from planner_ext.kernel.taken import Taking, calls_taken
 from planner_ext.ports import Clock, Observer
 
-__all__ = ["FunctionInvokingChatCompletion", "unwrapped"]
+__all__ = ["FunctionInvokingChatCompletion", "charged_service", "unwrapped"]
 
 
 class FunctionInvokingChatCompletion(ChatCompletionClientBase):
@@ -58,6 +63,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     A request whose function choice behaviour is missing, or does not invoke functions automatically, passes through:
     one request, its calls returned to the caller with the status ``stopped``. A stock
     ``FunctionChoiceBehavior.Auto()`` takes its 5 tool rounds; with a budget the tighter of the two holds.
+
+    Asked by a function of a run of this package, it spends that run's budget, and its calls stand under that run's
+    interceptors, policies and marks as well as its own; see `planner_ext.kernel.view` for what that covers.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -65,6 +73,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     _inner: ChatCompletionClientBase = PrivateAttr()
     _options: LoopOptions = PrivateAttr()
     _on_invalid_history: Literal["refuse", "repair"] = PrivateAttr("refuse")
+    _tab: Tab | None = PrivateAttr(None)
 
     def __init__(
         self,
@@ -157,6 +166,16 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """The connector that makes the requests."""
         return self._inner
 
+    def _charged(self, chat_history: ChatHistory, settings: PromptExecutionSettings) -> AbstractContextManager[Charge]:
+        """Charge a request that passes through to the call that makes it."""
+        return charged(around_of(self._tab), self._inner, settings, self._options.price, list(chat_history.messages))
+
+    def charged_to(self, tab: Tab) -> Self:
+        """Give a copy whose requests are charged to a call of a run, in whatever context they are made."""
+        copied = self.model_copy()
+        copied._tab = tab
+        return copied
+
     @property
     def options(self) -> LoopOptions:
         """What it was made with, defaults filled in."""
@@ -194,10 +213,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             InvalidHistoryError: If the history may not be sent.
             InvalidReplyError: If the connector's response is no reply.
             PromptTooLargeError: If a request would send more than ``max_prompt_tokens``; it is not sent.
-            LimitReachedError: At a limit, where the budget says ``on_limit="raise"``.
+            LimitReachedError: At a limit, where the budget says ``on_limit="raise"``; and inside a function, where
+                nothing is left of the budget of the run around.
+            NestedRunRefusedError: Inside a function whose call has ended, or whose run is to stop.
         """
         if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
-            return await pass_through(self._inner, chat_history, settings, kwargs)
+            request = self._charged(chat_history, settings)
+            return await pass_through(self._inner, chat_history, settings, kwargs, request)
         run = self._start(chat_history, settings, behavior, kwargs, streaming=False)
         return [await run.message()]
 
@@ -212,7 +234,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             carries the final message's metadata. Leaving the stream early cancels what runs.
         """
         if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
-            async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs)) as passed:
+            request = self._charged(chat_history, settings)
+            async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs, request)) as passed:
                 async for group in passed:
                     yield group
             return
@@ -318,12 +341,14 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             )
         world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
         messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history, world.kernel))
-        loop = self._loop(world, settings, behavior, options=self._options, streaming=streaming)
+        around = around_of(self._tab)
+        options = self._options if around is None else around.within(self._options)
+        loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
         if self._on_invalid_history == "repair":
             chat_history.messages[:] = messages
         started = RunStarted(
             run_id=new_run_id(),
-            rules=_rules(self._options, behavior),
+            rules=_rules(options, behavior),
             messages=messages,
             at=self._options.clock.now(),
         )
@@ -347,7 +372,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         reopened = given.reopened(at)
         transcript = reopened.transcript
         options = self._options.resumed(reopened.rules.limits, price_in(given.budget))
-        loop = self._loop(world, settings, behavior, options=options, streaming=streaming)
+        around = around_of(self._tab)
+        loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
         before, first = given.checkpoint.facts, given.facts(loop.functions, at)
         return ServiceRun(
             chat_history,
@@ -367,6 +393,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         behavior: FunctionChoiceBehavior,
         *,
         options: LoopOptions,
+        around: Around | None,
         streaming: bool,
     ) -> Loop:
         own_settings = connector_settings(self._inner, settings)
@@ -382,7 +409,21 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             options=options.under(behavior),
             streaming=streaming,
             prompts=NoPrompts(),
+            within=around,
+            wrap=charged_service,
         )
+
+
+def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
+    """Wrap a service that asks a model, so that its requests are charged to a call of a run; others stay as they are.
+
+    See `planner_ext.kernel.view.Wrap`.
+    """
+    if isinstance(service, FunctionInvokingChatCompletion):
+        return service.charged_to(tab)
+    if isinstance(service, ChatCompletionClientBase):
+        return FunctionInvokingChatCompletion(service).charged_to(tab)
+    return ChargedTextCompletion(service, tab) if isinstance(service, TextCompletionClientBase) else service
 
 
 def unwrapped(service: ChatCompletionClientBase, options: LoopOptions) -> tuple[ChatCompletionClientBase, LoopOptions]:

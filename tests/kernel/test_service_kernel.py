@@ -174,13 +174,13 @@ async def test_twenty_runs_at_once_do_not_mix(serve: Serve, tools: Tools, stream
 
 
 async def test_a_function_may_use_the_service_itself(serve: Serve, tools: Tools, history: ChatHistory) -> None:
-    """A prompt function, run as a tool, asks the same service: its run is one of its own, charged to itself."""
+    """A prompt function, run as a tool, asks the same service: its request is charged to the run that calls it."""
     served = serve([call("p-inner", {"what": "tea"}), say("Tea is nice."), say("They say: tea is nice.")])
     service = FunctionInvokingChatCompletion(served.connector)
     kernel = kernel_with(service, tools)
     kernel.add_function("p", function_name="inner", prompt="Say something about {{$what}}.")
     settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
     answer = await asked(service, history, kernel, settings, streamed=False)
-    assert (answer.text, answer.metadata["iterations"]) == ("They say: tea is nice.", 2)
+    assert (answer.text, answer.metadata["iterations"]) == ("They say: tea is nice.", 3)
     assert served.server.requests[1].messages == [{"role": "user", "content": "Say something about tea."}]
     assert history.messages[2].items[0].result == "Tea is nice."

@@ -1,0 +1,404 @@
+"""What a run has spent at this moment, with what its running functions take: read before each request inside of one.
+
+The ledger is charged with what a function spends when its call ends, see `planner_ext.core.facts.CallFinished`. Until
+then the call's `Tab` holds it. What is left of a budget is its limits, less the ledger, less all open tabs, less the
+round trip that is kept for the answer; and no more than what is left to the call in which the run itself is made.
+Nothing here is kept: a journal alone gives the same ledger.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from planner_ext.core.actions import Action, AskModel, AskPerson, AskPlan, RunCalls
+from planner_ext.core.limits import Ledger
+from planner_ext.core.machine import next_action
+from planner_ext.core.shares import Share, Spent, merged_counts
+from planner_ext.core.state import Call, State
+from planner_ext.core.values import Usage
+
+__all__ = ["Account", "Tab", "current_tab", "opened"]
+
+_CURRENT: ContextVar["Tab | None"] = ContextVar("planner_ext_call", default=None)
+
+_LIMITS = {
+    "iterations": "max_iterations",
+    "tool_calls": "max_tool_calls",
+    "tokens": "max_total_tokens",
+    "cost": "max_cost",
+    "seconds": "max_active_seconds",
+}
+
+
+def current_tab() -> "Tab | None":
+    """Find the call of a run in which this code runs; None outside of every run."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def opened(tab: "Tab") -> Generator[None]:
+    """Run a function: what it does in here, and what it starts, finds its tab. Afterwards the tab takes no more."""
+    before = _CURRENT.set(tab)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(before)
+        with tab.account.lock:
+            tab.closed = True
+
+
+class Tab:
+    """What one call takes of the budget of its run while its function runs.
+
+    Attributes:
+        account: Of the run.
+        index: The call's place in the open batch.
+        share: What was set aside for the call; None where it takes what it needs from the run's budget.
+        closed: Whether the call has ended: nothing more may be taken.
+        lost: Whether what was spent of the share is not known.
+        around: Gives what the adapters know of the run, from the tab.
+    """
+
+    __slots__ = ("_runs", "_taken", "account", "around", "closed", "index", "lost", "share")
+
+    def __init__(self, account: "Account", index: int, share: Share | None) -> None:
+        self.account = account
+        self.index = index
+        self.share = share
+        self.closed = False
+        self.lost = False
+        self.around: Callable[[Tab], Any] | None = None
+        self._taken: Spent | None = None
+        self._runs: list[Account] | None = None
+
+    @property
+    def spent(self) -> Spent | None:
+        """What the call has spent, as `CallFinished` records it."""
+        if self.share is not None:
+            return None if self.lost else self.taken
+        return self.taken if self.used else None
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was taken."""
+        return self._taken is not None or self._runs is not None
+
+    @property
+    def taken(self) -> Spent:
+        """What was taken so far, requests that are under way included."""
+        with self.account.lock:
+            taken = self._taken or Spent()
+            for run in self._runs or ():
+                taken += run.total()
+            return taken
+
+    @property
+    def held(self) -> int:
+        """Round trips that the runs in the call keep for their answers."""
+        return sum(run.held for run in self._runs or ())
+
+    def left(self) -> Share:
+        """What may still be taken."""
+        with self.account.lock:
+            if self.closed:
+                return Share(iterations=0, tool_calls=0)
+            if self.share is None:
+                return self.account.left()
+            taken, usage = self.taken, self.taken.usage
+            return _less(self.share, taken.iterations + self.held, taken.tool_calls, usage)
+
+    def calls_left(self) -> dict[str, int]:
+        """How often each function may still be started whose calls are limited."""
+        return self.account.calls_left()
+
+    def take_request(self) -> str | None:
+        """Take one round trip for a request that is about to be sent; or name the limit that forbids it."""
+        with self.account.lock:
+            if (limit := _used_up(self.left())) is None:
+                self.charge(Spent(iterations=1))
+            return limit
+
+    def take_call(self, function: str) -> str | None:
+        """Take the start of a function; or name the limit that forbids it."""
+        with self.account.lock:
+            limit = _forbids_start(function, self.left(), self.calls_left())
+            if limit is None:
+                self.charge(Spent(tool_calls=1, calls_by_function={function: 1}))
+            return limit
+
+    def charge(self, spent: Spent) -> None:
+        """Add what a request came to, once that is known."""
+        with self.account.lock:
+            self._taken = spent if self._taken is None else self._taken + spent
+
+    def begin(self, run: "Account") -> None:
+        """Count a run that is made in this call."""
+        self._runs = [*(self._runs or ()), run]
+
+
+class Account:
+    """What one run may still spend.
+
+    Args:
+        state: Gives the run's state at the moment.
+        within: The call of another run in which this run is made, or None.
+        lock: Held while something is looked at and taken; the same for a run and all runs in it, for these may be in
+            other threads.
+    """
+
+    def __init__(self, state: Callable[[], State], within: Tab | None, lock: AbstractContextManager[object]) -> None:
+        self.lock = lock if within is None else within.account.lock
+        self.held = 0
+        self._state = state
+        self._within = within
+        self._before = Ledger()
+        self._tabs: dict[int, Tab] = {}
+        self._starting: tuple[int, ...] = ()
+        self._share: Share | None = None
+        self._under_way = 0
+        self._restarting = Spent()
+
+    @property
+    def state(self) -> State:
+        """The run at this moment."""
+        return self._state()
+
+    def open(self) -> str | None:
+        """Begin to take from the call around, where there is one; or name the limit that forbids the first request."""
+        within = self._within
+        if within is None:
+            return None
+        with self.lock:
+            limit = _used_up(within.left())
+            if limit is None:
+                self._before = self.state.ledger
+                self.held = 1 if self.state.rules.limits.on_limit == "answer" else 0
+                within.begin(self)
+        return limit
+
+    def close(self, *, sent: bool = True) -> None:
+        """Give back what is held; and the round trip of the last request, where that was not ``sent``."""
+        with self.lock:
+            self.held = 0
+            self._under_way = self._under_way if sent else 0
+
+    def decide(self, state: State) -> Action | None:
+        """Say what is to be done next, and take what that needs from the call around."""
+        within = self._within
+        if within is None:
+            return next_action(state)
+        with self.lock:
+            self._under_way = 0
+            action = next_action(self._seen_within(state, within))
+            match action:
+                case AskPlan() | AskModel():
+                    self._under_way = 1
+                case AskPerson(trips=trips):
+                    self._under_way = trips or 0
+                case RunCalls(indexes=indexes, share=share):
+                    self.starting(indexes, share)
+                case _:
+                    pass
+            left = within.left().iterations
+            if left is not None and left < 0:
+                self.held = 0  # this is the request that it was held for
+            return action
+
+    def starting(self, indexes: Sequence[int], share: Share | None) -> None:
+        """Note which calls are about to start, and the share of each that is a planner: both are as good as taken."""
+        with self.lock:
+            self._starting, self._share = tuple(indexes), share
+
+    def restart(self, function: str) -> str | None:
+        """Take one more start of a running call; or name the limit that forbids it."""
+        with self.lock:
+            if (limit := _forbids_start(function, self.left(), self.calls_left())) is None:
+                self._restarting = Spent(tool_calls=1, calls_by_function={function: 1})
+            return limit
+
+    def restarted(self) -> None:
+        """Forget a start that is in the ledger by now."""
+        with self.lock:
+            self._restarting = Spent()
+
+    def tab(self, index: int, share: Share | None) -> Tab:
+        """Make the tab of a call that starts."""
+        with self.lock:
+            tab = self._tabs[index] = Tab(self, index, share)
+            return tab
+
+    def settle(self, index: int) -> None:
+        """Forget the tab of a call that is recorded."""
+        with self.lock:
+            self._tabs.pop(index, None)
+
+    def unrecorded(self) -> dict[int, Spent]:
+        """Give what the calls have spent that are not recorded yet, by index; those with a share have spent that."""
+        spent = {index: tab.spent for index, tab in self._tabs.items() if tab.share is None}
+        return {index: one for index, one in spent.items() if one is not None}
+
+    def left(self) -> Share:
+        """What the functions of the run may still take."""
+        with self.lock:
+            state = self.state
+            limits, ledger = state.rules.limits, state.ledger
+            taken, held = self._open(state)
+            kept = 1 if limits.on_limit == "answer" else 0
+            whole = Share(
+                iterations=limits.max_iterations,
+                tool_calls=limits.max_tool_calls,
+                tokens=limits.max_total_tokens,
+                cost=limits.max_cost,
+                seconds=limits.max_active_seconds,
+            )
+            iterations = ledger.iterations + taken.iterations + held + kept
+            left = _less(whole, iterations, ledger.tool_calls + taken.tool_calls, ledger.usage + taken.usage)
+            return left if self._within is None else _least(left, self._within.left())
+
+    def calls_left(self) -> dict[str, int]:
+        """How often each function may still be started whose calls are limited, here or around."""
+        with self.lock:
+            around = {} if self._within is None else self._within.calls_left()
+            state = self.state
+            limits, used = state.rules.limits.max_calls_per_function, state.ledger.calls_by_function
+            if limits:
+                used = merged_counts(used, self._open(state)[0].calls_by_function)
+                for name, limit in limits.items():
+                    around[name] = min(limit - used.get(name, 0), around.get(name, limit))
+            return around
+
+    def total(self) -> Spent:
+        """What the run has spent since it was opened, with what is under way in it."""
+        state = self.state
+        spent = _since(self._before, state.ledger) + self._open(state)[0]
+        return spent + Spent(iterations=self._under_way) if self._under_way else spent
+
+    def _open(self, state: State) -> tuple[Spent, int]:
+        """Sum what is taken and not in the ledger: by the open tabs, and by the calls that are about to start."""
+        batch = state.batch
+        if batch is None:
+            return Spent(), 0
+        taken, held = self._restarting, 0
+        for index, tab in self._tabs.items():
+            if tab.used and index < len(batch.calls) and batch.calls[index].answer is None:
+                own = tab.taken
+                taken += own if tab.share is None else Spent(calls_by_function=own.calls_by_function)
+                held += tab.held if tab.share is None else 0
+        self._starting = tuple(i for i in self._starting if i < len(batch.calls) and _is_to_start(batch.calls[i]))
+        for index in self._starting:
+            taken += _start_of(batch.calls[index], self._share)
+        return taken, held
+
+    def _seen_within(self, state: State, within: Tab) -> State:
+        """Show the run to itself with the budget that is left around it: what others took of that counts as spent."""
+        if within.closed:
+            return replace(state, stopping=state.stopping or "The call in which this run was begun has ended.")
+        left, limits, ledger = within.left(), state.rules.limits, state.ledger
+        usage, changed = ledger.usage, dict[str, Any]()
+        if left.iterations is not None:
+            changed["max_iterations"], iterations = _shown(
+                limits.max_iterations, ledger.iterations, left.iterations + self.held
+            )
+            ledger = replace(ledger, iterations=iterations)
+        if left.tool_calls is not None:
+            changed["max_tool_calls"], started = _shown(limits.max_tool_calls, ledger.tool_calls, left.tool_calls)
+            ledger = replace(ledger, tool_calls=started)
+        if left.tokens is not None:
+            changed["max_total_tokens"], tokens = _shown(limits.max_total_tokens, usage.total_tokens, left.tokens)
+            usage += Usage(completion_tokens=tokens - usage.total_tokens)
+        if left.cost is not None:
+            used = usage.cost or 0.0
+            changed["max_cost"], cost = _shown(limits.max_cost, used, left.cost)
+            usage += Usage(cost=cost - used)
+        if per_function := within.calls_left():
+            own = limits.max_calls_per_function
+            used = ledger.calls_by_function
+            allowed = {name: max(used.get(name, 0) + count, 0) for name, count in per_function.items()}
+            changed["max_calls_per_function"] = {
+                name: min(own.get(name, allowed.get(name, 0)), allowed.get(name, own.get(name, 0)))
+                for name in (*own, *allowed)
+            }
+        shown = {name: value for name, value in changed.items() if value != getattr(limits, name)}
+        rules = replace(state.rules, limits=replace(limits, **shown)) if shown else state.rules
+        return replace(state, rules=rules, ledger=replace(ledger, usage=usage))
+
+
+def _is_to_start(call: Call) -> bool:
+    return not call.started and call.answer is None
+
+
+def _start_of(call: Call, share: Share | None) -> Spent:
+    """What the start of a call will be charged."""
+    assert call.decided is not None, "a call that is about to start was decided"
+    start = Spent(tool_calls=1, calls_by_function={call.decided.function: 1})
+    if share is None or not call.decided.nested:
+        return start
+    usage = Usage(completion_tokens=share.tokens or 0, cost=share.cost, active_seconds=share.seconds or 0.0)
+    return start + Spent(iterations=share.iterations or 0, tool_calls=share.tool_calls or 0, usage=usage)
+
+
+def _shown(limit: Any, used: Any, left: Any) -> tuple[Any, Any]:
+    """Give a limit, and what has to count as spent for no more than this to be left of it."""
+    left = max(left, 0)
+    limit = max(used + left, 1) if limit is None else limit
+    return limit, max(used, limit - left)
+
+
+def _less(share: Share, iterations: int, tool_calls: int, usage: Usage) -> Share:
+    return Share(
+        iterations=None if share.iterations is None else share.iterations - iterations,
+        tool_calls=None if share.tool_calls is None else share.tool_calls - tool_calls,
+        tokens=None if share.tokens is None else share.tokens - usage.total_tokens,
+        cost=None if share.cost is None else share.cost - (usage.cost or 0.0),
+        seconds=None if share.seconds is None else share.seconds - usage.active_seconds,
+    )
+
+
+def _least(one: Share, other: Share) -> Share:
+    def least(*given: Any) -> Any:
+        return min((value for value in given if value is not None), default=None)
+
+    return Share(
+        iterations=least(one.iterations, other.iterations),
+        tool_calls=least(one.tool_calls, other.tool_calls),
+        tokens=least(one.tokens, other.tokens),
+        cost=least(one.cost, other.cost),
+        seconds=least(one.seconds, other.seconds),
+    )
+
+
+def _used_up(left: Share) -> str | None:
+    """Name the limit of which nothing is left for a request; functions may still be none."""
+    needed = {name: getattr(left, name) for name in _LIMITS if name != "tool_calls"}
+    return next((_LIMITS[name] for name, value in needed.items() if value is not None and value <= 0), None)
+
+
+def _forbids_start(function: str, left: Share, calls_left: Mapping[str, int]) -> str | None:
+    """Name the limit of which nothing is left for one more start of a function."""
+    if left.tool_calls is not None and left.tool_calls <= 0:
+        return "max_tool_calls"
+    if calls_left.get(function, 1) <= 0:
+        return "max_calls_per_function"
+    return _used_up(replace(left, iterations=None))
+
+
+def _since(before: Ledger, after: Ledger) -> Spent:
+    """What was spent between two moments of a run; its active time is the run's around."""
+    cost = after.usage.cost
+    if cost is not None and before.usage.cost is not None:
+        cost -= before.usage.cost
+    usage = Usage(
+        prompt_tokens=after.usage.prompt_tokens - before.usage.prompt_tokens,
+        completion_tokens=after.usage.completion_tokens - before.usage.completion_tokens,
+        cached_tokens=after.usage.cached_tokens - before.usage.cached_tokens,
+        cost=cost,
+        estimated_tokens=after.usage.estimated_tokens - before.usage.estimated_tokens,
+    )
+    return Spent(
+        iterations=after.iterations - before.iterations,
+        tool_calls=after.tool_calls - before.tool_calls,
+        usage=usage,
+        calls_by_function=merged_counts(after.calls_by_function, before.calls_by_function, -1),
+    )

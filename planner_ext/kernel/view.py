@@ -1,0 +1,220 @@
+"""The kernel as a function of a run gets it: the same functions and filters, and services that are charged to the run.
+
+A prompt function, and a function that takes ``kernel`` or ``service``, may make requests to a model, and call other
+functions. On its view of the kernel it does both in the name of its call:
+
+- Each request to a chat or text completion service is charged to the run before it is sent, tokens and cost
+  after it; functions that are called for it stand under the run's gate. With nothing left of the budget, less the
+  request that is kept for the run's answer, it is refused with `LimitReachedError`.
+- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template) is put before the run's
+  interceptors, policies and ``@requires_approval``, and counted in ``max_tool_calls``. What is denied, or would wait
+  for a person, raises `NestedRunRefusedError`.
+- Once the call has ended, both are refused.
+
+Embeddings, images and audio are no round trips, and are not counted. What cannot be seen, because it does not pass this
+kernel: an SDK called by hand, and the application's own kernel where a function holds it (in a closure, or as
+``self._kernel``). The way out: take ``kernel: Kernel`` as a parameter, or register `FunctionInvokingChatCompletion` as
+the service of the kernel that is held; it finds the call by a context variable, and charges it.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any, cast
+
+from semantic_kernel import Kernel
+from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
+from semantic_kernel.functions import FunctionResult, KernelFunction
+from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
+
+from planner_ext.approval.decisions import Approve, Deny, Supply, ToolCall
+from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.marks import approval_required
+from planner_ext.core.accounts import Tab
+from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments
+from planner_ext.kernel.errors import NestedRunRefusedError
+from planner_ext.kernel.filtered_gate import FilteredGate, approval_filters
+from planner_ext.kernel.nested import Around, NestedGate, NobodyWaits, around_of, nothing_left
+
+__all__ = ["Wrap", "may_ask", "tab_in", "view_of", "whole"]
+
+Wrap = Callable[[AIServiceClientBase, Tab], AIServiceClientBase]
+"""Wraps a service so that its requests are charged to a call; those that are no round trips are given back as is."""
+
+_GIVEN = frozenset({"kernel", "service", "execution_settings", "arguments"})
+"""Parameters that Semantic Kernel fills in by name."""
+
+_Next = Callable[[FunctionInvocationContext], Awaitable[None]]
+
+
+def whole(kernel: Kernel) -> Kernel:
+    """Give the kernel that a view is of; another kernel as it is."""
+    services = kernel.services
+    return services.kernel if isinstance(services, _Services) else kernel
+
+
+def tab_in(kernel: Kernel) -> Tab | None:
+    """Find the call that a view belongs to; None for another kernel."""
+    services = kernel.services
+    return services.tab if isinstance(services, _Services) else None
+
+
+def may_ask(function: KernelFunction) -> bool:
+    """Whether a function may make requests to a model with what it is given: a prompt, or one that takes the kernel."""
+    if not isinstance(function, KernelFunctionFromMethod):
+        return True
+    return any(parameter.name in ("kernel", "service") for parameter in function.parameters)
+
+
+def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
+    """Make the view of a kernel for one invocation of a function, in the name of its call.
+
+    What the function adds to its plugins, the kernel itself has, too; services that it adds stay in the view.
+    """
+    mark, gate = _filters(tab)
+    filters: list[Any] = kernel.function_invocation_filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return Kernel.model_construct(
+        plugins=kernel.plugins,
+        services=_Services(kernel, tab, wrap),
+        ai_service_selector=kernel.ai_service_selector,
+        function_invocation_filters=[(id(gate), gate), *filters, (id(mark), mark)],  # the last is the outermost
+        prompt_rendering_filters=kernel.prompt_rendering_filters,  # pyright: ignore[reportUnknownMemberType]
+        auto_function_invocation_filters=kernel.auto_function_invocation_filters,  # pyright: ignore[reportUnknownMemberType]
+    )
+
+
+class _Services(MutableMapping[str, AIServiceClientBase]):
+    """The services of a view, each wrapped when it is first looked at.
+
+    Attributes:
+        kernel: That the view is of.
+        tab: Of the call that the view belongs to.
+    """
+
+    def __init__(self, kernel: Kernel, tab: Tab, wrap: Wrap) -> None:
+        self.kernel = kernel
+        self.tab = tab
+        self._services = dict(kernel.services)
+        self._wrapped: dict[str, AIServiceClientBase] = {}
+        self._wrap = wrap
+
+    def __getitem__(self, key: str) -> AIServiceClientBase:
+        if key not in self._wrapped:
+            self._wrapped[key] = self._wrap(self._services[key], self.tab)
+        return self._wrapped[key]
+
+    def __setitem__(self, key: str, value: AIServiceClientBase) -> None:
+        self._services[key] = value
+        self._wrapped.pop(key, None)
+
+    def __delitem__(self, key: str) -> None:
+        del self._services[key]
+        self._wrapped.pop(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._services)
+
+    def __len__(self) -> int:
+        return len(self._services)
+
+
+def _filters(tab: Tab) -> tuple[Callable[..., Awaitable[None]], Callable[..., Awaitable[None]]]:
+    """Make the outermost filter of a view, which knows the run's own invocation, and the innermost, its gate."""
+    own: list[FunctionInvocationContext] = []
+
+    async def mark(context: FunctionInvocationContext, next: _Next) -> None:
+        if not own:
+            own.append(context)
+        await next(context)
+
+    async def gate(context: FunctionInvocationContext, next: _Next) -> None:
+        around = around_of(tab)
+        if (own and context is own[0]) or around is None or _is_inline(context):
+            return await next(context)
+        return await _gated(context, next, around)
+
+    return mark, gate
+
+
+def _is_inline(context: FunctionInvocationContext) -> bool:
+    """Whether a prompt is run that is no function of the kernel, as ``invoke_prompt`` does: a request, not a call."""
+    function = context.function
+    plugin = context.kernel.plugins.get(function.plugin_name)
+    return function.is_prompt and (plugin is None or function.name not in plugin.functions)
+
+
+async def _gated(context: FunctionInvocationContext, next: _Next, around: Around) -> None:
+    """Decide on a function that a function of the run calls by itself, and count it."""
+    around.check()
+    function = context.function
+    name = function.fully_qualified_name
+    kernel: Any = context.kernel  # its lists of filters are typed in part only
+    filters = approval_filters(kernel)
+    mark = None if filters else approval_required(getattr(function, "method", None))
+    gate = NobodyWaits(
+        FilteredGate(
+            NestedGate(around.gates, None, marked=lambda _: mark),
+            [one for one in filters if all(one is not other for _, other in kernel.function_invocation_filters)],
+            offered=lambda: {name: function},
+            expires_in=None,
+        )
+    )
+    if gate.watches(name):
+        (decision,) = await gate.review([_described(context, around.tab)], around.tab.account.state)
+        if isinstance(decision, Deny):
+            raise NestedRunRefusedError(f"{name} was refused and did not run: {decision.reason}")
+        if isinstance(decision, Supply):
+            context.result = FunctionResult(function=function.metadata, value=decision.result)
+            return
+        if isinstance(decision, Approve) and decision.arguments is not None:
+            _edit(context, decision.arguments)
+    around.check()
+    if (limit := around.tab.take_call(name)) is not None:
+        raise nothing_left(limit)
+    await next(context)
+
+
+def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
+    """Show a function that is called by another one as interceptors see a model's call."""
+    function, state = context.function, tab.account.state
+    values = cast("dict[str, Any]", context.arguments)
+    taken = [one for one in function.parameters if one.name not in _GIVEN and one.name in values]
+    given: dict[str, Any] = {str(one.name): values[str(one.name)] for one in taken if one.include_in_function_choices}
+    text = json.dumps(given, default=str)
+    parsed = parse_arguments(text, parameters_of(function)) if _is_json(given) else given
+    if not isinstance(parsed, InvalidArguments):  # what is decided on is what runs
+        values.update(parsed)
+    given = {str(one.name): values[str(one.name)] for one in taken}
+    batch = state.batch
+    assert batch is not None, "a function runs while its batch is open"
+    call = batch.calls[tab.index].request
+    digest = digest_of(function.fully_qualified_name, json.loads(json.dumps(given, default=str)))
+    call_id = f"{call.id}/{function.fully_qualified_name}"
+    return ToolCall(
+        id=call_id,
+        plugin_name=function.plugin_name,
+        function_name=function.name,
+        fully_qualified_name=function.fully_qualified_name,
+        arguments=given,
+        raw_arguments=text,
+        iteration=batch.iteration,
+        index=tab.index,
+        batch_size=len(batch.calls),
+        fingerprint=fingerprint_of(state.run_id, batch.iteration, call_id, digest),
+    )
+
+
+def _is_json(values: dict[str, Any]) -> bool:
+    try:
+        json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _edit(context: FunctionInvocationContext, arguments: Any) -> None:
+    """Put a decision's arguments in place of the given ones; what does not pass is refused."""
+    checked = parse_arguments(json.dumps(dict(arguments), default=str), parameters_of(context.function))
+    if isinstance(checked, InvalidArguments):
+        raise NestedRunRefusedError(f"{context.function.fully_qualified_name} did not run: {checked.message}")
+    cast("dict[str, Any]", context.arguments).update(checked)
