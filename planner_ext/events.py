@@ -22,7 +22,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
-from planner_ext.ports import TextDelta
+from planner_ext.ports import RunInfo, TextDelta
 
 __all__ = [
     "AnswerChecked",
@@ -41,6 +41,7 @@ __all__ = [
     "PlannerEvent",
     "ResultReady",
     "Resumed",
+    "RunInfo",
     "RunStarted",
     "StopRequested",
     "TextDelta",

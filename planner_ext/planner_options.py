@@ -57,7 +57,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         max_clarifications: How many questions of a run are answered, by the clarifier or a person; a call over it is
             told to go on without, a plain reply counts as final. None is no limit, 0 offers no questions. Questions are
             offered with this, a ``clarifier`` or ``require_final_answer_function``.
-        observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
+        observers: Called with each fact of a run once it is recorded, and with the `planner_ext.events.RunInfo` of its
+            run where they take two arguments; what they raise is logged and changes nothing.
         clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
         min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
         excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. Checked when a run

@@ -7,6 +7,7 @@ from pydantic import Field, PrivateAttr
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
+from planner_ext.approval.record import DecisionRecord, decisions_of
 from planner_ext.core.facts import Fact, Planned
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
@@ -63,6 +64,11 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
         Signed where the planner has a ``checkpoint_key``; then its ``to_json()`` is, too.
         """
         return Checkpoint.signed_as(self.facts, self._signature)
+
+    @property
+    def decisions(self) -> tuple[DecisionRecord, ...]:
+        """Who decided what of its calls, when, and with which arguments; in the order in which it was taken."""
+        return decisions_of(self.facts)
 
     def raise_for_status(self) -> Self:
         """Return this result if the run was answered; a result that was stored and read again knows that, too.

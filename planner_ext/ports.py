@@ -29,6 +29,7 @@ __all__ = [
     "Ports",
     "Prompts",
     "Respondent",
+    "RunInfo",
     "RunStore",
     "TextDelta",
 ]
@@ -203,8 +204,19 @@ class Clock(Protocol):
         ...
 
 
-Observer = Callable[[Fact], Awaitable[None] | None]
-"""Watches a run: told each fact once it is recorded. What it raises is logged and changes nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """The run that a fact is of."""
+
+    run_id: str
+    goal: str
+
+
+Observer = Callable[[Fact], Awaitable[None] | None] | Callable[[Fact, RunInfo], Awaitable[None] | None]
+"""Watches a run: called with each fact once it is recorded, and with the run's `RunInfo` where it takes two arguments.
+
+A second parameter that has a default is the observer's own. What it raises is logged and changes nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

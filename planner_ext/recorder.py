@@ -4,6 +4,7 @@ And the run's time: what was worked since the last fact that says so, and what i
 """
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Coroutine, Generator, Iterable, Mapping
@@ -19,7 +20,7 @@ from planner_ext.core.settle import stopping_facts
 from planner_ext.core.shares import Spent
 from planner_ext.core.state import State
 from planner_ext.in_time import GRACE, STEP, OutOfTime, in_time
-from planner_ext.ports import Emit, Observer, Ports
+from planner_ext.ports import Emit, Observer, Ports, RunInfo
 
 __all__ = ["Recorder"]
 
@@ -54,6 +55,7 @@ class Recorder:
         self._active_until = math.inf
         self._step = STEP if type(ports.clock) is SystemClock else _LOOK
         self._hung: list[Observer] = []
+        self._told_the_run = [observer for observer in ports.observers if _takes_run(observer)]
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -145,12 +147,23 @@ class Recorder:
         """Tell the observers; one that is still busy when a time limit passes is told nothing more."""
         for observer in self._ports.observers:
             if not self.timed:
-                await _observe(observer, fact)
+                await self._observe(observer, fact)
             elif observer not in self._hung:
-                observed = in_time(_observe(observer, fact), self.left, step=self._step, patience=GRACE)
+                observed = in_time(self._observe(observer, fact), self.left, step=self._step, patience=GRACE)
                 if isinstance(await observed, OutOfTime):
                     self._hung.append(observer)
                     logger.error("The observer %r hangs on %s; the run ends without it.", observer, fact.type)
+
+    async def _observe(self, observer: Any, fact: Fact) -> None:
+        try:
+            if observer in self._told_the_run:
+                waiting = observer(fact, RunInfo(run_id=self.state.run_id, goal=self.state.goal))
+            else:
+                waiting = observer(fact)
+            if waiting is not None:
+                await waiting
+        except Exception:
+            logger.exception("The observer %r failed on %s; the run goes on.", observer, fact.type)
 
     def _note(self, fact: Fact) -> None:
         self.state = apply(self.state, fact)
@@ -159,9 +172,14 @@ class Recorder:
             self._ports.follow(self.state, fact)
 
 
-async def _observe(observer: Observer, fact: Fact) -> None:
+def _takes_run(observer: Any) -> bool:
+    """Whether an observer has to be given a second argument; what it has a default for is its own."""
     try:
-        if (waiting := observer(fact)) is not None:
-            await waiting
-    except Exception:
-        logger.exception("The observer %r failed on %s; the run goes on.", observer, fact.type)
+        parameters = inspect.signature(observer).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not say
+        return False
+    needed = [one for one in parameters if one.default is one.empty and one.kind in _BY_POSITION]
+    return len(needed) == 2
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -14,9 +14,17 @@ from planner_ext.cli.console import ANSWERED, NO_ANSWER, complaints_of, say, std
 from planner_ext.cli.durable_store import say_part, store_name
 from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable, visible
 from planner_ext.core.shown import shown
-from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
+from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRecord, PendingApproval
 
-__all__ = ["approve_call", "deny_call", "edit_call", "list_approvals", "show_approval", "supply_result"]
+__all__ = [
+    "approve_call",
+    "decision_text",
+    "deny_call",
+    "edit_call",
+    "list_approvals",
+    "show_approval",
+    "supply_result",
+]
 
 
 async def list_approvals(where: str, *, limit: int, offset: int, as_json: bool) -> int:
@@ -109,9 +117,12 @@ def _said(call: PendingApproval, decision: Decision) -> str:
     name = exact(call.fully_qualified_name)
     match decision:
         case Approve(arguments=None):
-            return f"is approved: {name} will run with {exact_json(dict(call.arguments))}"
+            return f"is approved as it was asked about: {name} will run with {exact_json(dict(call.arguments))}"
         case Approve(arguments=dict(arguments)):
-            return f"is approved: {name} will run with {exact_json(arguments)}, if a worker finds that they fit it"
+            return (
+                f"is edited, and not checked yet: {name} will run with {exact_json(arguments)} if a worker finds that "
+                "they fit it, and wait again if not"
+            )
         case Supply(result=result):
             return f"is answered: {name} will not run, its result is {exact_json(result)}"
         case _:
@@ -197,6 +208,8 @@ def _print_whole(console: Console, call: PendingApproval) -> None:
         "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
         "not taken": printable(call.problem),
         "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
+        "decided": "" if call.decision is None else decision_text(call.decision),
+        "refused": "\n".join(decision_text(one) for one in call.refused),
         "waits since": moment_text(call.asked_at),
         "open until": moment_text(call.expires_at) if call.expires_at else "",
         "fingerprint": exact(call.fingerprint),
@@ -205,6 +218,21 @@ def _print_whole(console: Console, call: PendingApproval) -> None:
         if value:
             text = value.replace("\n", "\n" + " " * 13)
             console.print(Text.assemble((f"{name:<13}", "dim"), text), soft_wrap=True)
+
+
+def decision_text(record: DecisionRecord) -> str:
+    """Say who decided what and when, with which arguments, and why it was refused where it was."""
+    said = f"{record.kind} by {exact(record.by) or 'nobody named'}, {moment_text(record.at)}"
+    if record.arguments is not None and record.arguments != record.requested:
+        before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"
+        said += f", with {exact_json(dict(record.arguments))}{before}"
+    if record.reason:
+        said += f", because: {exact(record.reason)}"
+    if record.kind == "supply":
+        said += f", with {exact_json(record.result)}"
+    if record.always is not None:
+        said += f", for the rest of the run: {record.always}"
+    return f"{said}; refused: {exact(record.refused)}" if record.refused else said
 
 
 def _document(value: object) -> str:

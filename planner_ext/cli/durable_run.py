@@ -27,6 +27,7 @@ from planner_ext.cli.console import (
     say,
     stderr_console,
 )
+from planner_ext.cli.durable_approvals import decision_text
 from planner_ext.cli.durable_store import command_on, opened_runs, opened_store, store_name
 from planner_ext.cli.journey import Journey, Setup
 from planner_ext.cli.options import STORE_VARIABLE
@@ -39,6 +40,7 @@ from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.state import State
 from planner_ext.durable import (
     Approvals,
+    DecisionRecord,
     PendingApproval,
     RunConflictError,
     RunHandle,
@@ -124,16 +126,20 @@ def show_run(run_id: str, where: str, *, as_json: bool) -> int:
     stored = asyncio.run(_stored(run_id, where))
     record, facts = stored.record, stored.facts
     result = result_of(fold_journal(run_id, facts), facts)
+    refused = asyncio.run(_refused(run_id, where))
     if as_json:
-        print(
-            json.dumps({"run_id": run_id, "goal": record.goal, **document(result), "status": record.status}, indent=2)
-        )
+        told = {"run_id": run_id, "goal": record.goal, **document(result), "status": record.status}
+        print(json.dumps({**told, "refused": [one.as_dict() for one in refused]}, indent=2))
         return ANSWERED
     console = stderr_console()
     say(console, Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
     with Progress(console) as progress:
         for fact in facts:
             progress.show(fact)
+    for one in (*result.decisions, *refused):
+        state = "Not taken" if one.refused else "Decided"
+        what = " ".join(filter(None, (exact(one.call), exact(one.fully_qualified_name))))
+        say(console, Text(f"{state}, of {what}: {decision_text(one)}"))
     if record.unfinished:
         _tell_what_waits(console, result, where, asyncio.run(_waiting(run_id, result, where)))
         say(console, Text(spent_line(result, ended=record.status), "dim"))
@@ -154,6 +160,11 @@ async def cancel_kept(run_id: str, where: str, *, by: str | None, reason: str) -
 async def _stored(run_id: str, where: str) -> StoredRun:
     async with opened_store(where) as store:
         return await store.load(run_id)
+
+
+async def _refused(run_id: str, where: str) -> list[DecisionRecord]:
+    async with Approvals.connect(where) as approvals:
+        return await approvals.refused(run_id)
 
 
 async def _known_facts(kept: Kept) -> tuple[Fact, ...]:

@@ -48,6 +48,7 @@ def document(result: FunctionCallingStepwisePlannerResult) -> dict[str, object]:
         "limit": result.limit,
         "reason": result.reason,
         "pending": [call.as_dict() for call in result.pending],
+        "decisions": [record.as_dict() for record in result.decisions],
         "plan": result.plan,
         "chat_history": [message.to_dict() for message in result.chat_history or ()],
     }

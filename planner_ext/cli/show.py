@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
+from planner_ext.approval.record import record_of
 from planner_ext.cli.text import TextFlow, one_line, printable, shortened
 from planner_ext.core.facts import (
     CallDecided,
@@ -179,6 +180,7 @@ class Progress:
 
     def _decided(self, fact: CallDecided) -> None:
         self._keep_arguments(fact)
+        self._decided_by_person(fact)
         match fact.verdict:
             case "run":
                 pass
@@ -192,6 +194,12 @@ class Progress:
                 self._line(f"{self._signs.call} {fact.function} is for the caller to run")
             case "answer" | "deny":
                 self._outcome(self._signs.bad, fact.function, "not run", fact.answer or fact.reason)
+
+    def _decided_by_person(self, fact: CallDecided) -> None:
+        """Say who decided what, and what the model asked for where that was edited."""
+        if fact.person and (record := record_of(fact, self._calls[fact.index])) is not None:
+            edited = f" in place of {_arguments_text(self._calls[fact.index].arguments)}" if fact.edited else ""
+            self._line(f"{one_line(fact.by) or 'a person'}: {record.kind} {self._call(fact)}{edited}")
 
     def _withheld(self, fact: CallsWithheld) -> None:
         for index in fact.indexes:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from planner_ext.approval.record import DecisionRecord
     from planner_ext.durable.approvals import Approvals
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ApprovalRefusedError",
     "Approvals",
+    "DecisionRecord",
     "NoEffect",
     "PendingApproval",
     "RunConflictError",
@@ -43,6 +45,7 @@ __all__ = [
 
 _MODULES = {
     "Approvals": "durable.approvals",
+    "DecisionRecord": "approval.record",
     "NoEffect": "effects",
     "PendingApproval": "durable.records",
     "RunHandle": "durable.handle",

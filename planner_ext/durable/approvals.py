@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from planner_ext.approval.decisions import Approve, Decision
+from planner_ext.approval.record import DecisionRecord
 from planner_ext.clock import SystemClock
-from planner_ext.durable.decisions import write_decision
+from planner_ext.durable.decisions import refused_text, write_decision
 from planner_ext.durable.errors import ApprovalRefusedError
 from planner_ext.durable.opening import open_database
-from planner_ext.durable.records import PendingApproval, read_approval
+from planner_ext.durable.records import PendingApproval, read_approval, read_refusal
 from planner_ext.durable.store import JournalStore
 from planner_ext.ports import Clock
 
@@ -58,9 +59,11 @@ class Approvals:
             StoreError: If limit or offset is no whole number from 0 on.
         """
         found: list[PendingApproval] = []
-        for row in await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset):
+        rows = await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset)
+        refused = await self._store.refusals(run_id=run_id) if rows else ()
+        for row in rows:
             try:
-                found.append(read_approval(row))
+                found.append(read_approval(row, [one for one in refused if one[0] == row[0]]))
             except ApprovalRefusedError as error:
                 logger.error("A call that waits cannot be shown: %s", error)
         return found
@@ -75,15 +78,21 @@ class Approvals:
         Raises:
             ApprovalRefusedError: If there is none of this id, or its row was altered.
         """
-        row = await self._store.approval(approval_id)
+        row, refused = await self._store.approval(approval_id)
         if row is None:
             raise ApprovalRefusedError(
                 f"No call with the id {approval_id!r} ever waited in this store. List what waits to see the ids."
             )
-        return read_approval(row)
+        return read_approval(row, refused)
+
+    async def refused(self, run_id: str) -> list[DecisionRecord]:
+        """List the decisions on a run's calls that were not taken: who made them, when, what, and why not."""
+        return [read_refusal(row) for row in await self._store.refusals(run_id=run_id)]
 
     async def decide(self, approval_id: str, decision: Decision) -> bool:
         """Decide a call; a worker takes the decision into the run's journal, now or when one lives again.
+
+        A decision that is refused, or comes second, is kept as well: `show` and `refused` list it.
 
         The decision binds to what `show` shows. Whether it fits is found out when a worker takes it, since nothing
         here knows the function: edited arguments that do not pass, or an `Approve` of a question, have it wait again,
@@ -101,17 +110,43 @@ class Approvals:
             ApprovalRefusedError: If there is no such call, its question has expired, or the decision cannot be taken
                 or was made for other arguments.
         """
-        shown = await self.show(approval_id)
-        text = write_decision(decision)
-        if isinstance(decision, Approve) and decision.fingerprint not in (None, shown.fingerprint):
-            raise ApprovalRefusedError(
-                f"The approval of {approval_id!r} was given for another call or other arguments: its fingerprint is "
-                f"{decision.fingerprint}, the call's {shown.fingerprint}. Show the call again and decide anew."
-            )
-        at = self._clock.now()
-        if shown.decided_at is None:
-            _check_open(shown, at)
-        return await self._store.decide(approval_id, text, fingerprint=shown.fingerprint, at=at)
+        shown, at = await self.show(approval_id), self._clock.now()
+        try:
+            text = _checked(shown, decision, at)
+        except ApprovalRefusedError as error:
+            await self._refuse(shown, decision, str(error), at)
+            raise
+        if await self._store.decide(approval_id, text, fingerprint=shown.fingerprint, at=at):
+            return True
+        await self._refuse(shown, decision, await self._first(approval_id), at)
+        return False
+
+    async def _refuse(self, shown: PendingApproval, decision: Decision, problem: str, at: float) -> None:
+        await self._store.refuse(shown.run_id, shown.id, refused_text(decision), problem=problem, at=at)
+
+    async def _first(self, approval_id: str) -> str:
+        """Say who decided a call that cannot be decided any more."""
+        first = (await self.show(approval_id)).decision
+        if first is None:
+            return "The call did not wait any more."
+        return f"The first decision counts, and was made before, at {first.at:%Y-%m-%d %H:%M:%S} UTC by {first.by!r}."
+
+
+def _checked(shown: PendingApproval, decision: Decision, at: float) -> str:
+    """Write a decision on a call as JSON text.
+
+    Raises:
+        ApprovalRefusedError: If it cannot be taken.
+    """
+    text = write_decision(decision)
+    if isinstance(decision, Approve) and decision.fingerprint not in (None, shown.fingerprint):
+        raise ApprovalRefusedError(
+            f"The approval of {shown.id!r} was given for another call or other arguments: its fingerprint is "
+            f"{decision.fingerprint}, the call's {shown.fingerprint}. Show the call again and decide anew."
+        )
+    if shown.decided_at is None:
+        _check_open(shown, at)
+    return text
 
 
 def _check_open(approval: PendingApproval, at: float) -> None:

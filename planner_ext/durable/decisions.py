@@ -5,10 +5,11 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
+from planner_ext.core.facts import CallDecided, Clarified
 from planner_ext.core.shown import shown
 from planner_ext.durable.errors import ApprovalRefusedError
 
-__all__ = ["DECISION_SCHEMA", "read_decision", "write_decision"]
+__all__ = ["DECISION_SCHEMA", "decided_text", "read_decision", "refused_text", "write_decision"]
 
 DECISION_SCHEMA = 1
 """The number of the form; one line per number. 1: the first."""
@@ -33,6 +34,29 @@ def write_decision(decision: Decision) -> str:
         raise ApprovalRefusedError(
             f"Expected a decision that can be written as JSON, since another process takes it: {error}."
         ) from error
+
+
+def decided_text(fact: CallDecided | Clarified) -> str | None:
+    """Write as JSON text what a person decided; None where the fact tells of nobody's decision."""
+    if isinstance(fact, Clarified):
+        return None if fact.answer is None else write_decision(Supply(fact.answer, by=fact.by or None))
+    if not fact.person:
+        return None
+    by = fact.by or None
+    if fact.verdict == "run":
+        arguments = None if fact.edited is None else json.loads(fact.edited)
+        return write_decision(Approve(arguments=arguments, always=fact.sticky, by=by))
+    return write_decision(Supply(fact.answer, by=by) if fact.reason == "supplied" else Deny(fact.reason, by=by))
+
+
+def refused_text(decision: object) -> str:
+    """Write a decision that was refused as JSON text: of one that cannot be written, its kind and who made it."""
+    try:
+        return write_decision(cast("Decision", decision))
+    except ApprovalRefusedError:
+        kind = next((name for name, kind in _KINDS.items() if isinstance(decision, kind)), type(decision).__name__)
+        by = getattr(decision, "by", None)
+        return json.dumps({"schema": DECISION_SCHEMA, "kind": kind, "by": by if isinstance(by, str) else None})
 
 
 def read_decision(text: str) -> Decision:

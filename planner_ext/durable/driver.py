@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from planner_ext.approval.decisions import Approve, Decision
+from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
-from planner_ext.durable.decisions import read_decision
+from planner_ext.durable.decisions import read_decision, refused_text
 from planner_ext.durable.errors import ApprovalRefusedError
 from planner_ext.durable.records import read_approval
 from planner_ext.durable.segment import DurablePlanner, InDoubt, Segment
@@ -17,7 +18,7 @@ from planner_ext.durable.writer import JournalWriter
 from planner_ext.kernel.approval import DecisionRefusedError
 from planner_ext.kernel.budget import Price
 from planner_ext.kernel.messages import dump_message
-from planner_ext.ports import RunStore
+from planner_ext.ports import Clock, RunStore
 
 __all__ = ["SegmentDriver"]
 
@@ -41,8 +42,9 @@ class SegmentDriver:
     Safe in two processes at once: the one that loses a place in the journal stops with `RunFencedError`.
     """
 
-    def __init__(self, store: JournalStore, *, in_doubt: InDoubt = "person") -> None:
+    def __init__(self, store: JournalStore, *, in_doubt: InDoubt = "person", clock: Clock | None = None) -> None:
         self._store = store
+        self._clock = clock or SystemClock()
         self._in_doubt: InDoubt = in_doubt
 
     async def drive(
@@ -76,7 +78,7 @@ class SegmentDriver:
         while True:
             stored = await self._store.load(run_id)
             made = await self._made(run_id)
-            _refuse_second(made, decisions or {})
+            await self._refuse_second(run_id, made, decisions or {})
             writer = JournalWriter(self._store, run_id, stored.facts, dump_message, decided=made.ids.values())
             segment = Segment(
                 run_id=run_id,
@@ -93,6 +95,7 @@ class SegmentDriver:
                 result = await planner.journaled(kernel, segment, arguments=arguments).result()
             except DecisionRefusedError as error:
                 if (key := made.ids.get(error.call_id or "")) is None or error.call_id in (decisions or {}):
+                    await self._keep_refused(run_id, writer.asked_about(error.call_id or ""), decisions or {}, error)
                     raise
                 await self._ask_again(key, error)
                 continue
@@ -118,20 +121,29 @@ class SegmentDriver:
             decided_at[approval.call_id] = float(row[8] or 0)
         return _Decisions(by_call, decided_at, ids)
 
+    async def _refuse_second(self, run_id: str, made: _Decisions, decisions: Mapping[str, Decision]) -> None:
+        """Let the first decision on a call count, wherever the second is made."""
+        for call_id in decisions:
+            if call_id in made.ids:
+                error = DecisionRefusedError(
+                    f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
+                    "Resume the run without it.",
+                    call_id=call_id,
+                )
+                await self._keep_refused(run_id, made.ids[call_id], decisions, error)
+                raise error
+
+    async def _keep_refused(
+        self, run_id: str, key: str, decisions: Mapping[str, Decision], error: DecisionRefusedError
+    ) -> None:
+        """Keep a decision that was given with the run and refused, where the error says which one it was."""
+        if error.call_id is not None and error.call_id in decisions:
+            text = refused_text(decisions[error.call_id])
+            await self._store.refuse(run_id, key, text, problem=str(error), at=self._clock.now())
+
     async def _ask_again(self, key: str, error: Exception) -> None:
         logger.warning("The decision on %s cannot be taken, it is asked for again: %s", key, error)
         await self._store.reopen(key, str(error))
-
-
-def _refuse_second(made: _Decisions, decisions: Mapping[str, Decision]) -> None:
-    """Let the first decision on a call count, wherever the second is made."""
-    for call_id in decisions:
-        if call_id in made.ids:
-            raise DecisionRefusedError(
-                f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
-                "Resume the run without it.",
-                call_id=call_id,
-            )
 
 
 def _watched(writer: JournalWriter) -> RunStore:

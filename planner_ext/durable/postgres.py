@@ -248,11 +248,11 @@ async def _roll_back(connection: Connection) -> None:
 
 async def _prepare(connection: Connection) -> None:
     """Create the tables under a lock, since creating one twice at once fails; check the number of those there are."""
-    there = await (await connection.execute("SELECT to_regclass('planner_commits') IS NOT NULL")).fetchone()
+    there = await (await connection.execute("SELECT to_regclass('planner_refusals') IS NOT NULL")).fetchone()
     if there != (True,):
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
-            for statement in (*TABLES, _COMMITS):
+            for statement in (_COMMITS, *TABLES):
                 await connection.execute(_query(statement))
             await connection.execute(_query(PUT_SCHEMA), {"number": TABLE_SCHEMA})
     row = await (await connection.execute(_query(GET_SCHEMA))).fetchone()

@@ -1,19 +1,20 @@
 """What a store knows, as values: a run, and a call or question that waits for a person."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
 
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.record import DecisionRecord
 from planner_ext.core.facts import Fact
 from planner_ext.core.questions import ASK_USER
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError
 
-__all__ = ["PendingApproval", "RunRecord", "StoredRun", "approval_id", "read_approval", "read_run"]
+__all__ = ["PendingApproval", "RunRecord", "StoredRun", "approval_id", "read_approval", "read_refusal", "read_run"]
 
 _LONGEST_NAME = 500
 """Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
@@ -77,7 +78,10 @@ class PendingApproval:
         expires_at: When the question is no longer open, or None.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         decided_at: When a person decided, or None.
-        problem: Why the last decision could not be taken, "" where there was none.
+        problem: Why the last decision could not be taken by a worker, "" where there was none.
+        decision: Who decided, when, what, and with which arguments; None where nobody has.
+        refused: The decisions on it that were not taken, the first one first: late, second, made for something else,
+            or impossible.
     """
 
     id: str
@@ -95,6 +99,8 @@ class PendingApproval:
     status: str
     decided_at: datetime | None
     problem: str
+    decision: DecisionRecord | None = None
+    refused: tuple[DecisionRecord, ...] = ()
 
 
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
@@ -140,13 +146,13 @@ def _moment(at: Value) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
 
-def read_approval(row: Row) -> PendingApproval:
-    """Read a row of ``planner_approvals``.
+def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
+    """Read a row of ``planner_approvals``, and those of the decisions on it that were refused.
 
     Raises:
         ApprovalRefusedError: If what it shows is not what the fingerprint was made of: nobody may decide on that.
     """
-    key, run_id, status, fingerprint, text, asked_at, expires_at, _, decided_at, problem = row
+    key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
     try:
         call = json.loads(str(text))
         digest = digest_of(call["function"], call["arguments"])
@@ -167,6 +173,8 @@ def read_approval(row: Row) -> PendingApproval:
             status=str(status),
             decided_at=_moment(decided_at),
             problem=str(json.loads(str(problem))) if problem else "",
+            decision=_record(str(key), decision, decided_at, function=call["function"], requested=call["arguments"]),
+            refused=tuple(read_refusal(row, call["function"], call["arguments"]) for row in refused),
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError, OSError) as error:
         raise ApprovalRefusedError(f"The row of approval {key!r} is damaged, it cannot be shown: {error!r}.") from error
@@ -176,3 +184,45 @@ def read_approval(row: Row) -> PendingApproval:
             "Cancel the run, or mend the row from the run's journal."
         )
     return approval
+
+
+def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | None = None) -> DecisionRecord:
+    """Read a row of ``planner_refusals``; of a decision that is damaged, who made it is not known."""
+    key, decision, problem, at = row
+    try:
+        refused = str(json.loads(str(problem)))
+    except (ValueError, RecursionError):
+        refused = str(problem)
+    record = _record(str(key), decision, at, function=function, requested=requested)
+    return replace(record or _unknown(str(key), at, function), refused=refused)
+
+
+def _record(
+    key: str, text: Value, at: Value, *, function: str, requested: Mapping[str, Any] | None
+) -> DecisionRecord | None:
+    """Read a decision as who made it, when and what; None where there is none, or it is damaged."""
+    try:
+        data: dict[str, Any] = json.loads(str(text)) if text is not None else {}
+        kind, given = data["kind"], data.get("arguments")
+        moment = _moment(at)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, OSError):
+        return None
+    if moment is None:
+        return None
+    return DecisionRecord(
+        call=key,
+        fully_qualified_name=function,
+        kind=kind,
+        by=data.get("by") or "",
+        at=moment,
+        requested=requested,
+        arguments=(requested if given is None else given) if kind == "approve" else None,
+        reason=data.get("reason") or "",
+        result=data.get("result"),
+        always=data.get("always"),
+    )
+
+
+def _unknown(key: str, at: Value, function: str) -> DecisionRecord:
+    moment = _moment(at) or datetime.fromtimestamp(0, UTC)
+    return DecisionRecord(call=key, fully_qualified_name=function, kind="deny", by="", at=moment)

@@ -57,7 +57,7 @@ class Runs:
         self._driven = DrivenRuns(
             store,
             workers,
-            SegmentDriver(store, in_doubt=in_doubt),
+            SegmentDriver(store, in_doubt=in_doubt, clock=self._clock),
             segments=segments,
             poll_seconds=poll_seconds,
             clock=self._clock,

@@ -15,6 +15,7 @@ import re
 
 __all__ = [
     "ADD_FACT",
+    "ADD_REFUSAL",
     "CLAIM_RUN",
     "CLOSE_APPROVAL",
     "CLOSE_UNDECIDED",
@@ -29,9 +30,13 @@ __all__ = [
     "GET_FACTS",
     "GET_RUN",
     "GET_SCHEMA",
+    "KEEP_REOPENED",
     "LIST_DECISIONS",
     "LIST_OPEN_APPROVALS",
     "LIST_OPEN_APPROVALS_OF_RUN",
+    "LIST_REFUSALS",
+    "LIST_REFUSALS_OF_OPEN",
+    "LIST_REFUSALS_OF_RUN",
     "LIST_RUNS",
     "LIST_RUNS_BY_STATUS",
     "MOVE_RUN",
@@ -88,6 +93,17 @@ TABLES: tuple[str, ...] = (
         problem TEXT
     )
     """,
+    """
+    CREATE TABLE IF NOT EXISTS planner_refusals (
+        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
+        id TEXT NOT NULL,
+        decision TEXT NOT NULL,
+        problem TEXT NOT NULL,
+        at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    "CREATE INDEX IF NOT EXISTS planner_refusals_by_run ON planner_refusals (run_id)",
+    "CREATE INDEX IF NOT EXISTS planner_refusals_by_id ON planner_refusals (id)",
     "CREATE INDEX IF NOT EXISTS planner_runs_by_status ON planner_runs (status, wake_at)",
     "CREATE INDEX IF NOT EXISTS planner_approvals_by_status ON planner_approvals (status, asked_at, id)",
     "CREATE INDEX IF NOT EXISTS planner_approvals_by_run ON planner_approvals (run_id)",
@@ -96,7 +112,9 @@ TABLES: tuple[str, ...] = (
 
 ``planner_runs.status``: ``running``, ``paused``, or how the run ended. ``owner``: the worker that drives it, or null.
 ``wake_at``: when the first question of a paused run expires. ``planner_approvals.status``: ``open``, ``decided``
-(a decision waits for a worker) or ``closed``. Times are seconds since the epoch.
+(a decision waits for a worker) or ``closed``. ``planner_refusals``: decisions that were not taken, of the approval that
+``id`` names, or of a call of the run that did not wait; a store of an earlier version gets the table when it is opened.
+Times are seconds since the epoch.
 """
 
 GET_SCHEMA = "SELECT MAX(number) FROM planner_schema"
@@ -145,7 +163,11 @@ OPEN_APPROVAL = """
     WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
 """
 """Asks a question, or asks it anew: about a call that would now get another value, whatever was decided of the old."""
-CLOSE_APPROVAL = "UPDATE planner_approvals SET status = 'closed' WHERE id = :id"
+CLOSE_APPROVAL = """
+    UPDATE planner_approvals SET status = 'closed', decision = COALESCE(decision, :decision),
+        decided_at = COALESCE(decided_at, :decided_at)
+    WHERE id = :id
+"""
 CLOSE_UNDECIDED = f"{CLOSE_APPROVAL} AND status <> 'decided'"
 REFUSE_DECIDED = """
     INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at)
@@ -175,6 +197,22 @@ DECIDE_APPROVAL = """
 REOPEN_APPROVAL = """
     UPDATE planner_approvals SET status = 'open', decision = NULL, decided_at = NULL, problem = :problem
     WHERE id = :id AND status = 'decided'
+"""
+
+
+ADD_REFUSAL = """
+    INSERT INTO planner_refusals (run_id, id, decision, problem, at) VALUES (:run_id, :id, :decision, :problem, :at)
+"""
+KEEP_REOPENED = """
+    INSERT INTO planner_refusals (run_id, id, decision, problem, at)
+    SELECT run_id, id, decision, :problem, decided_at FROM planner_approvals WHERE id = :id AND status = 'decided'
+"""
+_REFUSAL = "id, decision, problem, at"
+LIST_REFUSALS = f"SELECT {_REFUSAL} FROM planner_refusals WHERE id = :id ORDER BY at"
+LIST_REFUSALS_OF_RUN = f"SELECT {_REFUSAL} FROM planner_refusals WHERE run_id = :run_id ORDER BY at"
+LIST_REFUSALS_OF_OPEN = f"""
+    SELECT {_REFUSAL} FROM planner_refusals
+    WHERE id IN (SELECT id FROM planner_approvals WHERE status = 'open') ORDER BY at
 """
 
 

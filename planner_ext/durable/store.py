@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from planner_ext.durable import statements as sql
@@ -39,6 +39,7 @@ class RunMove:
         wake_at: When the first question expires, where the run pauses.
         asked: Questions that the pause opens; those that are there already stay as they are.
         closed: Ids of questions that are answered.
+        decided: The decisions that answered them, by id, as JSON text and with their times, where a person made them.
         undecided: Ids of further ones, on which nobody may have decided meanwhile: else nothing is recorded.
         at: When.
     """
@@ -48,6 +49,7 @@ class RunMove:
     asked: tuple[Question, ...] = ()
     closed: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
+    decided: Mapping[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
     at: float = 0.0
 
 
@@ -155,10 +157,21 @@ class JournalStore:
             return _number(await self._one(sql.COUNT_OPEN_APPROVALS, {"now": now}))
         return _number(await self._one(sql.COUNT_OPEN_APPROVALS_OF_RUN, {"now": now, "run_id": run_id}))
 
-    async def approval(self, key: str) -> Row | None:
-        """Read the row of one question, whatever became of it."""
-        rows = await self._one(sql.GET_APPROVAL, {"id": key})
-        return rows[0] if rows else None
+    async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
+        """Read the row of one question, whatever became of it, and those of the decisions on it that were refused."""
+        rows, refused = await self._database.transact((sql.GET_APPROVAL, {"id": key}), (sql.LIST_REFUSALS, {"id": key}))
+        return (rows[0] if rows else None), refused
+
+    async def refusals(self, *, run_id: str | None = None) -> Sequence[Row]:
+        """List the rows of decisions that were refused: of a run, or of every question that is open."""
+        if run_id is None:
+            return await self._one(sql.LIST_REFUSALS_OF_OPEN, {})
+        return await self._one(sql.LIST_REFUSALS_OF_RUN, {"run_id": run_id})
+
+    async def refuse(self, run_id: str, key: str, decision: str, *, problem: str, at: float) -> None:
+        """Keep a decision, as JSON text, that was not taken, and why."""
+        values = {"run_id": run_id, "id": key, "decision": decision, "problem": json.dumps(problem), "at": at}
+        await self._one(sql.ADD_REFUSAL, values)
 
     async def decide(self, key: str, decision: str, *, fingerprint: str, at: float) -> bool:
         """Put a decision, as JSON text, on an open question; False where it is not open any more."""
@@ -170,8 +183,9 @@ class JournalStore:
         return await self._one(sql.LIST_DECISIONS, {"run_id": run_id})
 
     async def reopen(self, key: str, problem: str) -> None:
-        """Ask a question again whose decision cannot be taken, and say why."""
-        await self._one(sql.REOPEN_APPROVAL, {"id": key, "problem": json.dumps(problem)})
+        """Ask a question again whose decision cannot be taken; keep that decision, and say why."""
+        values = {"id": key, "problem": json.dumps(problem)}
+        await self._database.transact((sql.KEEP_REOPENED, values), (sql.REOPEN_APPROVAL, values))
 
     async def close(self) -> None:
         """Let go of the database."""
@@ -221,9 +235,13 @@ def _record(run_id: str, rows: Sequence[Row]) -> RunRecord:
 
 
 def _moving(run_id: str, move: RunMove) -> list[Step]:
-    steps: list[Step] = [(sql.CLOSE_APPROVAL, {"id": key}) for key in move.closed]
+    def closing(key: str) -> Mapping[str, Value]:
+        decision, at = move.decided.get(key, (None, None))
+        return {"id": key, "decision": decision, "decided_at": at}
+
+    steps: list[Step] = [(sql.CLOSE_APPROVAL, closing(key)) for key in move.closed]
     for key in move.undecided:
-        steps += [(sql.CLOSE_UNDECIDED, {"id": key}), (sql.REFUSE_DECIDED, {"id": key})]
+        steps += [(sql.CLOSE_UNDECIDED, closing(key)), (sql.REFUSE_DECIDED, {"id": key})]
     for one in move.asked:
         asked: Mapping[str, Value] = {
             "id": one.id,

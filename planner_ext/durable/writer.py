@@ -4,9 +4,10 @@ import json
 from collections.abc import Collection, Sequence
 
 from planner_ext.approval.waiting import WaitingCall, question_id, waiting_calls
-from planner_ext.core.facts import CallDecided, CallStarted, Ended, Fact, IterationCompleted, Paused, Resumed
+from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, IterationCompleted, Paused, Resumed
 from planner_ext.core.fold import apply
 from planner_ext.core.state import State
+from planner_ext.durable.decisions import decided_text
 from planner_ext.durable.records import approval_id
 from planner_ext.durable.rows import FactRow, fold_journal, write_facts
 from planner_ext.durable.store import JournalStore, Question, RunMove
@@ -76,6 +77,7 @@ class JournalWriter:
             asked=tuple(one for one, _ in questions),
             closed=tuple(id_ for id_ in closed if self._is_seen(id_)),
             undecided=tuple(id_ for id_ in closed if not self._is_seen(id_)),
+            decided=self._decisions(closed, facts),
             at=state.at,
         )
         rows = (*self._held, *write_facts(seq, facts, self._dump_message))
@@ -85,6 +87,24 @@ class JournalWriter:
         self._held, self.state = rows, state
         self._asked = {id_: index for id_, index in self._asked.items() if id_ not in closed}
         self._asked.update((one.id, index) for one, index in questions)
+
+    def _decisions(self, closed: Collection[str], facts: Sequence[Fact]) -> dict[str, tuple[str, float]]:
+        """Give what persons decided of the questions that are closed, by id, with the times."""
+        made = {fact.index: fact for fact in facts if isinstance(fact, CallDecided | Clarified)}
+        texts = {id_: decided_text(made[self._asked[id_]]) for id_ in closed if self._asked[id_] in made}
+        return {id_: (text, made[self._asked[id_]].at) for id_, text in texts.items() if text is not None}
+
+    def asked_about(self, call_id: str) -> str:
+        """Name the open question about a call; where none is open, the call."""
+        batch, reply = self.state.batch, self.state.reply
+        for id_, index in self._asked.items():
+            if index is None:
+                name = "" if reply is None else question_id(reply)
+            else:
+                name = "" if batch is None else batch.calls[index].request.id
+            if name == call_id:
+                return id_
+        return call_id
 
     def _is_seen(self, id_: str) -> bool:
         return self._decided is None or id_ in self._decided

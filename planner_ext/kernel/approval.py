@@ -7,6 +7,7 @@ from typing import Any
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.record import DecisionRecord, record_of
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.approval.waiting import WaitingCall, waiting_calls
 from planner_ext.core.errors import InvalidLimitError
@@ -98,6 +99,7 @@ class PendingCall:
         prompt: What the person is asked, "" for nothing in particular.
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.
+        decision: Who let a call in doubt run, when and with which arguments; None where nobody decided.
     """
 
     id: str
@@ -107,6 +109,7 @@ class PendingCall:
     expires_at: datetime | None = None
     prompt: str = ""
     in_doubt: bool = False
+    decision: DecisionRecord | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Write the call as JSON values."""
@@ -118,6 +121,7 @@ class PendingCall:
             "expires_at": None if self.expires_at is None else self.expires_at.isoformat(),
             "prompt": self.prompt,
             "in_doubt": self.in_doubt,
+            "decision": None if self.decision is None else self.decision.as_dict(),
         }
 
 
@@ -135,6 +139,7 @@ def _pending(call: WaitingCall) -> PendingCall:
         expires_at=_moment(call.decided.expires_at),
         prompt=call.decided.prompt,
         in_doubt=call.in_doubt,
+        decision=record_of(call.decided, call.request),
     )
 
 

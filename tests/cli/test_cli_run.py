@@ -78,6 +78,7 @@ def test_json_is_one_document_whatever_the_kernel_prints(process: Command) -> No
         "limit",
         "reason",
         "pending",
+        "decisions",
         "plan",
         "chat_history",
     ]

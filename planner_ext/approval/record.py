@@ -1,0 +1,127 @@
+"""Who decided what of a call, and when: read out of a run's facts."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, cast
+
+from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
+from planner_ext.core.questions import ASK_USER
+from planner_ext.core.values import RequestedCall
+
+__all__ = ["DecisionKind", "DecisionRecord", "decisions_of", "record_of"]
+
+DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire"]
+"""What a decision was; ``expire`` is the end of a question that nobody decided in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """A decision on a call, or the answer to a question: who made it, when, and whether it was taken.
+
+    Attributes:
+        call: The call's id: within its batch, or in a store as `PendingApproval` names it.
+        fully_qualified_name: The function that was decided on; "" where that is not known.
+        kind: What the decision was.
+        by: Who or what decided: a person, an interceptor, a policy's rule; "" where no name was given.
+        at: When, in UTC.
+        requested: The arguments that were decided on; None where they are not known.
+        arguments: Those that an approved call runs with: edited, or as they were; None where it does not run.
+        reason: Why the call was denied, "" where no reason was given.
+        result: What was supplied in the function's place, or as an answer; None where nothing was.
+        always: What else an approval is for, for the rest of the run, or None.
+        refused: Why the decision was not taken; "" where it was.
+    """
+
+    call: str
+    fully_qualified_name: str
+    kind: DecisionKind
+    by: str
+    at: datetime
+    requested: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] | None = None
+    reason: str = ""
+    result: Any = None
+    always: Literal["function", "arguments"] | None = None
+    refused: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Write the record as JSON values."""
+        return asdict(self) | {"at": self.at.isoformat()}
+
+
+def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
+    """List the decisions of a run, in the order in which they were taken; that nothing objected is none."""
+    found: list[DecisionRecord] = []
+    calls: tuple[RequestedCall, ...] = ()
+    before: dict[tuple[int, int], CallDecided] = {}
+    for fact in facts:
+        match fact:
+            case ModelReplied():
+                calls = fact.calls
+            case CallDecided(iteration=iteration, index=index):
+                again, before[iteration, index] = before.get((iteration, index)), fact
+                repeated = again is not None and replace(again, at=fact.at) == fact  # by a recovery
+                if not repeated and (record := record_of(fact, calls[index])) is not None:
+                    found.append(record)
+            case Clarified(answer=str(answer)):
+                found.append(_answer(fact, answer, calls))
+            case _:
+                pass
+    return tuple(found)
+
+
+def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
+    """Read who decided what out of a fact; None where it only says what became of a call that nobody decided."""
+    kind = _kind(fact)
+    if kind is None:
+        return None
+    return DecisionRecord(
+        call=fact.call_id,
+        fully_qualified_name=fact.function,
+        kind=kind,
+        by=fact.by,
+        at=datetime.fromtimestamp(fact.at, UTC),
+        requested=_object(replace(fact, edited=None).arguments_of(request)),
+        arguments=_object(fact.arguments_of(request)) if kind == "approve" else None,
+        reason=fact.reason if kind == "deny" else "",
+        result=fact.answer if kind == "supply" else None,
+        always=fact.sticky,
+    )
+
+
+def _kind(fact: CallDecided) -> DecisionKind | None:
+    match fact.verdict:
+        case "run":
+            return "approve" if fact.binds else None
+        case "deny":
+            return "deny"
+        case "answer" if fact.reason == "supplied":
+            return "supply"
+        case "answer" if fact.reason == "expired":
+            return "expire"
+        case "answer" if fact.person:  # a denied call that is in doubt
+            return "deny"
+        case _:
+            return None
+
+
+def _answer(fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]) -> DecisionRecord:
+    return DecisionRecord(
+        call=f"question_{fact.iteration}" if fact.index is None else calls[fact.index].id,
+        fully_qualified_name=ASK_USER,
+        kind="supply",
+        by=fact.by,
+        at=datetime.fromtimestamp(fact.at, UTC),
+        requested={"question": fact.question},
+        result=answer,
+    )
+
+
+def _object(text: str) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
