@@ -12,8 +12,10 @@ from copy import deepcopy
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache, partial
+from numbers import Number
 from types import UnionType
 from typing import Annotated, Any, Final, Union, cast, get_args, get_origin
+from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -210,7 +212,9 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
     if same:
         return _finite(value, written)
     try:
-        made(None if isinstance(value, bool) else sent)  # a boolean is no number, to none of them
+        if isinstance(value, bool) or issubclass(kind, Number | UUID):
+            raise TypeError  # a number of true, of {} or of its parts is a spelling that means something else
+        made(sent)
     except Exception:
         raise Unfit(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
     return sent
