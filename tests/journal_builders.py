@@ -123,6 +123,7 @@ FACTS: tuple[Fact, ...] = (
         person=True,
         nested=True,
         approved=True,
+        asks_model=True,
         signature="a=1",
         at=4.0,
     ),

@@ -92,8 +92,8 @@ def merge_reply(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
     return with_items(first, with_own_ids(items), metadata)
 
 
-_ID = re.compile("[!-~]{1,40}")
-"""Ids that OpenAI accepts, and every other server: visible ASCII characters, 40 at most."""
+_ID = re.compile("[!-~]+")
+"""Ids that can be sent back: visible ASCII characters, as many as the server gave; some are signatures of thousands."""
 
 
 def has_accepted_id(call: FunctionCallContent) -> bool:

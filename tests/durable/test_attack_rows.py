@@ -30,9 +30,12 @@ async def changed(store: str, *steps: Step) -> None:
     await database.close()
 
 
-@pytest.mark.parametrize("name", [LONG, ODD], ids=["long", "odd"])
-async def test_a_models_id_may_be_anything(name: str, store: str, tmp_path: Path) -> None:
-    """Some are signatures of thousands of characters, too long for a key: the call waits, is decided, and runs."""
+@pytest.mark.parametrize(("name", "kept"), [(LONG, LONG), (ODD, "call_")], ids=["long", "odd"])
+async def test_a_models_id_may_be_anything(name: str, kept: str, store: str, tmp_path: Path) -> None:
+    """Some are signatures of thousands of characters, too long for a key: the call waits, is decided, and runs.
+
+    An id that no request can carry is reissued.
+    """
 
     def pays(request: ScriptedRequest) -> ScriptedReply:
         return [call("shop-pay", {"amount": 5}, id=name), say("Paid.")][turn(request)]
@@ -42,7 +45,8 @@ async def test_a_models_id_may_be_anything(name: str, store: str, tmp_path: Path
         handle = await runs.start(*world(tmp_path / "effects", pays), GOAL, run_id=run_id)
         await handle.result()
         (item,) = await approvals.pending()
-        assert (item.call_id, (await approvals.show(item.id)).fingerprint) == (name, item.fingerprint)
+        assert item.call_id.startswith(kept)
+        assert (await approvals.show(item.id)).fingerprint == item.fingerprint
         assert await approvals.decide(item.id, Approve(by=ODD))
         assert (await handle.result()).status == "answered"
     assert effects_in(tmp_path / "effects") == ["pay 5"]

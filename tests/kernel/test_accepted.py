@@ -144,7 +144,7 @@ async def test_a_call_with_nulls_in_it_is_answered(
     assert served.server.refused == []
 
 
-@pytest.mark.parametrize("identity", ["", " ", "x" * 41, "call\n1", "cäll", "x" * 5000], ids=range(6))
+@pytest.mark.parametrize("identity", ["", " ", "call\n1", "cäll", "\ud800"], ids=range(5))
 async def test_an_id_that_servers_refuse_is_reissued(ask: Ask, serve: Serve, tools: Tools, identity: str) -> None:
     """Call and result get an id that is accepted; the one beside it keeps its own."""
     pair = (ScriptedCall(name="t-echo", arguments={"text": "a"}, id=identity), *ADD.calls)
