@@ -122,6 +122,7 @@ FACTS: tuple[Fact, ...] = (
         final_answer="42",
         person=True,
         nested=True,
+        asks_model=True,
         approved=True,
         asks_model=True,
         signature="a=1",

@@ -100,14 +100,14 @@ class Inside:
     @kernel_function
     async def prompt_stream(self, kernel: Hidden) -> str:
         async def drain() -> str:
-            return str([piece async for piece in kernel.invoke_prompt_stream(INNER, arguments=with_auto())])
+            return str(len([piece async for piece in kernel.invoke_prompt_stream(INNER, arguments=with_auto())]))
 
         return await self._tried(drain())
 
     @kernel_function
     async def prompt_stream_plain(self, kernel: Hidden) -> str:
         async def drain() -> str:
-            return str([piece async for piece in kernel.invoke_prompt_stream(INNER)])
+            return str(len([piece async for piece in kernel.invoke_prompt_stream(INNER)]))
 
         return await self._tried(drain())
 
@@ -115,7 +115,7 @@ class Inside:
     async def prompts_at_once(self, kernel: Hidden) -> str:
         async def all_of_them() -> str:
             asked = [kernel.invoke_prompt(INNER, arguments=with_auto()) for _ in range(3)]
-            return str(await asyncio.gather(*asked, return_exceptions=True))
+            return str(len(await asyncio.gather(*asked, return_exceptions=True)))
 
         return await self._tried(all_of_them())
 
@@ -157,7 +157,7 @@ class Inside:
         agent = ChatCompletionAgent(kernel=kernel, name="inner", instructions=INNER)
 
         async def drain() -> str:
-            return str([piece async for piece in agent.invoke_stream(messages=INNER)])
+            return str(len([piece async for piece in agent.invoke_stream(messages=INNER)]))
 
         return await self._tried(drain())
 
