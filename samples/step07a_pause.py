@@ -10,7 +10,7 @@ Run it:
 Output:
 
     paused: 2 of 6 round trips, 1 of 3 function calls
-    waits: orders-refund {"order": "A-1007", "amount": 128}
+    waits: orders-refund {"order": "A-1007", "amount": 128.0}
     refunds made: []
     written: step07_checkpoint.json
 """

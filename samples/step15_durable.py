@@ -11,7 +11,7 @@ Run it:
 Output:
 
     the shop: paused after 2 round trips
-    ann: orders-refund {"order": "A-1007", "amount": 128}? Yes, but 32.0
+    ann: orders-refund {"order": "A-1007", "amount": 128.0}? Yes, but 32.0
     bo: too late
     a worker: answered after 3 round trips and 2 function calls
     Dear customer, we are sorry for the broken lamp: 32.00 euros refunded for A-1007.

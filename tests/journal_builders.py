@@ -124,7 +124,6 @@ FACTS: tuple[Fact, ...] = (
         nested=True,
         asks_model=True,
         approved=True,
-        asks_model=True,
         signature="a=1",
         at=4.0,
     ),

@@ -3,16 +3,33 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, cast
 
-__all__ = ["digest_of", "fingerprint_of", "takes_no_more"]
+__all__ = ["digest_of", "fingerprint_of", "takes_no_more", "with_plain_numbers"]
+
+_EXACT: Final = 2**53
+"""From here on a float no longer stands for one integer alone."""
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
-    """Digest a function's name and its arguments; equal JSON values give equal digests, whatever their key order."""
-    return _sha256([function, arguments])
+    """Digest a function's name and its arguments.
+
+    Equal JSON values give equal digests: the order of keys makes no difference, and 7.0 is 7.
+    """
+    return _sha256([function, {name: with_plain_numbers(value) for name, value in arguments.items()}])
+
+
+def with_plain_numbers(value: Any) -> Any:
+    """Write each number of a JSON value that is an integer as one, on every level: JSON has one kind of number."""
+    if type(value) is float:
+        return int(value) if value.is_integer() and abs(value) < _EXACT else value
+    if isinstance(value, list):
+        return [with_plain_numbers(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: with_plain_numbers(item) for name, item in cast("dict[Any, Any]", value).items()}
+    return value
 
 
 def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signature: str = "") -> str:

@@ -1,8 +1,9 @@
 """One value for every reader: an argument is converted to its parameter's type once, before anything is decided on it.
 
 Promises that the result is JSON again, that Semantic Kernel's own conversion of it (``_parse_parameter``) no longer
-changes its meaning, that converting it again changes nothing, and that the spellings of one value have one result. It
-runs no code of the application but its pydantic models and dataclasses. Must not know the call or the function.
+changes its meaning, that converting it again changes nothing, and that the spellings of one value have one digest. A
+number stays as the model wrote it where its type takes it: 7.0 and 7 are equal to a condition and to a digest. It runs
+no code of the application but its pydantic models and dataclasses. Must not know the call or the function.
 """
 
 import json
@@ -20,15 +21,15 @@ from uuid import UUID
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
-__all__ = ["Convert", "Unfit", "conversion_to", "plain", "quoted", "to_integer", "to_one_of", "validation_details"]
+from planner_ext.approval.fingerprint import with_plain_numbers
+
+__all__ = ["Convert", "Unfit", "as_sent", "conversion_to", "quoted", "to_integer", "to_one_of", "validation_details"]
 
 Convert = Callable[[Any], Any]
 """Converts a JSON value to the one that a function gets, the same object where nothing changes; raises `Unfit`."""
 
 _SHOWN_CHARACTERS: Final = 80
 _PROBLEMS_SHOWN: Final = 10
-_EXACT: Final = 2**53
-"""From here on a float no longer stands for one integer alone."""
 
 
 class Unfit(Exception):
@@ -56,14 +57,8 @@ def quoted(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS + 2 else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
-def plain(value: Any) -> Any:
-    """Write a number that is an integer as one: JSON has one kind of number, so 7.0 is 7 wherever no type says more."""
-    if type(value) is float:
-        return int(value) if value.is_integer() and abs(value) < _EXACT else value
-    if isinstance(value, list):
-        return _items(cast("list[Any]", value), plain)
-    if isinstance(value, dict):
-        return _members(cast("dict[str, Any]", value), plain)
+def as_sent(value: Any) -> Any:
+    """Leave a value as the model sent it: its type says nothing of it."""
     return value
 
 
@@ -107,8 +102,9 @@ def _to_number(value: Any) -> Any:
         except (ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number):
-            written = plain(number)
-            return value if type(value) is type(written) and value == written else written
+            if isinstance(value, str):
+                return with_plain_numbers(number)
+            return value if value == number else number  # an integer that no float stands for is rounded once, here
     raise _unfit("number", value)
 
 
@@ -130,7 +126,7 @@ def to_one_of(values: tuple[Any, ...], value: Any) -> Any:
     """Give the declared value that this one equals; a boolean is no number."""
     for one in values:
         if isinstance(value, bool) is isinstance(one, bool) and value == one:
-            return one if isinstance(one, bool | int | float | str) else plain(value)
+            return one if isinstance(one, bool | int | float | str) else value
     shown = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in values[:_PROBLEMS_SHOWN])
     raise _unfit(f"one of {shown}", value)
 
@@ -147,7 +143,7 @@ def _to_list(convert: Convert, value: Any) -> Any:
 
 def _to_set(convert: Convert, value: Any) -> Any:
     """List each item once, in an order of their own."""
-    items = {_text(item): item for item in _to_list(convert, value)}
+    items = {_text(with_plain_numbers(item)): item for item in _to_list(convert, value)}
     return _kept(value, [items[text] for text in sorted(items)])
 
 
@@ -176,9 +172,8 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
     def reading(data: Any) -> BaseModel:
         return model.model_validate(deepcopy(data))  # a validator of the application's may change what it is given
 
-    sent = plain(value)
     try:
-        read, again = reading(sent), reading(sent)
+        read, again = reading(value), reading(value)
     except ValidationError as error:
         raise Unfit(f"cannot be converted to {model.__name__}{validation_details(error)}") from None
     except Exception as error:
@@ -192,8 +187,8 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
         except Exception:  # noqa: S112  (of the application's serializers and validators: it does not read it again)
             continue
         if (write(reread, exclude_unset=True) == write(read, exclude_unset=True)) if drawn else reread == read:
-            return _finite(value, plain(written))
-    return sent
+            return _finite(value, written)
+    return value
 
 
 def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
@@ -202,9 +197,8 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
     def made(data: Any) -> Any:
         return kind(**data) if isinstance(data, dict) else kind(data)  # as Semantic Kernel does
 
-    sent = plain(value)
     try:
-        read = adapter.validate_python(sent)
+        read = adapter.validate_python(value)
         written = _written(adapter.dump_python(read, round_trip=True, warnings=False))
         same = not isinstance(value, bool) and made(written) == read
     except Exception:
@@ -214,10 +208,10 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
     try:
         if isinstance(value, bool) or issubclass(kind, Number | UUID):
             raise TypeError  # a number of true, of {} or of its parts is a spelling that means something else
-        made(sent)
+        made(value)
     except Exception:
         raise Unfit(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
-    return sent
+    return value
 
 
 def _finite(value: Any, written: Any) -> Any:
@@ -263,7 +257,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def conversion_to(kind: Any) -> Convert:
-    """Give the conversion to a type, as a function's signature names it; a type that says nothing is `plain`."""
+    """Give the conversion to a type, as a function's signature names it; a type that says nothing is `as_sent`."""
     if hasattr(kind, "__supertype__"):  # of NewType
         return conversion_to(kind.__supertype__)
     origin, inner = get_origin(kind), get_args(kind)
@@ -271,11 +265,11 @@ def conversion_to(kind: Any) -> Convert:
         return conversion_to(inner[0])
     if origin in (Union, UnionType):
         types = [one for one in inner if one is not type(None)]
-        return partial(_to_optional, conversion_to(types[0])) if len(types) == 1 else plain
+        return partial(_to_optional, conversion_to(types[0])) if len(types) == 1 else as_sent
     if inner:
         return _generic(origin, inner)
     kind = origin or kind
-    return _of_class(kind) if isinstance(kind, type) and kind not in (Any, object) else plain
+    return _of_class(kind) if isinstance(kind, type) and kind not in (Any, object) else as_sent
 
 
 def _generic(origin: Any, inner: tuple[Any, ...]) -> Convert:
@@ -289,7 +283,7 @@ def _generic(origin: Any, inner: tuple[Any, ...]) -> Convert:
         return partial(_to_tuple, tuple(conversion_to(one) for one in inner))
     if origin in (dict, Mapping, MutableMapping):
         return partial(_to_dict, conversion_to(inner[1]))
-    return plain
+    return as_sent
 
 
 _CLASSES: Final[Mapping[type[Any], Convert]] = {
@@ -297,11 +291,11 @@ _CLASSES: Final[Mapping[type[Any], Convert]] = {
     int: to_integer,
     float: _to_number,
     str: _to_text,
-    list: partial(_to_list, plain),
-    tuple: partial(_to_list, plain),
-    set: partial(_to_set, plain),
-    frozenset: partial(_to_set, plain),
-    dict: partial(_to_dict, plain),
+    list: partial(_to_list, as_sent),
+    tuple: partial(_to_list, as_sent),
+    set: partial(_to_set, as_sent),
+    frozenset: partial(_to_set, as_sent),
+    dict: partial(_to_dict, as_sent),
 }
 
 
@@ -316,7 +310,7 @@ def _of_class(kind: type[Any]) -> Convert:
         if issubclass(kind, base):
             return _CLASSES[base]
     adapter = _adapter(kind)
-    return plain if adapter is None else partial(_to_value, kind, adapter)
+    return as_sent if adapter is None else partial(_to_value, kind, adapter)
 
 
 @lru_cache(maxsize=512)

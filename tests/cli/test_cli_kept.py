@@ -38,7 +38,7 @@ def test_what_waits_is_listed_exactly_as_it_will_run(command: Command) -> None:
     """The list has id, function, whole arguments and question; as JSON it has every field."""
     listed = command("approvals", "list", *STORE)
     assert (listed.code, listed.err) == (0, "")
-    assert listed.out.startswith(f'{CALL}\n    shop-refund {{"order": "A-1007", "amount": 98}}\n')
+    assert listed.out.startswith(f'{CALL}\n    shop-refund {{"order": "A-1007", "amount": 98.0}}\n')
     assert "May this money go back?" in listed.out
     (waiting,) = json.loads(command("approvals", "list", *STORE, "--json").out)
     shown = command("approvals", "show", CALL, *STORE, "--json").document
@@ -139,7 +139,7 @@ def test_a_file_that_is_no_store_is_named(command: Command, here: Path) -> None:
 def test_an_altered_row_is_refused_by_name(command: Command, paused: Path) -> None:
     """Arguments that somebody changed in the database are not shown as if they would run."""
     with sqlite3.connect(paused) as database:
-        database.execute("UPDATE planner_approvals SET call = replace(call, '98', '9')")
+        database.execute("UPDATE planner_approvals SET call = replace(call, '98.0', '9.0')")
     database.close()
     refused = command("approvals", "approve", CALL, *STORE)
     assert refused.code == 2

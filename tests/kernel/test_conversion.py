@@ -18,7 +18,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, KernelFunction
 from typing_extensions import TypedDict
 
-from planner_ext.approval.fingerprint import digest_of
+from planner_ext.approval.fingerprint import digest_of, with_plain_numbers
 from planner_ext.kernel.arguments import InvalidArguments, convert_arguments, parameters_of
 from planner_ext.kernel.execution import runnable
 
@@ -83,7 +83,8 @@ async def received(function: KernelFunction, arguments: dict[str, Any]) -> Any:
 
 
 def written(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    """Write a value as it is digested."""
+    return json.dumps(with_plain_numbers(value), sort_keys=True)
 
 
 def converted(function: KernelFunction, value: Any) -> Any:
@@ -221,10 +222,18 @@ def test_a_message_names_the_place_inside_an_argument() -> None:
     ],
 )
 async def test_a_number_has_one_spelling_where_only_a_schema_is_known(schema: Any, value: Any, seen: Any) -> None:
-    """JSON has one kind of number: 7.0 is 7, also for the functions of remote tools."""
+    """JSON has one kind of number: 7.0 is 7, also for the functions of remote tools, which get it as it was sent."""
     function = declaring(schema_data=schema, is_required=True)
     assert written(converted(function, value)) == written(seen)
     assert await received(function, {"p": seen}) == seen
+
+
+async def test_a_number_that_its_type_takes_is_not_rewritten() -> None:
+    """A function that tells 50.0 from 50, or passes its arguments on as JSON, gets what the model sent."""
+    for function in (declaring(schema_data={"type": "number"}, is_required=True), taking(Any), taking(dict)):
+        for value in (50.0, 50):
+            sent = {"a": [value]} if function.parameters[0].type_ == "dict" else value
+            assert json.dumps(await received(function, {"p": converted(function, sent)})) == json.dumps(sent)
 
 
 async def test_a_null_is_none_or_refused() -> None:
