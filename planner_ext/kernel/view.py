@@ -54,8 +54,8 @@ def whole(kernel: Kernel) -> Kernel:
 
 
 def tab_in(kernel: Kernel) -> Tab | None:
-    """Find the call that a view belongs to; None for another kernel."""
-    services = kernel.services
+    """Find the call that a view belongs to; None for another kernel, and for what is not one."""
+    services: object = getattr(kernel, "services", None)
     return services.tab if isinstance(services, _Services) else None
 
 
