@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
-from planner_ext.approval.fingerprint import digest_of, fingerprint_of, takes_no_more
+from planner_ext.approval.fingerprint import digest_of, digests_of, fingerprint_of, takes_no_more
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked
@@ -68,7 +68,7 @@ def _verdict(checked: Checked) -> dict[str, Any]:
 
 def is_as_decided(checked: Checked, fact: CallDecided) -> bool:
     """Whether a call that was checked again is the one that was decided; older journals say nothing of parameters."""
-    same = checked.kind == "function" and digest_of(checked.function, checked.arguments) == fact.digest
+    same = checked.kind == "function" and fact.digest in digests_of(checked.function, checked.arguments)
     return same and takes_no_more(fact.signature, checked.signature)
 
 

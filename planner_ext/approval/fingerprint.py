@@ -3,12 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
-__all__ = ["digest_of", "fingerprint_of", "takes_no_more", "with_plain_numbers"]
-
-_EXACT: Final = 2**53
-"""From here on a float no longer stands for one integer alone."""
+__all__ = ["digest_of", "digests_of", "fingerprint_of", "takes_no_more", "with_plain_numbers"]
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
@@ -21,10 +18,15 @@ def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
     return _sha256([function, {name: with_plain_numbers(value) for name, value in arguments.items()}])
 
 
+def digests_of(function: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """Give the digests by which a record may know a call: today's, and that of older records, to which 7.0 is not 7."""
+    return digest_of(function, arguments), _sha256([function, arguments])
+
+
 def with_plain_numbers(value: Any) -> Any:
     """Write each number of a JSON value that is an integer as one, on every level: JSON has one kind of number."""
     if type(value) is float:
-        return int(value) if value.is_integer() and abs(value) < _EXACT else value
+        return int(value) if value.is_integer() else value
     if isinstance(value, list):
         return [with_plain_numbers(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
 
-from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.fingerprint import digests_of, fingerprint_of
 from planner_ext.approval.record import DecisionRecord
 from planner_ext.core.facts import Fact
 from planner_ext.core.questions import ASK_USER
@@ -155,8 +155,10 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
     try:
         call = json.loads(str(text))
-        digest = digest_of(call["function"], call["arguments"])
-        shown = fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call.get("signature", ""))
+        shown = [
+            fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call.get("signature", ""))
+            for digest in digests_of(call["function"], call["arguments"])
+        ]
         approval = PendingApproval(
             id=str(key),
             run_id=str(run_id),
@@ -178,7 +180,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError, OSError) as error:
         raise ApprovalRefusedError(f"The row of approval {key!r} is damaged, it cannot be shown: {error!r}.") from error
-    if shown != fingerprint:
+    if fingerprint not in shown:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments are not those that were asked about. "
             "Cancel the run, or mend the row from the run's journal."

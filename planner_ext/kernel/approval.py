@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
-from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.fingerprint import digest_of, digests_of, fingerprint_of
 from planner_ext.approval.record import DecisionRecord, record_of
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.approval.waiting import WaitingCall, waiting_calls
@@ -196,9 +196,10 @@ def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
         or (fact.verdict == "run" and not fact.person and (fact.prompt or fact.expires_at is not None))  # asked about
     ):
         return False
-    asked = digest_of(fact.function, arguments)
-    return fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked, fact.signature) and (
-        fact.edited is not None or fact.digest == asked
+    return any(
+        fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked, fact.signature)
+        and (fact.edited is not None or fact.digest == asked)
+        for asked in digests_of(fact.function, arguments)
     )
 
 

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, MutableMapping
 from copy import deepcopy
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from enum import Enum
 from functools import lru_cache, partial
 from numbers import Number
@@ -250,10 +250,11 @@ def _key(name: Any) -> str:
 
 def _decimal(value: Decimal) -> str:
     """Write a decimal without the zeros that mean nothing."""
-    if not value.is_finite() or abs(value.adjusted()) > _SHOWN_CHARACTERS:
+    if not value.is_finite():
         return str(value)
-    text = format(value, "f") if value else "0"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    exact = Context(prec=len(value.as_tuple().digits), Emin=MIN_EMIN, Emax=MAX_EMAX)
+    value = value.normalize(exact) if value else Decimal(0)
+    return str(value) if abs(value.adjusted()) > _SHOWN_CHARACTERS else format(value, "f")
 
 
 def conversion_to(kind: Any) -> Convert:

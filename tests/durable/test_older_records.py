@@ -27,6 +27,7 @@ from planner_ext.effects import Effect
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.events import CallDecided, CallStarted
 from planner_ext.hitl_manager import Checkpoint
+from planner_ext.kernel.checkpoint import InvalidCheckpointError
 from planner_ext.kernel.recovery import recovery_facts
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
@@ -87,6 +88,41 @@ async def test_an_older_checkpoint_asks_again_where_its_values_changed() -> None
     result = await planner.resume(kernel, kept, {"pay": Approve(by="ann", fingerprint=pending.fingerprint)})
     assert (result.status, bank.ran) == ("answered", [("pay", 7, 50.0)])
     assert results(result) == [NOT_RUN, "paid"]
+
+
+@pytest.fixture
+def whole_numbers(tmp_path: Path) -> str:
+    """A store of version 0.1.0 in which ``bank-pay`` of 50.0 from account 7 waits, digested as 50.0 and not as 50."""
+    path = tmp_path / "numbers.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript((OLDER / "whole_numbers.sql").read_text("utf-8"))
+    return str(path)
+
+
+async def test_an_older_row_whose_value_is_the_same_can_be_decided(whole_numbers: str) -> None:
+    """That 7.0 is 7 to a digest makes no record of before look altered: what was asked about runs once approved."""
+    bank = Bank()
+    async with Approvals.connect(whole_numbers) as approvals:
+        (asked,) = await approvals.pending()
+        assert asked.arguments == {"account": 7, "amount": 50.0}
+        assert await approvals.decide(asked.id, Approve(by="ann", fingerprint=asked.fingerprint))
+    result = await drive(whole_numbers, bank)
+    assert (result.status, bank.ran, results(result)) == ("answered", [("pay", 7, 50.0)], ["paid"])
+
+
+@pytest.mark.parametrize("amount", ["51.0", "500", "51"])
+async def test_an_older_checkpoint_whose_value_is_the_same_can_be_decided(whole_numbers: str, amount: str) -> None:
+    """It resumes with a decision on what was asked about; with another number in it, it is refused as altered."""
+    with closing(sqlite3.connect(whole_numbers)) as database:
+        rows = [fact for (fact,) in database.execute("SELECT fact FROM planner_journal ORDER BY seq")]
+    text = f'{{"schema": 1, "facts": [{", ".join(rows)}]}}'
+    bank = Bank()
+    planner, kernel, _ = application(bank)
+    with pytest.raises(InvalidCheckpointError):
+        await planner.resume(kernel, Checkpoint.from_json(text.replace("50.0", amount)), {"pay": Approve(by="ann")})
+    assert bank.ran == []
+    result = await planner.resume(kernel, Checkpoint.from_json(text), {"pay": Approve(by="ann")})
+    assert (result.status, bank.ran, results(result)) == ("answered", [("pay", 7, 50.0)], ["paid"])
 
 
 class Resolved:
