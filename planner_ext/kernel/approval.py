@@ -112,7 +112,8 @@ class PendingCall:
     decision: DecisionRecord | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Write the call as JSON values."""
+        """Write the call as JSON values; ``decision`` is a key only where there is one."""
+        decided = {} if self.decision is None else {"decision": self.decision.as_dict()}
         return {
             "id": self.id,
             "fully_qualified_name": self.fully_qualified_name,
@@ -121,7 +122,7 @@ class PendingCall:
             "expires_at": None if self.expires_at is None else self.expires_at.isoformat(),
             "prompt": self.prompt,
             "in_doubt": self.in_doubt,
-            "decision": None if self.decision is None else self.decision.as_dict(),
+            **decided,
         }
 
 

@@ -231,7 +231,7 @@ async def test_a_flood_of_calls_is_seen_before_any_runs(many: int, door: Door) -
     async def watch(call: ToolCall) -> None:
         seen.append(len(here.ran))
 
-    budget = Budget(max_tool_calls=many - 1, batch_over_limit="fill_remaining")
+    budget = Budget(max_tool_calls=many - 1, batch_over_limit="fill_remaining", max_calls_per_reply=None)
     outcome = await door.ask(here, interceptors=[watch], budget=budget)
     assert (len(seen), max(seen), len(here.ran)) == (many, 0, many - 1)
     assert (outcome.tool_calls, outcome.status, len(results(outcome.history))) == (many - 1, "limit_reached", many)
