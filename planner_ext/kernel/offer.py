@@ -11,7 +11,7 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 
-from planner_ext.effects import injected
+from planner_ext.kernel.arguments import injected_parameters
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 
 __all__ = ["Offer", "RequestBehavior"]
@@ -122,7 +122,7 @@ class Offer:
     def metadata(self) -> tuple[KernelFunctionMetadata, ...]:
         """List what is offered, for a request: one and the same tuple for as long as the functions are the same.
 
-        Without the key of `planner_ext.durable.effect`, which is none of the model's concern.
+        Without the parameters that Semantic Kernel or `planner_ext.durable.effect` fills in.
         """
         return self._metadata
 
@@ -152,11 +152,10 @@ class Offer:
 
 
 def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
-    metadata, hidden = function.metadata, injected(getattr(function, "method", None))
-    if not hidden:
-        return metadata
+    """Leave out the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
+    metadata, hidden = function.metadata, injected_parameters(function)
     shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
-    return metadata.model_copy(update={"parameters": shown})
+    return metadata if len(shown) == len(metadata.parameters) else metadata.model_copy(update={"parameters": shown})
 
 
 def _schemas(settings: PromptExecutionSettings) -> dict[str, Any]:

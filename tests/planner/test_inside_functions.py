@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from inside_builders import INNER, Hidden, World, auto, greedy, with_auto, world
-from planner_builders import both_ways, invoke, planner_with
+from planner_builders import GOAL, both_ways, invoke, planner_with
 from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.exceptions import KernelInvokeException
-from semantic_kernel.functions import kernel_function
+from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import ApprovalPolicy, Budget, FunctionInvokingChatCompletion
 from planner_ext.errors import LimitReachedError, NestedRunRefusedError
@@ -209,3 +209,20 @@ async def test_a_function_may_add_a_plugin_and_have_it_called() -> None:
         result, told = await outcome(seen, "loader-load")
         assert (told, seen.bank.looked, result.tool_calls) == (["seen"], 1, 2)
         assert "late-look" in seen.server.requests[-1].tools
+
+
+async def test_the_model_is_not_offered_the_kernel_that_a_function_takes() -> None:
+    """``kernel: Kernel`` is enough: Semantic Kernel fills it in, and no server could read its schema."""
+
+    class Plain:
+        @kernel_function
+        async def ask(self, topic: str, kernel: Kernel, arguments: KernelArguments) -> str:
+            return str(await kernel.invoke_prompt(f"{INNER} {topic}"))
+
+    async with world(greedy("plain-ask", 1)) as seen:
+        seen.kernel.add_plugin(Plain(), "plain")
+        result = await planner_with("chat", plan=False, max_iterations=2).invoke(seen.kernel, GOAL)
+        assert result.iterations == len(seen.server.requests)
+        tools: Any = seen.server.requests[0].body["tools"]
+        (offered,) = (tool["function"] for tool in tools if tool["function"]["name"] == "plain-ask")
+        assert list(offered["parameters"]["properties"]) == ["topic"]
