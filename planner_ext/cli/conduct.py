@@ -160,7 +160,7 @@ def _tell_how_to_go_on(console: Console, result: FunctionCallingStepwisePlannerR
         for call in result.pending:
             print_pending(console, call)
     if work.file is not None:
-        say(console, Text(f"The run is kept in {printable(str(work.file.path))}. Go on with:"))
+        say(console, Text(f"The run is kept in {printable(str(work.file.path))}. Resume it with:"))
         console.print(Text(f"  {_command(work.setup, work.file)}"), soft_wrap=True)
         text = (
             "Add --answer ID=TEXT for a question, --approve ID, --deny ID=REASON or --edit ID=JSON for a call, or "

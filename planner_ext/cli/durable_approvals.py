@@ -232,7 +232,7 @@ def decision_text(record: DecisionRecord) -> str:
         said += f", with {exact_json(record.result)}"
     if record.always is not None:
         said += f", for the rest of the run: {record.always}"
-    return f"{said}; refused: {exact(record.refused)}" if record.refused else said
+    return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
 
 
 def _document(value: object) -> str:

@@ -235,8 +235,8 @@ def _tell_what_waits(console: Console, result: _Result, where: str, waiting: Seq
 
 
 def _tell_how_to_go_on(console: Console, where: str, names: list[str], setup: Setup) -> None:
-    """Say how a run that is kept and unfinished goes on."""
+    """Say how a run that is kept and unfinished is resumed."""
     for run_id in names:
-        say(console, Text("The run is kept. A planner-ext worker goes on with it, or:"))
+        say(console, Text("The run is kept. A planner-ext worker resumes it, or:"))
         words = ("runs", "resume", run_id, *setup_options(setup))
         console.print(Text(f"  {command_on(where, *words)}"), soft_wrap=True)

@@ -156,7 +156,7 @@ class _ToldSegment:
             run = self.told.planner.journaled(self.kernel, self.segment, arguments=self.arguments)
             result = await run.result()
         except RunFencedError:
-            self._say("is gone on with elsewhere", "dim")
+            self._say("continues elsewhere", "dim")
             raise
         except RunRefusedError as error:
             self._say(f"is left to another worker: {one_line(str(error))}", "red")

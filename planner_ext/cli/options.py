@@ -141,7 +141,7 @@ RunId = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="With --store: the run's name. An unfinished run of this name goes on; one that has ended gives its "
+        help="With --store: the run's name. An unfinished run of this name is continued; one that has ended gives its "
         "result. Left out: a new one.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""``planner-ext runs``: the runs of a store, listed, shown, gone on with and cancelled."""
+"""``planner-ext runs``: the runs of a store, listed, shown, resumed and cancelled."""
 
 import asyncio
 from typing import Annotated
@@ -24,7 +24,7 @@ from planner_ext.cli.options import (
 
 __all__ = ["runs"]
 
-runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show, go on with and cancel kept runs.")
+runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show, resume and cancel kept runs.")
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
 Status = Annotated[

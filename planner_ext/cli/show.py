@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.text import Text
 
 from planner_ext.approval.record import record_of
-from planner_ext.cli.text import TextFlow, one_line, printable, shortened
+from planner_ext.cli.text import TextFlow, exact, exact_json, one_line, printable, shortened
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -189,7 +189,8 @@ class Progress:
             case "defer" if fact.kind == "question":
                 self._line(f"? asks: {one_line(fact.prompt)}")
             case "defer":
-                self._line(f"? {self._call(fact)} waits for a decision {one_line(fact.prompt)}".rstrip())
+                prompt = f": {one_line(fact.prompt)}" if fact.prompt else ""
+                self._line(f"? {self._call(fact)} waits for a decision{prompt}")
             case "external":
                 self._line(f"{self._signs.call} {fact.function} is for the caller to run")
             case "answer" | "deny":
@@ -313,4 +314,4 @@ def _arguments_text(written: str) -> str:
     if not isinstance(parsed, Mapping):
         return one_line(written)
     values = cast("Mapping[str, object]", parsed)
-    return one_line(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items()))
+    return ", ".join(f"{exact(name)}={exact_json(value)}" for name, value in values.items())
