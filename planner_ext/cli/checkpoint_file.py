@@ -18,12 +18,10 @@ from planner_ext.durable.locks import drop_lock, take_lock
 from planner_ext.errors import InvalidCheckpointError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Checkpoint
 
-__all__ = ["KEY_VARIABLE", "CheckpointFile", "FileJournal", "environment_key"]
+__all__ = ["CheckpointFile", "FileJournal", "environment_key"]
 
-KEY_VARIABLE = "PLANNER_EXT_KEY"
-"""The environment variable with the key that signs; unset or empty: unsigned."""
-
-_KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", KEY_VARIABLE)
+_KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
+"""The environment variables with the key that signs: the first that is set and not empty; unsigned without one."""
 
 
 class CheckpointFile:
@@ -97,11 +95,12 @@ class CheckpointFile:
         try:
             checkpoint = Checkpoint.from_json(text, key)
         except InvalidCheckpointError as error:
-            hint = "" if key is None else f" The key is that of {KEY_VARIABLE}."
+            hint = "" if key is None else f" The key is that of {_key_variable()}."
             raise InvalidCheckpointError(f"{self.path} cannot be used. {error}{hint}") from None
         if key is None and "signature" in json.loads(text):
             raise InvalidCheckpointError(
-                f"{self.path} is signed, and {KEY_VARIABLE} is not set. Set it to the key that it was signed with."
+                f"{self.path} is signed, and PLANNER_EXT_KEY is not set. Set {' or '.join(_KEY_VARIABLES)} to the key "
+                "that it was signed with."
             )
         return checkpoint
 
@@ -155,5 +154,9 @@ class FileJournal:
 
 def environment_key() -> bytes | None:
     """Read the key that signs, or None where there is none."""
-    named = (os.environ.get(name, "") for name in _KEY_VARIABLES)
-    return os.fsencode(next(filter(None, named), "")) or None
+    name = _key_variable()
+    return None if name is None else os.fsencode(os.environ[name])
+
+
+def _key_variable() -> str | None:
+    return next((name for name in _KEY_VARIABLES if os.environ.get(name)), None)
