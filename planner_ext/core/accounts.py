@@ -23,14 +23,6 @@ __all__ = ["Account", "Tab", "current_tab", "opened"]
 
 _CURRENT: ContextVar["Tab | None"] = ContextVar("planner_ext_call", default=None)
 
-_LIMITS = {
-    "iterations": "max_iterations",
-    "tool_calls": "max_tool_calls",
-    "tokens": "max_total_tokens",
-    "cost": "max_cost",
-    "seconds": "max_active_seconds",
-}
-
 
 def current_tab() -> "Tab | None":
     """Find the call of a run in which this code runs; None outside of every run."""
@@ -116,7 +108,7 @@ class Tab:
     def take_request(self) -> str | None:
         """Take one round trip for a request that is about to be sent; or name the limit that forbids it."""
         with self.account.lock:
-            if (limit := _used_up(self.left())) is None:
+            if (limit := self.left().used_up()) is None:
                 self.charge(Spent(iterations=1))
             return limit
 
@@ -171,10 +163,10 @@ class Account:
         if within is None:
             return None
         with self.lock:
-            limit = _used_up(within.left())
+            limit = within.left().used_up()
             if limit is None:
                 self._before = self.state.ledger
-                self.held = 1 if self.state.rules.limits.on_limit == "answer" else 0
+                self.held = self.state.rules.limits.trips_kept
                 within.begin(self)
         return limit
 
@@ -245,16 +237,8 @@ class Account:
             state = self.state
             limits, ledger = state.rules.limits, state.ledger
             taken, held = self._open(state)
-            kept = 1 if limits.on_limit == "answer" else 0
-            whole = Share(
-                iterations=limits.max_iterations,
-                tool_calls=limits.max_tool_calls,
-                tokens=limits.max_total_tokens,
-                cost=limits.max_cost,
-                seconds=limits.max_active_seconds,
-            )
-            iterations = ledger.iterations + taken.iterations + held + kept
-            left = _less(whole, iterations, ledger.tool_calls + taken.tool_calls, ledger.usage + taken.usage)
+            iterations = ledger.iterations + taken.iterations + held + limits.trips_kept
+            left = _less(Share.of(limits), iterations, ledger.tool_calls + taken.tool_calls, ledger.usage + taken.usage)
             return left if self._within is None else _least(left, self._within.left())
 
     def calls_left(self) -> dict[str, int]:
@@ -335,8 +319,7 @@ def _start_of(call: Call, share: Share | None) -> Spent:
     start = Spent(tool_calls=1, calls_by_function={call.decided.function: 1})
     if share is None or not call.decided.nested:
         return start
-    usage = Usage(completion_tokens=share.tokens or 0, cost=share.cost, active_seconds=share.seconds or 0.0)
-    return start + Spent(iterations=share.iterations or 0, tool_calls=share.tool_calls or 0, usage=usage)
+    return start + share.whole()
 
 
 def _shown(limit: Any, used: Any, left: Any) -> tuple[Any, Any]:
@@ -369,19 +352,13 @@ def _least(one: Share, other: Share) -> Share:
     )
 
 
-def _used_up(left: Share) -> str | None:
-    """Name the limit of which nothing is left for a request; functions may still be none."""
-    needed = {name: getattr(left, name) for name in _LIMITS if name != "tool_calls"}
-    return next((_LIMITS[name] for name, value in needed.items() if value is not None and value <= 0), None)
-
-
 def _forbids_start(function: str, left: Share, calls_left: Mapping[str, int]) -> str | None:
     """Name the limit of which nothing is left for one more start of a function."""
     if left.tool_calls is not None and left.tool_calls <= 0:
         return "max_tool_calls"
     if calls_left.get(function, 1) <= 0:
         return "max_calls_per_function"
-    return _used_up(replace(left, iterations=None))
+    return replace(left, iterations=None).used_up()
 
 
 def _since(before: Ledger, after: Ledger) -> Spent:

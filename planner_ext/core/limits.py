@@ -45,6 +45,11 @@ class Limits:
         # A copy of its own: what was checked stays as it was, whatever becomes of the caller's mapping.
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 
+    @property
+    def trips_kept(self) -> int:
+        """How many round trips are kept for the answer."""
+        return 1 if self.on_limit == "answer" else 0
+
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "on_limit": ("answer", "raise", "stop", "return_calls"),

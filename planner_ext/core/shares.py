@@ -34,16 +34,34 @@ class Share:
     cost: float | None = None
     seconds: float | None = None
 
+    @classmethod
+    def of(cls, limits: Limits) -> "Share":
+        """Give all that the limits of a run allow."""
+        return cls(**{name: getattr(limits, limit) for name, limit in _LIMITS.items()})
+
     def limits(self, deadline: datetime | None) -> Limits:
         """Write the share as the limits of a run, which has to end when the run around it has."""
-        return Limits(
-            max_iterations=self.iterations,
-            max_tool_calls=self.tool_calls,
-            max_total_tokens=self.tokens,
-            max_cost=self.cost,
-            max_active_seconds=self.seconds,
-            deadline=deadline,
-        )
+        return Limits(**{limit: getattr(self, name) for name, limit in _LIMITS.items()}, deadline=deadline)
+
+    def used_up(self) -> str | None:
+        """Name the limit of which nothing is left for a request; of functions there may be nothing left."""
+        needed = {limit: getattr(self, name) for name, limit in _LIMITS.items() if name != "tool_calls"}
+        return next((limit for limit, value in needed.items() if value is not None and value <= 0), None)
+
+    def whole(self) -> "Spent":
+        """Write the share as spent to its end."""
+        usage = Usage(completion_tokens=self.tokens or 0, cost=self.cost, active_seconds=self.seconds or 0.0)
+        return Spent(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
+
+
+_LIMITS = {
+    "iterations": "max_iterations",
+    "tool_calls": "max_tool_calls",
+    "tokens": "max_total_tokens",
+    "cost": "max_cost",
+    "seconds": "max_active_seconds",
+}
+"""The limit of a run that each part of a share comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,23 +110,21 @@ def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Share 
         The share of each; None where it comes to no round trip, or to no token.
     """
     trips, tokens = limits.max_iterations, limits.max_total_tokens
-    kept = 1 if limits.on_limit == "answer" else 0
     calls, cost, seconds = limits.max_tool_calls, limits.max_cost, limits.max_active_seconds
     used = ledger.usage
     share = Share(
-        iterations=None if trips is None else (trips - ledger.iterations - kept) // by,
+        iterations=None if trips is None else (trips - ledger.iterations - limits.trips_kept) // by,
         tool_calls=None if calls is None else max(calls - ledger.tool_calls - starting, 0) // by,
         tokens=None if tokens is None else (tokens - used.total_tokens) // by,
         cost=None if cost is None else (cost - (used.cost or 0.0)) / by,
         seconds=None if seconds is None else (seconds - used.active_seconds) / by,
     )
-    needed = (share.iterations, share.tokens, share.cost, share.seconds)
-    return None if any(part is not None and part <= 0 for part in needed) else share
+    return share if share.used_up() is None else None
 
 
 def reserved(ledger: Ledger, share: Share | None) -> Ledger:
     """Set a share aside: it counts as spent."""
-    return ledger if share is None else _charged(ledger, _whole(share))
+    return ledger if share is None else _charged(ledger, share.whole())
 
 
 def settled(ledger: Ledger, share: Share | None, spent: Spent | None) -> Ledger:
@@ -118,18 +134,13 @@ def settled(ledger: Ledger, share: Share | None, spent: Spent | None) -> Ledger:
     """
     if share is None:
         return ledger if spent is None else _charged(ledger, spent)
-    whole = _whole(share)
+    whole = share.whole()
     rest = Usage(active_seconds=-(share.seconds or 0.0))
     if spent is None:
         return _exact(replace(ledger, usage=ledger.usage + rest), share)
     rest += Usage(completion_tokens=-(share.tokens or 0), cost=None if share.cost is None else -share.cost)
     back = Spent(iterations=-whole.iterations, tool_calls=-whole.tool_calls, usage=rest)
     return _exact(_charged(_charged(ledger, back), spent), share)
-
-
-def _whole(share: Share) -> Spent:
-    usage = Usage(completion_tokens=share.tokens or 0, cost=share.cost, active_seconds=share.seconds or 0.0)
-    return Spent(iterations=share.iterations or 0, tool_calls=share.tool_calls or 0, usage=usage)
 
 
 def _charged(ledger: Ledger, spent: Spent) -> Ledger:

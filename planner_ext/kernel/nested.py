@@ -88,12 +88,8 @@ class Around:
         """
         self.check()
         left = self.tab.left()
-        for name, value in (("max_iterations", left.iterations), ("max_total_tokens", left.tokens)):
-            if value is not None and value <= 0:
-                raise nothing_left(name)
-        for name, value in (("max_cost", left.cost), ("max_active_seconds", left.seconds)):
-            if value is not None and value <= 0:
-                raise nothing_left(name)
+        if (limit := left.used_up()) is not None:
+            raise nothing_left(limit)
         calls = None if left.tool_calls is None else max(left.tool_calls, 0)
         limits = replace(left, tool_calls=calls).limits(self.tab.account.state.rules.limits.deadline)
         return replace(options, budget=tightest(options.budget, limits), price=options.price or self.price)
