@@ -224,13 +224,13 @@ def _prepare(connection: sqlite3.Connection, *, create: bool) -> None:
 def _check(connection: sqlite3.Connection, *, create: bool) -> None:
     """Refuse a file whose tables are not those of a store; where a store may be made, one without any is fine."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "planner_schema" not in there and not (create and there.isdisjoint(_NEEDED)):
+    if "planner_schema" not in there:
+        if create and there.isdisjoint(_NEEDED):
+            return
         raise StoreError(
             "is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, or restore "
             "it from a backup; it was not changed."
         )
-    if "planner_schema" not in there:
-        return
     (number,) = connection.execute(sql.GET_SCHEMA).fetchone()
     if not isinstance(number, int):
         raise StoreError(f"is damaged: the number of its tables is {number!r}. Restore it from a backup.")

@@ -4,7 +4,7 @@ One table, looked up by the module of a connector's class: the SDKs behind them 
 is not in it is taken for one like OpenAI's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
@@ -13,7 +13,7 @@ from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.kernel.messages import calls_of, text_of
-from planner_ext.kernel.usage import usage_in, with_usage
+from planner_ext.kernel.usage import part_of, usage_in, with_usage
 
 __all__ = ["NO_FUNCTION", "Connector", "connector_of", "has_calls", "joined", "one_text", "received"]
 
@@ -136,18 +136,12 @@ def _cut_short(response: Any) -> FinishReason | None:
     """Read a finish reason off a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
     if response is None:
         return None
-    stop = _part(response, "messageStop") or response
-    candidate = next(iter(cast("Sequence[object]", _part(response, "candidates") or ())), None)
-    told = (_part(stop, "done_reason"), _part(stop, "stopReason"), _part(candidate, "finish_reason"))
+    stop = part_of(response, "messageStop") or response
+    candidate = next(iter(cast("Sequence[object]", part_of(response, "candidates") or ())), None)
+    told = (part_of(stop, "done_reason"), part_of(stop, "stopReason"), part_of(candidate, "finish_reason"))
     return next((_CUT_SHORT[text] for value in told if (text := _text(value)) in _CUT_SHORT), None)
 
 
 def _text(value: object) -> str:
     """Write a reason in small letters, be it a text or a member of an SDK's enumeration."""
     return str(getattr(value, "value", value)).lower()
-
-
-def _part(response: object, name: str) -> object:
-    if isinstance(response, Mapping):
-        return cast("Mapping[object, object]", response).get(name)
-    return getattr(response, name, None)

@@ -23,6 +23,7 @@ __all__ = [
     "as_reported",
     "loaded",
     "merge_reported",
+    "part_of",
     "read_iterations",
     "read_usage",
     "usage_in",
@@ -236,11 +237,12 @@ def _count(reported: object, path: str) -> int:
 def _at(reported: object, path: str) -> object:
     if "." in path:
         part, _, path = path.partition(".")
-        reported = _part(reported, part)
-    return _part(reported, path)
+        reported = part_of(reported, part)
+    return part_of(reported, path)
 
 
-def _part(reported: object, name: str) -> object:
+def part_of(reported: object, name: str) -> object:
+    """Read a field of what an SDK gave, be it an object or a mapping; None where it has none."""
     if isinstance(reported, Mapping):
         return cast("Mapping[object, object]", reported).get(name)
     return getattr(reported, name, None)
@@ -250,9 +252,9 @@ def _raw_usages(response: object) -> Iterator[object]:
     """List where the response of an SDK may say its usage."""
     if response is None:
         return
-    yield _part(response, "usage")
-    yield _part(response, "usage_metadata")
-    yield _part(_part(response, "metadata"), "usage")
+    yield part_of(response, "usage")
+    yield part_of(response, "usage_metadata")
+    yield part_of(part_of(response, "metadata"), "usage")
     yield response
 
 
