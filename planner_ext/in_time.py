@@ -1,6 +1,6 @@
 """Work against a time limit: it is cancelled when the time is over, and left behind where it does not end then.
 
-Promises that whoever waits is back at most ``GRACE`` seconds after the limit, whatever the work makes of its
+Promises that the caller is back at most ``GRACE`` seconds after the limit, whatever the work makes of its
 cancellation, and that a cancellation from outside passes through as it is. Must not know what the work is.
 """
 
@@ -52,7 +52,7 @@ async def in_time(
     """Wait for work until its time is over.
 
     At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that does not end
-    within ``GRACE`` seconds after that is left behind: it has nobody to report to, and is not waited for.
+    within ``GRACE`` seconds after that is left behind: it runs on by itself, and is not waited for.
 
     Args:
         work: What to do, in a task of its own.

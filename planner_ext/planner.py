@@ -67,7 +67,7 @@ class FunctionCallingStepwisePlanner:
         """The YAML of the plan prompt, as ``get_initial_plan`` gives it; may be set, for the runs that begin later.
 
         Raises:
-            PlannerInvalidConfigurationError: If it is set to what is no prompt template; then nothing is changed.
+            PlannerInvalidConfigurationError: If it is set to what is not a prompt template; then nothing is changed.
         """
         return self._templates.plan_yaml
 

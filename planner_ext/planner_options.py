@@ -83,7 +83,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             other one in ``resume`` and ``cancel``. None signs with the key of a `FunctionInvokingChatCompletion` that
             is the kernel's service, if that has one; a key here takes the place of its key. The key is in no ``repr``,
             dump, error or checkpoint, and is left behind where the options are pickled. A run that is kept in a store
-            is not signed there: whoever can write to the database can change it.
+            is not signed there: who can write to the database can change it.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or its value cannot be used, naming it; when it is

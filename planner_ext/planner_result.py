@@ -125,5 +125,5 @@ def result_of(
         plan=next((fact.plan for fact in facts if isinstance(fact, Planned)), ""),
         facts=facts,
     )
-    result._signature = signature_of(facts, key)  # pyright: ignore[reportPrivateUsage]  (no field: it is no input)
+    result._signature = signature_of(facts, key)  # pyright: ignore[reportPrivateUsage]  (not a field: it is not an input)
     return result

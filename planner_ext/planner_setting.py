@@ -184,8 +184,8 @@ def setting_of(
         PlannerInvalidConfigurationError: If there is no such service, an option cannot be used with it, or the run
             has to answer in a form that the options do not give.
     """
-    around = None if store is not None else around_of(tab_in(kernel))
-    options = loop_options(planner, budget, price, taken)  # a kept run is one of its own, wherever it is started
+    around = None if store is not None else around_of(tab_in(kernel))  # a kept run has its own budget, wherever begun
+    options = loop_options(planner, budget, price, taken)
     options = options if around is None else around.within(options)
     running = (owner,) if around is None else (*around.planners, owner)
     service, settings = select_service(kernel, service_id, arguments, planner.execution_settings)

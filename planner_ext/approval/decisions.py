@@ -34,7 +34,7 @@ class Approve:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Do not run the call; the model reads that it was refused, and why. A reason of blanks is no reason."""
+    """Do not run the call; the model reads that it was refused, and why. A blank reason becomes ""."""
 
     reason: str = ""
     by: str | None = None

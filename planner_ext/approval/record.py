@@ -13,7 +13,7 @@ from planner_ext.core.values import RequestedCall
 __all__ = ["DecisionKind", "DecisionRecord", "decisions_of", "record_of"]
 
 DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire"]
-"""What a decision was; ``expire`` is the end of a question that nobody decided in time."""
+"""What a decision was; ``expire`` is the end of a question that was not decided in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class DecisionRecord:
 
 
 def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
-    """List the decisions of a run, in the order in which they were taken; that nothing objected is none."""
+    """List the decisions of a run in the order in which they were taken; silence is not a decision."""
     found: list[DecisionRecord] = []
     calls: tuple[RequestedCall, ...] = ()
     before: dict[tuple[int, int], CallDecided] = {}
@@ -73,7 +73,7 @@ def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
 
 
 def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
-    """Read who decided what out of a fact; None where it only says what became of a call that nobody decided."""
+    """Read who decided what out of a fact; None where the call was not decided, but answered or run."""
     kind = _kind(fact)
     if kind is None:
         return None

@@ -29,7 +29,7 @@ class Desk:
     """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided.
 
     What is shown fits the screen, so that function, id and question are in sight together. What was typed before a
-    question was shown is no answer to it.
+    question was shown is thrown away.
     """
 
     def __init__(self, console: Console, *, by: str | None) -> None:

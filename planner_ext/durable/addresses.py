@@ -63,7 +63,7 @@ def _without_login(text: str, secrets: list[str]) -> str:
 
 
 def _without_odd_ports(text: str, secrets: list[str]) -> str:
-    """Hide ports that are no numbers: where the host was forgotten, the password stands there."""
+    """Hide ports that are not numbers: where the host was forgotten, the password stands there."""
 
     def hide(match: re.Match[str]) -> str:
         port = match["port"]

@@ -127,7 +127,7 @@ class DbosSegments:
             await self._pass_on(run_id)
             raise
         finally:
-            await _cancelled(tasks)  # whoever waited was cancelled, and so is this
+            await _cancelled(tasks)  # the caller was cancelled, and so is this
 
     async def _begin(self, run_id: str, segment: Work) -> None:
         """Begin a segment here, in place of one that waits or has ended; one that is being worked off is waited for."""

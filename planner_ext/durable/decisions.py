@@ -37,7 +37,7 @@ def write_decision(decision: Decision) -> str:
 
 
 def decided_text(fact: CallDecided | Clarified) -> str | None:
-    """Write as JSON text what a person decided; None where the fact tells of nobody's decision."""
+    """Write as JSON text what a person decided; None where the fact records no decision of a person."""
     if isinstance(fact, Clarified):
         return None if fact.answer is None else write_decision(Supply(fact.answer, by=fact.by or None))
     if not fact.person:

@@ -95,10 +95,10 @@ class DrivenRuns:
     async def taken(
         self, record: RunRecord, planner: DurablePlanner[R], kernel: Any, arguments_for: ArgumentsFor | None
     ) -> RunHandle[R] | None:
-        """Take over a run that nobody drives.
+        """Take over a run that is driven nowhere.
 
         Returns:
-            None where somebody does, where a fault interrupted it here, or where it was refused to this planner.
+            None where it is driven, where a fault interrupted it here, or where it was refused to this planner.
         """
         run_id = record.run_id
         left = run_id in self._faulted or self._refused.get(run_id) is planner

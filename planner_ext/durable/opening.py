@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["is_address", "open_database", "open_segments"]
 
 _CONNECTION = re.compile(r"(?i)\s*(?:postgres(?:ql)?:|(?:host|hostaddr|port|dbname|user|password|service)\s*=)")
-"""What a connection string begins with that is no URL, or that a path has made of one."""
+"""What a connection string begins with that is not a URL, or that a path has made of one."""
 
 
 async def open_database(where: str | Path, *, create: bool = True) -> Database:

@@ -79,7 +79,7 @@ class PendingApproval:
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         decided_at: When a person decided, or None.
         problem: Why the last decision could not be taken by a worker, "" where there was none.
-        decision: Who decided, when, what, and with which arguments; None where nobody has.
+        decision: Who decided, when, what, and with which arguments; None while it is undecided.
         refused: The decisions on it that were not taken, the first one first: late, second, made for something else,
             or impossible.
     """

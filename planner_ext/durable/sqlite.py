@@ -115,8 +115,9 @@ class SqliteDatabase:
         connection = self._connection
         if not self._is_there():
             gone = StoreError(
-                f"The store {_shown(self._path)} was moved, replaced or removed while it was open: nobody would find "
-                "what is written now. Put the file that was there back, with those beside it, and start the run again."
+                f"The store {_shown(self._path)} was moved, replaced or removed while it was open: what is "
+                "written now would be lost. Put the file that was there back, with those beside it, and start the run "
+                "again."
             )
             return [gone for _ in group]
         try:
@@ -186,7 +187,7 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
     if not path.exists():
         if not create:
             raise StoreError(f"There is no store {_shown(path)}. Give the file that the workers use.")
-        with suppress(FileExistsError):  # somebody else was faster
+        with suppress(FileExistsError):  # another process was faster
             os.close(create_private(path))
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)

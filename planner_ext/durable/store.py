@@ -158,7 +158,7 @@ class JournalStore:
         return _number(await self._one(sql.COUNT_OPEN_APPROVALS_OF_RUN, {"now": now, "run_id": run_id}))
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
-        """Read the row of one question, whatever became of it, and those of the decisions on it that were refused."""
+        """Read the row of one question, open or not, and those of the decisions on it that were refused."""
         rows, refused = await self._database.transact((sql.GET_APPROVAL, {"id": key}), (sql.LIST_REFUSALS, {"id": key}))
         return (rows[0] if rows else None), refused
 

@@ -99,7 +99,7 @@ class PendingCall:
         prompt: What the person is asked, "" for nothing in particular.
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.
-        decision: Who let a call in doubt run, when and with which arguments; None where nobody decided.
+        decision: Who let a call in doubt run, when and with which arguments; None for a call that was not decided.
     """
 
     id: str

@@ -22,7 +22,7 @@ from planner_ext.kernel.usage import merge_reported, read_iterations, usage_in
 __all__ = ["Charge", "ChargedTextCompletion", "charged"]
 
 Charge = Callable[[ChatMessageContent | None], None]
-"""Told what a request was answered, None where there is no answer."""
+"""Called with the reply to a request, or with None where there was no reply."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def charged(
             not report of its tokens is estimated from them.
 
     Yields:
-        What has to be told the reply.
+        What has to be called with the reply.
 
     Raises:
         LimitReachedError: If nothing is left for the request.

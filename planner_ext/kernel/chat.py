@@ -82,7 +82,7 @@ class KernelChat:
             answer_settings: Those of the answer request that differ.
 
         Raises:
-            PlannerInvalidConfigurationError: If the price is none that can be used.
+            PlannerInvalidConfigurationError: If the price cannot be used.
         """
         self._service = service
         self._connector = connector_of(service)

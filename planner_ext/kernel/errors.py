@@ -52,7 +52,7 @@ class PlannerInvalidConfigurationError(PlannerException):
 
 
 class InvalidPriceError(PlannerException):
-    """The application's price of a reply is no amount of US dollars. The reply is lost; no further request was made."""
+    """The application's price is not an amount of US dollars. The reply is lost; no further request was made."""
 
 
 class InvalidHistoryError(PlannerException):

@@ -55,7 +55,7 @@ class Around:
         planners: Those whose runs are around the function, the outermost first.
         gates: What has a say in each of the runs around, the outermost first, and that run's account.
         price: How the run around counts cost, if its application says so.
-        stop: Whoever stops the run around, stops the runs inside it.
+        stop: Stops the run around, and with it the runs inside it.
         tab: Of the call.
     """
 
@@ -146,7 +146,7 @@ class NestingFunctions:
         self._around = around
 
     def stopped_by(self, stop: StopHandle) -> None:
-        """Let whoever stops this run stop the runs inside it, too."""
+        """Let what stops this run stop the runs inside it, too."""
         self._around = partial(self._around, stop=stop)
 
     def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
@@ -216,7 +216,7 @@ class NestedGate:
 
 
 def _both(first: Approve | None, then: Approve) -> Approve:
-    """Merge two approvals of a call: the last edit of its arguments, and whoever approved it."""
+    """Merge two approvals of a call: the last edit of its arguments, and the last one's approver."""
     if first is None:
         return then
     edited = first.arguments if then.arguments is None else then.arguments

@@ -102,7 +102,7 @@ def _request_settings(
 
 
 def _ended(message: ChatMessageContent) -> dict[str, Any]:
-    """Say how one request ended: with calls that are the caller's to run it is no answer yet."""
+    """Say how one request ended: with calls that are the caller's to run it is not answered yet."""
     cut = message.finish_reason is not None and message.finish_reason.value in CUT_SHORT
     status: Status = "incomplete" if cut or not (calls_of(message) or text_of(message)) else "answered"
     return {"status": "stopped" if status == "answered" and calls_of(message) else status, "limit": None}

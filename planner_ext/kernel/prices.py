@@ -56,7 +56,7 @@ def checked_price(price: Price, model: str) -> Price:
         model: The model whose requests it prices.
 
     Returns:
-        The same price, which raises `InvalidPriceError` for whatever is no amount, and where the function raises.
+        The same price, which raises `InvalidPriceError` for what is not an amount, and where the function raises.
 
     Raises:
         PlannerInvalidConfigurationError: If it cannot price that. Nothing was sent.

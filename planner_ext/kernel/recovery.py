@@ -47,7 +47,7 @@ async def recovery_facts(
         effect = effect_of(decided.function)
         if effect.kind == "once":
             answer = await _probed(effect.probe, state, call, decided)
-        else:  # a call that would now get another value is no repetition: whether the first took effect is not known
+        else:  # a call that would now get another value is not repeated: whether the first took effect is not known
             answer = NoEffect() if is_as_decided(functions.check(call.request, decided.edited), decided) else None
         if isinstance(answer, NoEffect):
             facts.append(replace(decided, at=at))

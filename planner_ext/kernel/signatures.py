@@ -42,5 +42,5 @@ def _undescribed(schema: Any) -> Any:
 
 
 def _named(value: object) -> str:
-    """Write a default that is no JSON by its type: its ``repr`` may hold an address, which differs in each process."""
+    """Write a default that is not JSON by its type: its ``repr`` may hold an address, which differs in each process."""
     return type(value).__qualname__

@@ -1,7 +1,7 @@
 """What a reply's metadata says of round trips and tokens, read with mistrust, and sums of it.
 
 Each connector of Semantic Kernel names tokens in its own way, and some leave out a part of what their SDK was told.
-`usage_in` reads both; a count that is no whole number above 0 is no count.
+`usage_in` reads both; a count that is not a whole number above 0 is ignored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

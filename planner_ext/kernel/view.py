@@ -11,8 +11,8 @@ functions. On its view of the kernel it does both in the name of its call:
   for a person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.
 
-Embeddings, images and audio are no round trips, and are not counted. What cannot be seen, because it does not pass this
-kernel: an SDK called by hand, and the application's own kernel where a function holds it (in a closure, or as
+Embeddings, images and audio are not round trips, and are not counted. What cannot be seen, because it does not pass
+this kernel: an SDK called by hand, and the application's own kernel where a function holds it (in a closure, or as
 ``self._kernel``). The way out: take ``kernel: Kernel`` as a parameter, or register `FunctionInvokingChatCompletion` as
 the service of the kernel that is held; it finds the call by a context variable, and charges it.
 """
@@ -39,7 +39,7 @@ from planner_ext.kernel.nested import Around, NestedGate, NobodyWaits, around_of
 __all__ = ["Wrap", "may_ask", "tab_in", "view_of", "whole"]
 
 Wrap = Callable[[AIServiceClientBase, Tab], AIServiceClientBase]
-"""Wraps a service so that its requests are charged to a call; those that are no round trips are given back as is."""
+"""Wraps a service so that its requests are charged to a call; others are returned as they are."""
 
 _GIVEN = frozenset({"kernel", "service", "execution_settings", "arguments"})
 """Parameters that Semantic Kernel fills in by name."""
@@ -137,7 +137,7 @@ def _filters(tab: Tab) -> tuple[Callable[..., Awaitable[None]], Callable[..., Aw
 
 
 def _is_inline(context: FunctionInvocationContext) -> bool:
-    """Whether a prompt is run that is no function of the kernel, as ``invoke_prompt`` does: a request, not a call."""
+    """Whether a prompt runs that is not a function of the kernel, as of ``invoke_prompt``: a request, not a call."""
     function = context.function
     plugin = context.kernel.plugins.get(function.plugin_name)
     return function.is_prompt and (plugin is None or function.name not in plugin.functions)

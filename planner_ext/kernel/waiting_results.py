@@ -83,7 +83,7 @@ def mark_of(
 
 
 def waiting_results(history: ChatHistory) -> list[WaitingResult]:
-    """Find the results that say that their call waits; one that does not fit a call before it is no such result."""
+    """Find the results that say that their call waits; one that does not fit a call before it is left out."""
     placed = list(_placed_calls(history))
     found: list[WaitingResult] = []
     for item in (item for message in history.messages for item in message.items):
