@@ -32,11 +32,12 @@ async def list_approvals(where: str, *, limit: int, offset: int, as_json: bool) 
     async with Approvals.connect(where) as approvals:
         with complaints_of("planner_ext.durable"):
             waiting = await approvals.pending(limit=limit, offset=offset)
-        say_part(len(waiting), offset=offset, total=await approvals.count())
+        total = await approvals.count()
+        say_part(len(waiting), limit=limit, offset=offset, total=total)
     if as_json:
         print(_document([asdict(call) for call in waiting]))
         return ANSWERED
-    if not waiting and not offset:
+    if not total:
         say(stderr_console(), Text(f"Nothing waits in {store_name(where)}."))
     for call in waiting:
         _print_brief(stdout_console(), call)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from rich.text import Text
 
-from planner_ext.cli.console import ANSWERED, say, stderr_console, stdout_console
+from planner_ext.cli.console import ANSWERED, complaints_of, say, stderr_console, stdout_console
 from planner_ext.cli.durable_store import opened_store, say_part, store_name
 from planner_ext.cli.text import exact, moment_text, one_line
 from planner_ext.durable import RunRecord
@@ -18,13 +18,15 @@ _TIMES = ("wake_at", "created_at", "updated_at")
 
 
 async def list_runs(where: str, *, status: str | None, limit: int, offset: int, as_json: bool) -> int:
-    """Print the runs, and how many there are where these are not all."""
+    """Print the runs, and how many there are where these are not all; of a damaged row it is said that it is."""
     async with opened_store(where) as store:
-        records = await store.runs(status=status, limit=limit, offset=offset)
-        say_part(len(records), offset=offset, total=await store.count_runs(status=status))
+        with complaints_of("planner_ext.durable"):
+            records = await store.runs(status=status, limit=limit, offset=offset)
+        total = await store.count_runs(status=status)
+        say_part(len(records), limit=limit, offset=offset, total=total)
     if as_json:
         print(json.dumps([_document(record) for record in records], indent=2))
-    elif not records and not offset:
+    elif not total:
         say(stderr_console(), Text(f"No run{f' is {status}' if status else ''} in {store_name(where)}."))
     elif records:
         _print(records)

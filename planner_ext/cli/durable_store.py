@@ -63,12 +63,12 @@ def command_on(where: str, *words: str) -> str:
     return printable(shlex.join(["planner-ext", *words, *option]))
 
 
-def say_part(shown: int, *, offset: int, total: int) -> None:
+def say_part(shown: int, *, limit: int, offset: int, total: int) -> None:
     """Say which part of a list was shown, on stderr; nothing where it was all of it."""
     if shown == total:
         return
     text = f"{shown} of {total}" + (f", after the first {offset}" if offset else "")
-    more = f"; --offset {offset + shown} shows the next" if shown and offset + shown < total else ""
+    more = f"; --offset {offset + limit} shows the next" if offset + limit < total else ""
     say(stderr_console(), Text(f"{text}{more}."))
 
 

@@ -31,6 +31,20 @@ def test_a_list_says_which_part_of_it_was_shown(command: Command, what: str) -> 
     assert (past.code, past.out, past.err) == (0, "", "0 of 3, after the first 9.\n")
 
 
+def test_a_damaged_row_is_named_and_not_taken_for_none(command: Command, here: Path) -> None:
+    """The list says which run's row is damaged, that it left one out, and where it goes on behind that."""
+    for name in "abc":
+        assert command(*WAITS, name).code == 4
+    with sqlite3.connect(here / "runs.db") as database:
+        database.execute("UPDATE planner_runs SET goal = '{' WHERE run_id = 'c'")
+    database.close()
+    listed = command("runs", "list", *STORE, "--limit", "1")
+    assert (listed.code, listed.out) == (0, "")
+    assert "The row of run 'c' is damaged" in " ".join(listed.err.split())
+    assert listed.err.endswith("0 of 3; --offset 1 shows the next.\n")
+    assert "No run" not in listed.err
+
+
 def test_a_status_that_there_is_not_is_refused(command: Command) -> None:
     """Exit code 2 and those that there are; nothing is listed."""
     assert command(*WAITS, "a").code == 4
