@@ -191,13 +191,15 @@ class ApprovalFilter:
 
     async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve | None) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
-        arguments = dict(call.arguments)
+        parameters, given = parameters_of(context.function), call.arguments
         if decision is not None and decision.arguments is not None:
-            edited = parse_arguments(_json(decision.arguments), parameters_of(context.function))
+            edited = parse_arguments(_json(decision.arguments), parameters)
             if isinstance(edited, InvalidArguments):
                 _answer(context, f"{_REFUSED}{edited.message}")
                 return
-            arguments = edited
+            given = edited
+        arguments: dict[str, Any] = {}
+        parameters.put(given, arguments)
         values = cast("dict[str, Any]", context.arguments)
         if arguments.keys() != call.arguments.keys() or any(values[name] is not arguments[name] for name in arguments):
             context.arguments = copy(context.arguments)  # these may be the caller's own
@@ -205,7 +207,7 @@ class ApprovalFilter:
             for name in call.arguments:
                 values.pop(name, None)
             values.update(arguments)
-        starts = self._starts(context.function, context.arguments, arguments, binds=decision is not None)
+        starts = self._starts(context.function, context.arguments, given, binds=decision is not None)
         if (running := starts_of(context)) is not None:  # a run of this package guards its calls itself
             running.join(starts)
             await next(context)
@@ -279,7 +281,7 @@ class ApprovalFilter:
             if not isinstance(given, Approve):
                 replace_result(history, one.item, _answer_of(given))
         standing = [replace_result(history, one.item, STARTED) for one, _ in approved]
-        self._taken.update(one.pending.fingerprint for one, _ in approved)
+        self._taken.update(one.pending.fingerprint for one, _ in chosen)
         to_run = deque(zip(approved, standing, strict=True))
         try:
             while to_run:
@@ -315,7 +317,8 @@ class ApprovalFilter:
         own = _to_run(function, waiting, decision)
         assert not isinstance(own, InvalidArguments), "it was checked before any decision was taken"
         given = KernelArguments()
-        cast("dict[str, Any]", given).update({**cast("dict[str, Any]", arguments or {}), **own})
+        cast("dict[str, Any]", given).update(cast("dict[str, Any]", arguments or {}))
+        parameters_of(function).put(own, cast("dict[str, Any]", given))
         starts = self._starts(function, given, own, binds=True)
         guarded = starts.guarding(function)
         try:
@@ -394,7 +397,7 @@ def _converted(values: dict[str, Any], parameters: Parameters) -> dict[str, Any]
     shown = dict(values)
     for name, value in values.items():
         parameter = parameters.by_name.get(name)
-        if parameter is None or not isinstance(value, str | int | float | list | dict):
+        if parameter is None or not isinstance(value, str | int | float | list | dict | None):
             continue
         try:
             text = json.dumps({name: value})

@@ -9,7 +9,7 @@ time. Each argument is converted to its parameter's type here, once, before anyt
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import TracebackType, UnionType
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin
@@ -92,6 +92,14 @@ class Parameters:
         """Whether a null for this parameter is passed by leaving it out."""
         parameter = self.by_name.get(name)
         return parameter is not None and parameter.drops_null
+
+    def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
+        """Put converted values among a function's arguments, as items; a null that is passed by leaving it out, so."""
+        for name, value in given.items():
+            if value is None and self.drops_null(name):
+                arguments.pop(name, None)
+            else:
+                arguments[name] = value
 
     def described(self) -> str:
         """A sentence that lists them."""

@@ -15,6 +15,8 @@ from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Suppl
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
 from planner_ext.kernel.approval_filter import ApprovalFilter
+from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments
+from planner_ext.kernel.results import result_text
 from planner_ext.ports import Gate
 
 __all__ = ["FilteredGate", "approval_filters"]
@@ -84,9 +86,12 @@ class FilteredGate:
     ) -> Decision | None:
         if isinstance(decision, Deny | Supply):
             return decision
-        if isinstance(decision, Approve) and decision.arguments is not None:
-            call = replace(call, arguments=dict(decision.arguments))
         function = self._offered()[call.fully_qualified_name]
+        if isinstance(decision, Approve) and decision.arguments is not None:
+            edited = parse_arguments(result_text(dict(decision.arguments)), parameters_of(function))
+            if isinstance(edited, InvalidArguments):
+                return decision  # which is refused where it is applied
+            call = replace(call, arguments=edited)
         said = await one.decide(function, call, state, asks=not isinstance(decision, Defer))
         if isinstance(decision, Defer):
             return said if isinstance(said, Deny | Supply) else decision

@@ -254,11 +254,7 @@ class KernelFunctions:
         prepared = self._prepare(function)
         arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
         values = cast("dict[str, Any]", arguments)
-        for name, value in checked.arguments.items():
-            if value is None and prepared.parameters.drops_null(name):
-                values.pop(name, None)
-            else:
-                values[name] = value  # as an item: KernelArguments(settings=...) means something else
+        prepared.parameters.put(checked.arguments, values)
         if takes(getattr(function, "method", None), KEY_PARAMETER):
             values[KEY_PARAMETER] = key
         decided = planned.decided

@@ -228,6 +228,46 @@ async def test_what_waits_is_shown_and_runs_converted() -> None:
     assert here.ran == [("transfer", [1], "EUR", 7)]
 
 
+@under_each
+async def test_a_null_is_none_to_the_person_and_to_the_function_or_refused(under: Any) -> None:
+    """Semantic Kernel would make the text "None" of it, which nobody was shown; where it is no value it is refused."""
+    for name, ran in (("limit", [("pay", "own", None)]), ("account", [])):
+        seen: list[Any] = []
+        done: list[Any] = []
+
+        @kernel_function(name="pay")
+        async def pay(account: str = "own", limit: str | None = None) -> str:
+            done.append(("pay", account, limit))  # noqa: B023  (called within the round)
+            return "paid"
+
+        def person(call: ToolCall, seen: list[Any] = seen) -> Any:
+            seen.append(call.arguments.get("limit", "other"))
+            return Approve()
+
+        by = ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask"}), person)
+        here = guarded([call("bank-pay", {name: None}), DONE], by=by, under=under)
+        here.kernel.add_plugin({"pay": pay}, "bank")
+        await chat(here, asked())
+        assert (done, seen) == (ran, [None] * len(ran))
+
+
+async def test_a_null_that_waits_runs_as_none() -> None:
+    """Of a null that was approved the function gets None, not the text, nor the application's value."""
+    by, history, ran = ApprovalFilter(ApprovalPolicy.from_dict({"default": "ask"})), asked(), list[Any]()
+
+    @kernel_function(name="pay")
+    async def pay(limit: str | None = None) -> str:
+        ran.append(limit)
+        return "paid"
+
+    here = guarded([call("bank-pay", {"limit": None}), DONE], by=by)
+    here.kernel.add_plugin({"pay": pay}, "bank")
+    await chat(here, history)
+    assert [one.arguments for one in by.pending(history)] == [{"limit": None}]
+    await by.resume(here.kernel, history, {"call_1": Approve()}, arguments=KernelArguments(limit="9"))
+    assert ran == [None]
+
+
 @pytest.mark.parametrize("change", [{"count": 2}, {"steps": [1]}])
 async def test_a_person_s_edit_is_bound_too(change: dict[str, Any]) -> None:
     """What the person put in place of the model's arguments runs, and no filter changes it."""

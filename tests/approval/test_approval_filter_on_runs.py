@@ -102,6 +102,21 @@ async def test_what_it_approved_is_bound(under: Any) -> None:
 
 
 @under_each
+async def test_an_edit_is_seen_as_the_value_that_the_function_gets(under: Any) -> None:
+    """What an interceptor puts in place of the arguments is converted before the filter's policy decides on it."""
+    rules = [{"function": "refund", "arguments": {"amount": {"gt": 100}}, "action": "deny"}]
+    for written, ran in (("5", [("refund", "7", 5.0, "")]), ("500", [])):
+        here = guarded(
+            [REFUND, DONE],
+            by=ApprovalFilter(ApprovalPolicy.from_dict({"default": "allow", "rules": rules})),
+            under=under,
+        )
+        edit = Approve(arguments={"order": 7, "amount": written})
+        await Door("planner", False).ask(here, interceptors=[lambda _, edit=edit: edit])
+        assert here.ran == ran
+
+
+@under_each
 async def test_the_stricter_say_wins(under: Any) -> None:
     """A filter's denial stands above an interceptor's approval, and an interceptor's above a filter's."""
     denying = ApprovalFilter(ApprovalPolicy.from_dict({"default": "deny"}))

@@ -117,6 +117,19 @@ async def test_a_copy_of_the_history_is_no_second_approval(streamed: bool) -> No
     assert here.ran == [REFUNDED]
 
 
+@pytest.mark.parametrize("first", [Deny("No."), Supply("paid by hand")], ids=["deny", "supply"])
+async def test_what_was_refused_does_not_run_in_a_copy_of_the_history(first: Any) -> None:
+    """A decision is taken once, whatever it was: an approval in a copy does not come after a refusal."""
+    by = ApprovalFilter(POLICY)
+    here, history = guarded([REFUND, DONE], by=by), asked()
+    await chat(here, history)
+    copy = ChatHistory.model_validate_json(history.model_dump_json())
+    await by.resume(here.kernel, history, {"call_1": first})
+    with pytest.raises(DecisionRefusedError, match="decided before"):
+        await by.resume(here.kernel, copy, {"call_1": Approve()})
+    assert here.ran == []
+
+
 async def test_cancelled_while_it_runs_a_call_is_in_doubt_and_the_others_wait_again() -> None:
     """Nothing that started is said to have not run, or runs again; what had not started can still be decided."""
     shop = Slow()
