@@ -111,11 +111,12 @@ def _answer(fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]) -> D
     return DecisionRecord(
         call=f"question_{fact.iteration}" if fact.index is None else calls[fact.index].id,
         fully_qualified_name=ASK_USER,
-        kind="supply",
+        kind="supply" if fact.denied is None else "deny",
         by=fact.by,
         at=datetime.fromtimestamp(fact.at, UTC),
         requested={"question": fact.question},
-        result=answer,
+        reason=fact.denied or "",
+        result=answer if fact.denied is None else None,
     )
 
 

@@ -304,6 +304,7 @@ class Clarified:
         iteration: The trip in which it was asked.
         index: The place of the call that asks; None for a plain reply.
         by: Who answered, "" where that is not known.
+        denied: Why a person did not answer, "" without a reason; None where the question was answered.
         iterations: Round trips that the answer took; charged to the ledger.
         usage: Tokens and cost of them, likewise.
         seconds: Active time; waiting for a person is not in it.
@@ -314,6 +315,7 @@ class Clarified:
     iteration: int
     index: int | None
     by: str = ""
+    denied: str | None = None
     iterations: int = 0
     usage: Usage = Usage()
     at: float

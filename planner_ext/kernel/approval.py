@@ -304,6 +304,7 @@ def _answered(call: WaitingCall, at: float, decision: Decision, functions: Funct
         iteration=call.decided.iteration,
         index=call.index,
         by=decision.by or "",
+        denied=decision.reason if isinstance(decision, Deny) else None,
         at=at,
         seconds=0.0,
     )

@@ -216,13 +216,15 @@ async def test_only_answers_are_taken_for_a_question(streamed: bool) -> None:
 
 @both_ways
 async def test_nobody_answers_is_an_answer_too(streamed: bool) -> None:
-    """Deny lets the model know, with the reason, and the run goes on."""
+    """Deny lets the model know, with the reason, the run goes on, and its record says that it was denied."""
     kernel, service = scripted([ASK, final()])
     planner = planner_with(**INSISTING)
     asked = await invoke(planner, kernel, streamed=streamed)
-    denied = {asked.pending[0].id: Deny("Guess.")}
+    denied = {asked.pending[0].id: Deny("Guess.", by="ann")}
     done = await resume(planner, kernel, asked.checkpoint, streamed=streamed, decisions=denied)
     assert done.status == "answered"
+    (record,) = done.decisions
+    assert (record.kind, record.by, record.reason, record.result) == ("deny", "ann", "Guess.", None)
     assert texts(service.requests[1])[-1] == ("tool", "Nobody answers this. Guess. Go on with what you know.")
 
 
