@@ -174,6 +174,7 @@ FACTS: tuple[Fact, ...] = (
         iteration=0,
         index=1,
         by="ann",
+        denied="no time",
         iterations=1,
         usage=USAGE,
         at=7.5,
