@@ -10,7 +10,7 @@ from rich.text import Text
 
 from planner_ext.cli.console import say
 from planner_ext.cli.show import WIDEST, Signs
-from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, moment_text, printable, visible
+from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, folded_lines, moment_text, printable, visible
 from planner_ext.core.questions import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
@@ -157,17 +157,18 @@ def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: 
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
     asks = call.fully_qualified_name == ASK_USER
-    texts = {"question": visible(call.prompt) if call.prompt else ""}
+    texts = {"question": visible(call.prompt)} if call.prompt else {}
     if not asks:
         texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"
     cut = False
     for label, text in texts.items():
         shown = text
         if lines is not None and not asks:
-            shown = cut_in_the_middle(text, cells=width - _BESIDE, lines=lines // sum(map(bool, texts.values())))
+            most = lines if label == "arguments" else lines // 2  # what the question leaves is the arguments'
+            shown = cut_in_the_middle(text, cells=width - _BESIDE, lines=most)
+            lines -= folded_lines(shown, width - _BESIDE)
             cut = cut or shown != text
-        if text:
-            rows.add_row(label, _shown(console, shown))
+        rows.add_row(label, _shown(console, shown))
     if not asks:
         rows.add_row("function", _shown(console, exact(call.fully_qualified_name), "bold"))
     rows.add_row("call", _shown(console, f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))

@@ -16,6 +16,7 @@ __all__ = [
     "cut_in_the_middle",
     "exact",
     "exact_json",
+    "folded_lines",
     "moment_text",
     "one_line",
     "printable",
@@ -108,6 +109,11 @@ def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
     first, last = head[:half], [*_folded(text[-cells * lines :], cells)][-half:]
     missing = len(text) - sum(map(len, (*first, *last)))
     return "\n".join((*first, f"[ ... {missing:,} characters are not shown here ... ]", *last))
+
+
+def folded_lines(text: str, cells: int) -> int:
+    """Count the lines of a text that is folded at a number of cells."""
+    return sum(1 for _ in _folded(text, cells))
 
 
 def _folded(text: str, cells: int) -> Iterator[str]:

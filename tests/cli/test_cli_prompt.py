@@ -138,6 +138,15 @@ def test_long_arguments_are_cut_in_the_middle() -> None:
     assert whole.rindex('"last"') < whole.index("shop-pay")
 
 
+def test_arguments_have_the_lines_that_the_question_leaves() -> None:
+    """Beside a short question they are shown whole; a question as long as they are takes half of the room."""
+    arguments = {f"n{number}": number for number in range(7)}
+    assert "not shown here" not in printed(pending(prompt="May it?", **arguments), lines=10)
+    both = printed(pending(prompt="May it?\n" * 99, **arguments), lines=10)
+    assert both.count("not shown here") == 2
+    assert len(both.splitlines()) <= 10 + 8
+
+
 @pytest.mark.parametrize("text", ["a" * 5, "a\nb\nc", "x" * 1_000_000, "\n" * 100_000, "日" * 9999, "a b\n" * 5000])
 def test_a_cut_text_has_no_more_lines_than_it_may(text: str) -> None:
     """Whatever is in it: one long line, many short ones, wide characters, nothing but line ends."""
