@@ -31,6 +31,7 @@ from planner_ext.kernel.conversion import (
 )
 
 __all__ = [
+    "INJECTED",
     "InvalidArguments",
     "Parameter",
     "Parameters",
@@ -51,7 +52,7 @@ MAX_DEPTH: Final = 100
 _SHOWN: Final = 10
 _VALUES_SHOWN: Final = 50
 
-_INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
+INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
 """Parameters of a method that Semantic Kernel fills in by name (``gather_function_parameters``)."""
 
 
@@ -231,7 +232,7 @@ def injected_parameters(function: KernelFunction) -> frozenset[str]:
     """Name the parameters that the model does not fill: Semantic Kernel's own, and those of `effect`."""
     if not isinstance(function, KernelFunctionFromMethod):
         return frozenset()
-    return _INJECTED | injected(function.method)
+    return INJECTED | injected(function.method)
 
 
 def _parameter(name: str, declared: KernelParameterMetadata, function: KernelFunction) -> Parameter:

@@ -31,7 +31,7 @@ from planner_ext.approval.decisions import Approve, Deny, Supply, ToolCall
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.approval.marks import approval_required
 from planner_ext.core.accounts import Tab
-from planner_ext.kernel.arguments import InvalidArguments, parameters_of, parse_arguments
+from planner_ext.kernel.arguments import INJECTED, InvalidArguments, parameters_of, parse_arguments
 from planner_ext.kernel.errors import NestedRunRefusedError
 from planner_ext.kernel.filtered_gate import FilteredGate, approval_filters
 from planner_ext.kernel.nested import Around, NestedGate, NobodyWaits, around_of, nothing_left
@@ -40,9 +40,6 @@ __all__ = ["Wrap", "may_ask", "tab_in", "view_of", "whole"]
 
 Wrap = Callable[[AIServiceClientBase, Tab], AIServiceClientBase]
 """Wraps a service so that its requests are charged to a call; others are returned as they are."""
-
-_GIVEN = frozenset({"kernel", "service", "execution_settings", "arguments"})
-"""Parameters that Semantic Kernel fills in by name."""
 
 _Next = Callable[[FunctionInvocationContext], Awaitable[None]]
 
@@ -178,10 +175,14 @@ def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
     """Show a function that is called by another one as interceptors see a model's call."""
     function, state = context.function, tab.account.state
     values = cast("dict[str, Any]", context.arguments)
-    taken = [one for one in function.parameters if one.name not in _GIVEN and one.name in values]
+    taken = [one for one in function.parameters if one.name not in INJECTED and one.name in values]
     given: dict[str, Any] = {str(one.name): values[str(one.name)] for one in taken if one.include_in_function_choices}
-    text = json.dumps(given, default=str)
-    parsed = parse_arguments(text, parameters_of(function)) if _is_json(given) else given
+    try:
+        text = json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # objects of the application, passed as they are
+        text, parsed = json.dumps(given, default=str), given
+    else:
+        parsed = parse_arguments(text, parameters_of(function))
     if not isinstance(parsed, InvalidArguments):  # what is decided on is what runs
         values.update(parsed)
     given = {str(one.name): values[str(one.name)] for one in taken}
@@ -202,14 +203,6 @@ def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
         batch_size=len(batch.calls),
         fingerprint=fingerprint_of(state.run_id, batch.iteration, call_id, digest),
     )
-
-
-def _is_json(values: dict[str, Any]) -> bool:
-    try:
-        json.dumps(values, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
 
 
 def _edit(context: FunctionInvocationContext, arguments: Any) -> None:
