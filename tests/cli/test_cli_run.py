@@ -289,7 +289,7 @@ def test_a_wrong_option_is_a_usage_error(command: Command) -> None:
     """Exit code 2, with the way to the help."""
     outcome = command("run", "Hello", "--no-such-option")
     assert outcome.code == 2
-    assert "Try 'planner-ext run --help' for help." in outcome.err
+    assert "Try 'planner-ext run -h' for help." in outcome.err
 
 
 def test_the_help_has_the_exit_codes(command: Command) -> None:
