@@ -42,7 +42,14 @@ from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import Raised, caught
 from planner_ext.kernel.results import result_text
 from planner_ext.kernel.signatures import signature_of
-from planner_ext.kernel.waiting_results import STARTED, WaitingResult, mark_of, replace_result, waiting_results
+from planner_ext.kernel.waiting_results import (
+    STARTED,
+    WaitingResult,
+    arguments_text,
+    mark_of,
+    replace_result,
+    waiting_results,
+)
 
 __all__ = ["ApprovalFilter", "Approver"]
 
@@ -193,7 +200,7 @@ class ApprovalFilter:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
         parameters, given = parameters_of(context.function), call.arguments
         if decision is not None and decision.arguments is not None:
-            edited = parse_arguments(_json(decision.arguments), parameters)
+            edited = parse_arguments(arguments_text(decision.arguments), parameters)
             if isinstance(edited, InvalidArguments):
                 _answer(context, f"{_REFUSED}{edited.message}")
                 return
@@ -384,7 +391,7 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
         function_name=function.name,
         fully_qualified_name=function.fully_qualified_name,
         arguments=shown,
-        raw_arguments=_json_text(content.arguments) if content is not None else _json(shown),
+        raw_arguments=arguments_text(shown if content is None else content.arguments),
         iteration=getattr(context, "request_sequence_index", 0),
         index=getattr(context, "function_sequence_index", 0),
         batch_size=getattr(context, "function_count", 1) or 1,
@@ -456,7 +463,7 @@ def _to_run(function: KernelFunction, waiting: WaitingResult, decision: Approve)
     """Give the arguments of an approved call: those that were shown, or those that were put in their place."""
     if decision.arguments is None:
         return dict(waiting.pending.arguments)
-    return parse_arguments(_json(decision.arguments), parameters_of(function))
+    return parse_arguments(arguments_text(decision.arguments), parameters_of(function))
 
 
 def _function(kernel: Kernel, name: str) -> KernelFunction:
@@ -486,11 +493,3 @@ def _fingerprint(call_id: str, function: str, arguments: Mapping[str, Any]) -> s
 
 def _is_same(one: object, other: object) -> bool:
     return one is other or (inspect.ismethod(one) and one == other)  # a method is made anew where it is looked up
-
-
-def _json_text(arguments: str | Mapping[str, Any] | None) -> str:
-    return arguments if isinstance(arguments, str) else _json(arguments or {})
-
-
-def _json(values: Mapping[str, Any]) -> str:
-    return result_text(dict(values))

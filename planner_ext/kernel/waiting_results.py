@@ -27,7 +27,7 @@ from planner_ext.kernel.approval import PendingCall
 from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.kernel.results import result_text
 
-__all__ = ["STARTED", "WAITING", "WaitingResult", "mark_of", "replace_result", "waiting_results"]
+__all__ = ["STARTED", "WAITING", "WaitingResult", "arguments_text", "mark_of", "replace_result", "waiting_results"]
 
 WAITING = "This call waits for a person's approval and has not run: "
 """How the model reads that a call waits; its function, fingerprint and question follow."""
@@ -73,7 +73,7 @@ def mark_of(
     mark = {
         "function": call.fully_qualified_name,
         "prompt": call.prompt,
-        "arguments": result_text(dict(call.arguments)),
+        "arguments": arguments_text(call.arguments),
         "signature": signature,
         "nonce": uuid.uuid4().hex,
     }
@@ -133,13 +133,14 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
             continue
         text = "".join(item.text for item in message.items if isinstance(item, TextContent))
         calls = [item for item in message.items if isinstance(item, FunctionCallContent)]
-        shown = [[one.id, one.plugin_name, one.function_name, _arguments_text(one.arguments)] for one in calls]
+        shown = [[one.id, one.plugin_name, one.function_name, arguments_text(one.arguments)] for one in calls]
         said.update(json.dumps([str(message.role), text, shown]).encode())
         for number, one in enumerate(calls):
             yield one, f"{said.hexdigest()}/{number}"
 
 
-def _arguments_text(arguments: str | Mapping[str, Any] | None) -> str:
+def arguments_text(arguments: str | Mapping[str, Any] | None) -> str:
+    """Write the arguments of a call as JSON text; a text is one already."""
     return arguments if isinstance(arguments, str) else result_text(dict(arguments or {}))
 
 
