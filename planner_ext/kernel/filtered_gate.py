@@ -70,10 +70,19 @@ class FilteredGate:
         if not self._filters:
             return decisions
         for number, call in enumerate(calls):
-            for one in self._filters:
-                decisions[number] = await self._with(one, call, decisions[number], state)
+            decisions[number] = await self._filtered(call, decisions[number], state)
             self._reviewed.add((call.iteration, call.id))
         return decisions
+
+    async def _filtered(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
+        edited = False
+        for one in self._filters:
+            edited = edited or (isinstance(decision, Approve) and decision.arguments is not None)
+            decision = await self._with(one, call, decision, state)
+        if edited and isinstance(decision, Defer):  # an edit does not wait: what waits, each policy has to see
+            for one in self._filters:
+                decision = await self._with(one, call, decision, state)
+        return decision
 
     def decided(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
         """List the filters that need not decide a call when it runs: this gate asked them, or a person decided."""

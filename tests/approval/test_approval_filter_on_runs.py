@@ -117,6 +117,19 @@ async def test_an_edit_is_seen_as_the_value_that_the_function_gets(under: Any) -
 
 
 @under_each
+async def test_what_waits_is_what_the_policy_decided_on(under: Any) -> None:
+    """A person is asked about the model's own arguments, so a filter's rules are for these, whatever an edit made."""
+    rules = [{"function": "refund", "arguments": {"amount": {"gt": 40}}, "action": "deny"}]
+    for denying, status in ((rules, "answered"), ([], "paused")):
+        policy = ApprovalPolicy.from_dict({"default": "ask", "rules": denying})
+        here = guarded([REFUND, DONE], by=ApprovalFilter(policy), under=under)
+        edit = Approve(arguments={"order": "7", "amount": 5})
+        outcome = await Door("planner", False).ask(here, interceptors=[lambda _, edit=edit: edit])
+        assert (outcome.status, here.ran) == (status, [])
+        assert [one["arguments"]["amount"] for one in outcome.pending] == [50] * (status == "paused")
+
+
+@under_each
 async def test_the_stricter_say_wins(under: Any) -> None:
     """A filter's denial stands above an interceptor's approval, and an interceptor's above a filter's."""
     denying = ApprovalFilter(ApprovalPolicy.from_dict({"default": "deny"}))
