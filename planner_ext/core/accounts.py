@@ -49,11 +49,11 @@ class Tab:
         index: The call's place in the open batch.
         share: What was set aside for the call; None where it takes what it needs from the run's budget.
         closed: Whether the call has ended: nothing more may be taken.
-        lost: Whether what was spent of the share is not known.
+        lost: Whether the whole share counts as spent: the run in the call came to no end that says what was.
         around: Gives what the adapters know of the run, from the tab.
     """
 
-    __slots__ = ("_runs", "_taken", "account", "around", "closed", "index", "lost", "share")
+    __slots__ = ("_expected", "_runs", "_taken", "account", "around", "closed", "index", "lost", "share")
 
     def __init__(self, account: "Account", index: int, share: Share | None) -> None:
         self.account = account
@@ -63,14 +63,17 @@ class Tab:
         self.lost = False
         self.around: Callable[[Tab], Any] | None = None
         self._taken: Spent | None = None
+        self._expected: dict[object, Usage] = {}
         self._runs: list[Account] | None = None
 
     @property
     def spent(self) -> Spent | None:
-        """What the call has spent, as `CallFinished` records it."""
-        if self.share is not None:
-            return None if self.lost else self.taken
-        return self.taken if self.used else None
+        """What the call has spent, as `CallFinished` records it: None is its whole share, round trips included."""
+        if self.share is None:
+            return self.taken if self.used else None
+        if not self.lost:
+            return self.taken
+        return None if self.share.iterations is not None else self.share.at_least(self.taken)
 
     @property
     def used(self) -> bool:
@@ -82,6 +85,8 @@ class Tab:
         """What was taken so far, requests that are under way included."""
         with self.account.lock:
             taken = self._taken or Spent()
+            for usage in self._expected.values():
+                taken += Spent(usage=usage)
             for run in self._runs or ():
                 taken += run.total()
             return taken
@@ -120,9 +125,15 @@ class Tab:
                 self.charge(Spent(tool_calls=1, calls_by_function={function: 1}))
             return limit
 
-    def charge(self, spent: Spent) -> None:
-        """Add what a request came to, once that is known."""
+    def expect(self, request: object, usage: Usage) -> None:
+        """Count what a request will use at least, until it is known what it came to."""
         with self.account.lock:
+            self._expected[request] = usage
+
+    def charge(self, spent: Spent, *, instead_of: object = None) -> None:
+        """Add what a request came to, once that is known, in the place of what was expected."""
+        with self.account.lock:
+            self._expected.pop(instead_of, None)
             self._taken = spent if self._taken is None else self._taken + spent
 
     def begin(self, run: "Account") -> None:
@@ -150,6 +161,7 @@ class Account:
         self._starting: tuple[int, ...] = ()
         self._share: Share | None = None
         self._under_way = 0
+        self._charged = 0
         self._restarting = Spent()
 
     @property
@@ -182,7 +194,7 @@ class Account:
         if within is None:
             return next_action(state)
         with self.lock:
-            self._under_way = 0
+            self._under_way, self._charged = 0, self.state.ledger.iterations
             action = next_action(self._seen_within(state, within))
             match action:
                 case AskPlan() | AskModel():
@@ -227,8 +239,8 @@ class Account:
             self._tabs.pop(index, None)
 
     def unrecorded(self) -> dict[int, Spent]:
-        """Give what the calls have spent that are not recorded yet, by index; those with a share have spent that."""
-        spent = {index: tab.spent for index, tab in self._tabs.items() if tab.share is None}
+        """Give what the calls have spent that are not recorded yet, by index, but for whole shares."""
+        spent = {index: tab.spent for index, tab in self._tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
 
     def left(self) -> Share:
@@ -257,7 +269,8 @@ class Account:
         """What the run has spent since it was opened, with what is under way in it."""
         state = self.state
         spent = _since(self._before, state.ledger) + self._open(state)[0]
-        return spent + Spent(iterations=self._under_way) if self._under_way else spent
+        waits = self._under_way and state.ledger.iterations == self._charged  # a reply that came is in the ledger
+        return spent + Spent(iterations=self._under_way) if waits else spent
 
     def _open(self, state: State) -> tuple[Spent, int]:
         """Sum what is taken and not in the ledger: by the open tabs, and by the calls that are about to start."""

@@ -53,6 +53,16 @@ class Share:
         usage = Usage(completion_tokens=self.tokens or 0, cost=self.cost, active_seconds=self.seconds or 0.0)
         return Spent(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
 
+    def at_least(self, taken: "Spent") -> "Spent":
+        """Count the whole share as spent, and what was taken where it has no limit."""
+        usage = taken.usage if self.tokens is None else Usage(completion_tokens=self.tokens)
+        return replace(
+            taken,
+            iterations=taken.iterations if self.iterations is None else self.iterations,
+            tool_calls=taken.tool_calls if self.tool_calls is None else self.tool_calls,
+            usage=replace(usage, cost=taken.usage.cost if self.cost is None else self.cost),
+        )
+
 
 _LIMITS = {
     "iterations": "max_iterations",

@@ -13,6 +13,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.accounts import Tab
 from planner_ext.core.shares import Spent
+from planner_ext.core.values import Usage
 from planner_ext.kernel.budget import Price
 from planner_ext.kernel.nested import Around, around_of, nothing_left
 from planner_ext.kernel.prices import checked_price, price_of
@@ -41,7 +42,7 @@ def charged(
         settings: Of the request.
         price: How the service counts cost; None is as the run around does.
         sent: The messages of the request, without its functions. Where tokens or cost are limited, what the reply does
-            not report of its tokens is estimated from them.
+            not report of its tokens is estimated from them; and so are those of a request that nobody waits for.
 
     Yields:
         What has to be called with the reply.
@@ -58,20 +59,28 @@ def charged(
     counted = price_of(service, settings, price or around.price, left.cost)
     model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
     counted = None if counted is None else checked_price(counted, model)
-    if (limit := around.tab.take_request()) is not None:
-        raise nothing_left(limit)
 
-    def charge(reply: ChatMessageContent | None) -> None:
-        if reply is None:
-            return
+    def spent(reply: ChatMessageContent) -> Usage:
         usage = usage_in(reply)
         if counted is not None or left.tokens is not None:
             usage = PromptSize(service, settings, 0).completed(usage, sent, None, reply)
-        if counted is not None:
-            usage = replace(usage, cost=counted(reply.ai_model_id or model, usage))
-        around.tab.charge(Spent(iterations=read_iterations(reply.metadata) - 1, usage=usage))
+        return usage if counted is None else replace(usage, cost=counted(reply.ai_model_id or model, usage))
 
-    yield charge
+    request, expected = object(), spent(ChatMessageContent(role=AuthorRole.ASSISTANT, content=""))
+    if (limit := around.tab.take_request()) is not None:
+        raise nothing_left(limit)
+    around.tab.expect(request, expected)
+
+    def charge(reply: ChatMessageContent | None) -> None:
+        if reply is not None:
+            more = Spent(iterations=read_iterations(reply.metadata) - 1, usage=spent(reply))
+            around.tab.charge(more, instead_of=request)
+
+    try:
+        yield charge
+    except Exception:
+        around.tab.charge(Spent(), instead_of=request)
+        raise
 
 
 class ChargedTextCompletion(TextCompletionClientBase):
@@ -113,14 +122,16 @@ class ChargedTextCompletion(TextCompletionClientBase):
         usage: Any = None
         said = ""
         with charged(around_of(self._tab), self._inner, settings, None, [_said(prompt)]) as charge:
-            async with aclosing(self._inner.get_streaming_text_contents(prompt, settings)) as stream:
-                async for chunks in stream:
-                    for chunk in chunks:
-                        last, said = chunk, said + (chunk.text or "")
-                        usage = merge_reported(usage, chunk.metadata.get("usage"))
-                    yield chunks
-            if last is not None:
-                charge(_said(said, last.model_copy(update={"metadata": {**last.metadata, "usage": usage}})))
+            try:
+                async with aclosing(self._inner.get_streaming_text_contents(prompt, settings)) as stream:
+                    async for chunks in stream:
+                        for chunk in chunks:
+                            last, said = chunk, said + (chunk.text or "")
+                            usage = merge_reported(usage, chunk.metadata.get("usage"))
+                        yield chunks
+            finally:  # of a stream that is left early, what came
+                if last is not None:
+                    charge(_said(said, last.model_copy(update={"metadata": {**last.metadata, "usage": usage}})))
 
 
 def _said(text: str, content: TextContent | None = None) -> ChatMessageContent:

@@ -3,6 +3,7 @@
 This is the seam between a transcript and a request: the history is rendered here, incrementally, and nowhere else.
 """
 
+import asyncio
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatMessageContent
+from semantic_kernel.contents import AuthorRole, ChatMessageContent
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 
 from planner_ext.core.actions import AskModel
@@ -47,7 +48,11 @@ _TOOL_SETTINGS = ("tools", "tool_choice", "tool_config")
 
 
 class KernelChat:
-    """Asks one connector. Implements `planner_ext.ports.Chat`."""
+    """Asks one connector. Implements `planner_ext.ports.Chat`.
+
+    Attributes:
+        unanswered: Tokens, and their cost, of a request that was cancelled, estimated where estimates are wanted.
+    """
 
     def __init__(
         self,
@@ -99,6 +104,7 @@ class KernelChat:
         self._answer_settings = answer_settings or {}
         self._rendered: list[ChatMessageContent] = []
         self._entries: Sequence[Entry] = ()
+        self.unanswered = Usage()
 
     def messages(self, transcript: Sequence[Entry]) -> list[ChatMessageContent]:
         """Write a transcript as messages; what was written before is not written again."""
@@ -126,11 +132,17 @@ class KernelChat:
         sent = self._request(transcript, request)
         offer = self._offer if request.tool_choice else None
         self._size.check(sent.sent, offer)
-        with named_errors(self._service):
-            if self._streaming:
-                message = await self._stream(sent, request.iteration, emit)
-            else:
-                message = merge_reply(self._nonempty(await self._wire.ask(sent)))
+        try:
+            with named_errors(self._service):
+                if self._streaming:
+                    message = await self._stream(sent, request.iteration, emit)
+                else:
+                    message = merge_reply(self._nonempty(await self._wire.ask(sent)))
+        except asyncio.CancelledError:
+            if self._estimates:
+                nothing = ChatMessageContent(role=AuthorRole.ASSISTANT, content="")
+                self.unanswered = self._priced(nothing, self._size.completed(Usage(), sent.sent, offer, nothing))
+            raise
         usage = read_usage(message.metadata.get("usage"))
         if self._estimates:
             usage = self._size.completed(usage, sent.sent, offer, message)

@@ -23,6 +23,7 @@ from planner_ext.approval.marks import approval_required
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.accounts import Tab
 from planner_ext.core.facts import Fact, Guards
+from planner_ext.core.shares import Spent
 from planner_ext.core.shown import shown
 from planner_ext.core.state import State
 from planner_ext.engine import CallFailedError, Engine, StopHandle
@@ -200,6 +201,8 @@ class Loop:
                 raise
             finally:
                 engine.account.close()
+                if self.within is not None and self.chat.unanswered.total_tokens:
+                    self.within.tab.charge(Spent(usage=self.chat.unanswered))
 
     def _gate(self, *, marked: bool) -> InterceptorChain:
         options = self._options

@@ -63,18 +63,20 @@ async def pass_through_streaming(
     ended: dict[str, Any] = {}
     last: StreamingChatMessageContent | None = None
     with request as charge, named_errors(inner):
-        async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
-            async for chunks in stream:
-                complete = [chunk and received(chunk) for chunk in chunks]
-                for chunk in complete:
-                    if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                        reply.add(chunk)
-                        if chunk.finish_reason is not None:
-                            ended = _ended(reply.message())
-                        chunk.metadata = _one_request(chunk.metadata) | ended
-                        last = chunk
-                yield complete
-        charge(reply.message() if reply.any else None)
+        try:
+            async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
+                async for chunks in stream:
+                    complete = [chunk and received(chunk) for chunk in chunks]
+                    for chunk in complete:
+                        if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                            reply.add(chunk)
+                            if chunk.finish_reason is not None:
+                                ended = _ended(reply.message())
+                            chunk.metadata = _one_request(chunk.metadata) | ended
+                            last = chunk
+                    yield complete
+        finally:  # of a stream that is left early, what came
+            charge(reply.message() if reply.any else None)
     if last is not None and reply.any and not ended:
         own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
         yield [last.model_copy(update=own)]
