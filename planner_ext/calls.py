@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from planner_ext.core.accounts import Account, opened
+from planner_ext.core.accounts import Account
 from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
@@ -195,7 +195,7 @@ class Calls:
         tab = self._account.tab(index, started.reserved)
         before = _RESTART.set(partial(self._restart, started))
         try:
-            with opened(tab):
+            with tab:
                 running = self._ports.functions.run(request, checked, index=index, state=state)
                 ended = await self._journal.in_time(running, patience=GRACE if checked.nested else 0.0)
         finally:

@@ -6,8 +6,8 @@ round trip that is kept for the answer; and no more than what is left to the cal
 Nothing here is kept: a journal alone gives the same ledger.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from planner_ext.core.shares import Share, Spent, merged_counts
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Usage
 
-__all__ = ["Account", "Tab", "current_tab", "opened"]
+__all__ = ["Account", "Tab", "current_tab"]
 
 _CURRENT: ContextVar["Tab | None"] = ContextVar("planner_ext_call", default=None)
 
@@ -29,20 +29,11 @@ def current_tab() -> "Tab | None":
     return _CURRENT.get()
 
 
-@contextmanager
-def opened(tab: "Tab") -> Generator[None]:
-    """Run a function: what it does in here, and what it starts, finds its tab. Afterwards the tab takes no more."""
-    before = _CURRENT.set(tab)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(before)
-        with tab.account.lock:
-            tab.closed = True
-
-
 class Tab:
     """What one call takes of the budget of its run while its function runs.
+
+    As a context manager it stands around the function: what that does, and what it starts, finds the tab by
+    `current_tab`. Afterwards the tab takes no more.
 
     Attributes:
         account: Of the run.
@@ -53,7 +44,7 @@ class Tab:
         around: Gives what the adapters know of the run, from the tab.
     """
 
-    __slots__ = ("_expected", "_runs", "_taken", "account", "around", "closed", "index", "lost", "share")
+    __slots__ = ("_before", "_expected", "_runs", "_taken", "account", "around", "closed", "index", "lost", "share")
 
     def __init__(self, account: "Account", index: int, share: Share | None) -> None:
         self.account = account
@@ -65,6 +56,14 @@ class Tab:
         self._taken: Spent | None = None
         self._expected: dict[object, Usage] = {}
         self._runs: list[Account] | None = None
+
+    def __enter__(self) -> None:
+        self._before = _CURRENT.set(self)
+
+    def __exit__(self, *raised: object) -> None:
+        _CURRENT.reset(self._before)
+        with self.account.lock:
+            self.closed = True
 
     @property
     def spent(self) -> Spent | None:

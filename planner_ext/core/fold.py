@@ -25,7 +25,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.limits import Ledger
-from planner_ext.core.sharing import Row
+from planner_ext.core.sharing import row_of
 from planner_ext.core.state import Batch, Call, Phase, State
 from planner_ext.core.transitions import TRANSITIONS
 from planner_ext.core.values import Entry, ReplyEntry, Said, Usage
@@ -116,7 +116,7 @@ def _model_replied(state: State, fact: ModelReplied) -> State:
         at=fact.at,
     )
     if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
-        calls = Row(Call(request=call) for call in fact.calls)
+        calls = row_of(Call(request=call) for call in fact.calls)
         batch = Batch(
             iteration=fact.iteration,
             message=fact.message,
@@ -214,7 +214,7 @@ def _reopened(state: State) -> State:
 
 def _undecided(batch: Batch) -> Batch:
     """Forget the decisions on a batch that was returned, but for the calls that had started: those stay as they are."""
-    calls = Row(call if call.started else Call(request=call.request) for call in batch.calls)
+    calls = row_of(call if call.started else Call(request=call.request) for call in batch.calls)
     undecided = sum(not call.started for call in calls)
     return replace(batch, calls=calls, undecided=undecided, unanswered=sum(call.answer is None for call in calls))
 

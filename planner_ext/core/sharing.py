@@ -6,26 +6,52 @@ where states are held memory, in proportion to n².
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
-__all__ = ["Row", "Tally"]
+__all__ = ["Row", "Tally", "row_of"]
 
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 _WIDTH: Final = 64
 
 
-class Row(Generic[_T]):
-    """A tuple in blocks; a copy with another item has one block of its own."""
+class Row(Protocol[_T_co]):
+    """A tuple that gives copies with another item in a place; made by `row_of`."""
+
+    def changed(self, index: int, item: Any) -> "Row[_T_co]":
+        """Copy the row with another item in a place from 0 on."""
+        ...
+
+    def __getitem__(self, index: int, /) -> _T_co: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[_T_co]: ...
+
+
+def row_of(items: Iterable[_T]) -> Row[_T]:
+    """Make a row: a plain tuple, or blocks of it where copying the whole would take longer."""
+    whole = tuple(items)
+    return _Short(whole) if len(whole) <= _WIDTH else _Long(whole)
+
+
+class _Short(tuple[_T, ...]):
+    __slots__ = ()
+
+    def changed(self, index: int, item: _T) -> "_Short[_T]":
+        return _Short((*self[:index], item, *self[index + 1 :]))
+
+
+class _Long(Generic[_T]):
+    """A row in blocks; a copy with another item has one block of its own."""
 
     __slots__ = ("_blocks",)
 
-    def __init__(self, items: Iterable[_T] = ()) -> None:
-        whole = tuple(items)
+    def __init__(self, whole: tuple[_T, ...]) -> None:
         self._blocks = tuple(whole[start : start + _WIDTH] for start in range(0, len(whole), _WIDTH))
 
-    def changed(self, index: int, item: _T) -> "Row[_T]":
-        """Copy the row with another item in a place from 0 on."""
+    def changed(self, index: int, item: _T) -> "_Long[_T]":
         place, inner = divmod(index, _WIDTH)
         block, row = self._blocks[place], object.__new__(type(self))
         block = (*block[:inner], item, *block[inner + 1 :])
@@ -33,22 +59,19 @@ class Row(Generic[_T]):
         return row
 
     def __getitem__(self, index: int) -> _T:
-        return self._blocks[0][index] if index < _WIDTH else self._blocks[index // _WIDTH][index % _WIDTH]
+        return self._blocks[index // _WIDTH][index % _WIDTH]
 
     def __len__(self) -> int:
-        return (len(self._blocks) - 1) * _WIDTH + len(self._blocks[-1]) if self._blocks else 0
+        return (len(self._blocks) - 1) * _WIDTH + len(self._blocks[-1])
 
     def __iter__(self) -> Iterator[_T]:
         return chain.from_iterable(self._blocks)
 
     def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(cast("Row[object]", other)) if isinstance(other, Row) else NotImplemented
+        return self._blocks == cast("_Long[object]", other)._blocks if isinstance(other, _Long) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._blocks)
-
-    def __repr__(self) -> str:
-        return f"Row({tuple(self)!r})"
 
 
 class Tally(Mapping[str, int]):

@@ -109,8 +109,10 @@ def accepted_reply(
         message: The reply, its calls with ids of their own.
         offered: The names of the functions that the request offered.
     """
-    message = _as_assistant(message)
     calls = requested_calls(message)
+    if _is_accepted(message, calls, offered):
+        return message, calls
+    message = _as_assistant(message)
     written = accepted_message(message, offered)
     if written is message:
         return message, calls
@@ -119,6 +121,24 @@ def accepted_reply(
         if (own := name_of(item)) != call.name
         else call
         for call, item in zip(calls, calls_of(written), strict=True)
+    )
+
+
+def _is_accepted(message: ChatMessageContent, calls: Sequence[RequestedCall], offered: Container[str]) -> bool:
+    """Whether a reply is as nearly all are: it calls what was offered, and needs no closer look."""
+    return (
+        message.role is AuthorRole.ASSISTANT
+        and message.name is None
+        and all(
+            call.name in offered and call.arguments[:1] == "{" and isinstance(parse_object(call.arguments), dict)
+            for call in calls
+        )
+        and all(
+            bool(item.name)
+            if isinstance(item, FunctionCallContent)
+            else isinstance(item, TextContent) and item.text.isascii()
+            for item in message.items
+        )
     )
 
 

@@ -13,9 +13,10 @@ functions. On its view of the kernel it does both in the name of its call:
 
 Embeddings, images and audio are not round trips, and are not counted. A run that a function keeps in a store
 (`planner_ext.durable.Runs`) may outlive the call: it has its own budget and policies. What cannot be seen, because it
-does not pass this kernel: an SDK called by hand, and the application's own kernel where a function holds it (in a closure, or as
-``self._kernel``). The way out: take ``kernel: Kernel`` as a parameter, or register `FunctionInvokingChatCompletion` as
-the service of the kernel that is held; it finds the call by a context variable, and charges it.
+does not pass this kernel: an SDK called by hand, and the application's own kernel where a function holds it (in a
+closure, or as ``self._kernel``). The way out: take ``kernel: Kernel`` as a parameter, or register
+`FunctionInvokingChatCompletion` as the service of the kernel that is held; it finds the call by a context variable,
+and charges it.
 """
 
 import json
