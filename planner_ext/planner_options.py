@@ -16,6 +16,7 @@ from planner_ext.kernel.budget import Budget, tightest
 from planner_ext.kernel.checkpoint import SigningKey
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError
 from planner_ext.kernel.execution import ToolExecution
+from planner_ext.kernel.options import callable_with
 from planner_ext.kernel.structured import response_form
 from planner_ext.ports import Observer
 
@@ -148,6 +149,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         own, budget = Limits(max_iterations=self.max_iterations), (self.budget or Budget()).limits
         only_there = budget.max_iterations is not None and "max_iterations" not in self.model_fields_set
         return budget if only_there else tightest(budget, own)
+
+    @field_validator("get_available_functions", mode="before")
+    @classmethod
+    def _check_get_available_functions(cls, value: object) -> object:
+        return callable_with("get_available_functions", value, "these options", "the goal")
 
     @field_validator("response_format", mode="before")
     @classmethod

@@ -1,5 +1,6 @@
 """What every door lets its caller set, checked and with its defaults filled in."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -23,7 +24,7 @@ from planner_ext.kernel.questions import Clarifier
 from planner_ext.kernel.taken import DecisionsTaken
 from planner_ext.ports import Clock, Observer
 
-__all__ = ["LoopOptions", "checked_goal", "instance_of", "non_negative"]
+__all__ = ["LoopOptions", "callable_with", "checked_goal", "instance_of", "non_negative"]
 
 _T = TypeVar("_T")
 
@@ -98,8 +99,10 @@ class LoopOptions:
             checks=_callables(
                 "check_for_intervention", () if check_for_intervention is None else (check_for_intervention,)
             ),
-            iteration_completed=_callable("iteration_completed", iteration_completed),
-            clarifier=_callable("clarifier", clarifier),
+            iteration_completed=callable_with(
+                "iteration_completed", iteration_completed, "the context of the iteration"
+            ),
+            clarifier=callable_with("clarifier", clarifier, "the question"),
             max_clarifications=None
             if max_clarifications is None
             else non_negative("max_clarifications", max_clarifications),
@@ -196,14 +199,31 @@ def _clock(value: Clock | None) -> Clock:
     return CheckedClock(value)
 
 
-def _callable(name: str, value: _T) -> _T:
+def callable_with(name: str, value: _T, *given: str) -> _T:
     """Read a function, or None.
 
+    Args:
+        name: The option.
+        value: What was given for it.
+        given: What the function is called with, in words.
+
     Raises:
-        PlannerInvalidConfigurationError: Naming the option.
+        PlannerInvalidConfigurationError: If it is not a function, or does not take these arguments.
     """
-    if value is not None and not callable(value):
+    if value is None:
+        return value
+    if not callable(value):
         raise PlannerInvalidConfigurationError(f"{name} must be a function, or None; got {shown(value)}.")
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return value  # a function written in C may not say what it takes
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise PlannerInvalidConfigurationError(
+            f"{name} must take {' and '.join(given)}; got a function that takes {signature}: {error}."
+        ) from None
     return value
 
 

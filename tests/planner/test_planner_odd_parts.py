@@ -96,3 +96,11 @@ async def test_a_call_where_nothing_is_offered_is_no_answer() -> None:
     assert (result.status, result.limit, result.final_answer) == ("limit_reached", "max_iterations", "")
     assert "max_iterations=2" in result.reason
     assert "called math-add" in result.reason
+
+
+@pytest.mark.parametrize("option", ["iteration_completed", "clarifier", "get_available_functions"])
+@pytest.mark.parametrize("function", [lambda: None, lambda one, two, three: None], ids=["none", "three"])
+def test_a_function_that_takes_something_else_is_refused_by_name(option: str, function: Any) -> None:
+    """What would be a TypeError in the midst of a run is said when the planner is made."""
+    with pytest.raises(PlannerInvalidConfigurationError, match=f"{option} must take .* got a function that takes"):
+        planner_with(plan=False, **{option: function})
