@@ -95,13 +95,13 @@ def _with_say(application: Application, shift: Shift) -> Application:
 async def _told_to_end() -> AsyncGenerator[asyncio.Event, None]:
     """Give what is set when the process is told to end; where there are no signals, Ctrl-C interrupts as ever."""
     loop, ending, numbers = asyncio.get_running_loop(), asyncio.Event(), (signal.SIGINT, signal.SIGTERM)
-    with suppress(NotImplementedError):
+    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
         for number in numbers:
             loop.add_signal_handler(number, ending.set)
     try:
         yield ending
     finally:
-        with suppress(NotImplementedError):
+        with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
             for number in numbers:
                 loop.remove_signal_handler(number)
 

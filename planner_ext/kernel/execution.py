@@ -159,7 +159,7 @@ async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None],
 def _is_synchronous(method: Callable[..., Any]) -> bool:
     """Whether a method does its work when it is called: it is no coroutine or generator function, nor wraps one."""
     target = inspect.unwrap(method)
-    called = getattr(target, "__call__", None)  # noqa: B004  # the method of an object that is called, async or not
+    called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
     lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     return not any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
 
