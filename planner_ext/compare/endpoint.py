@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from planner_ext.compare.meter import TripMeter
 from planner_ext.testing import Script, ScriptedOpenAIServer
-from planner_ext.testing.loopback import HttpResponse
 from planner_ext.testing.rules import find_violation
+from planner_ext.testing.server import HttpResponse
 
 __all__ = ["ForgivingServer"]
 

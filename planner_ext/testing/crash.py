@@ -1,18 +1,18 @@
 """Crash points: kills the process with SIGKILL at a named moment of a run that is kept in a store.
 
     PLANNER_EXT_CRASH_AT=after_intent          where
-    PLANNER_EXT_CRASH_ONCE=/tmp/crashed        a file: made before the kill; while it is there nobody is killed
+    PLANNER_EXT_CRASH_ONCE=/tmp/crashed        a file, made before the kill; no process is killed while it exists
 
-Inert unless the first is set. Without the second every life dies that comes to the point. The points, in the order
-of one turn:
+Inert unless the first is set. Without the second, every process that reaches the point is killed. The points, in the
+order of one turn:
 
-    after_model         the model has replied; nothing of it is recorded
+    after_model         the model has replied; the reply is not recorded
     after_model_saved   the reply is recorded
     after_intent        a call's start is recorded; the function has not run
-    mid_tool            the function runs, since 50 ms; or it has just ended, where it is faster
-    after_tool          a function has ended; nothing of it is recorded
+    mid_tool            the function has been running for 50 ms; or it has just ended, if it is faster
+    after_tool          a function has ended; its result is not recorded
     after_outcome       a call's end is recorded
-    mid_parallel        likewise of the first call of a batch of several, whose others are not at their end
+    mid_parallel        the end of the first call of a batch is recorded; other calls of the batch still run
     after_pause         the pause is recorded
     after_decision      a person's decision, or answer to a question, is recorded
 """
@@ -39,34 +39,23 @@ __all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
 
 _MID_TOOL_SECONDS = 0.05
 
-_BEFORE: Mapping[str, type[Fact]] = {
-    "after_model": ModelReplied,
-    "after_tool": CallFinished,
-    "mid_tool": CallFinished,
-}
-"""The points before a fact is stored."""
-
-_AFTER: Mapping[str, type[Fact] | tuple[type[Fact], ...]] = {
-    "after_model_saved": ModelReplied,
-    "after_intent": CallStarted,
-    "after_outcome": CallFinished,
-    "mid_parallel": CallFinished,
-    "after_pause": Paused,
+_POINTS: Mapping[str, tuple[type[Fact], ...]] = {
+    "after_model": (ModelReplied,),
+    "after_model_saved": (ModelReplied,),
+    "after_intent": (CallStarted,),
+    "mid_tool": (CallFinished,),
+    "after_tool": (CallFinished,),
+    "after_outcome": (CallFinished,),
+    "mid_parallel": (CallFinished,),
+    "after_pause": (Paused,),
     "after_decision": (CallDecided, Clarified),
 }
-"""The points after a fact is stored."""
+"""The facts that each point belongs to."""
 
-CRASH_POINTS = (
-    "after_model",
-    "after_model_saved",
-    "after_intent",
-    "mid_tool",
-    "after_tool",
-    "after_outcome",
-    "mid_parallel",
-    "after_pause",
-    "after_decision",
-)
+_BEFORE = frozenset({"after_model", "mid_tool", "after_tool"})
+"""The points before their fact is stored; the others come after it."""
+
+CRASH_POINTS = tuple(_POINTS)
 """The names that ``PLANNER_EXT_CRASH_AT`` takes."""
 
 
@@ -76,17 +65,17 @@ def kill() -> None:
 
 
 class CrashingStore:
-    """Stands before the store of one run, and ends the process at the point."""
+    """Wraps the store of one run, and ends the process at the point."""
 
     def __init__(
         self, store: RunStore, point: str, once: Path | None = None, *, end: Callable[[], None] = kill
     ) -> None:
-        """Watch a store.
+        """Wrap a store.
 
         Args:
             store: Takes the facts.
             point: One of `CRASH_POINTS`.
-            once: The file that says that it has happened.
+            once: The file that records that the process was ended.
             end: Ends the process.
 
         Raises:
@@ -103,19 +92,22 @@ class CrashingStore:
 
     @classmethod
     def of_environment(cls, store: RunStore) -> "CrashingStore":
-        """Watch a store as the environment says."""
+        """Wrap a store with the point that the environment names."""
         once = os.environ.get("PLANNER_EXT_CRASH_ONCE")
         return cls(store, os.environ["PLANNER_EXT_CRASH_AT"], Path(once) if once else None)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Store facts; see `planner_ext.ports.RunStore`."""
-        if any(isinstance(fact, _BEFORE.get(self._point, ())) for fact in facts):
+        before = self._point in _BEFORE
+        if before and any(isinstance(fact, _POINTS[self._point]) for fact in facts):
             self._crash()
         await self._store.append(run_id, seq, facts)
         for fact in facts:
-            self._stored(fact)
+            self._follow(fact)
+            if not before and isinstance(fact, _POINTS[self._point]) and self._is_there(fact):
+                self._crash()
 
-    def _stored(self, fact: Fact) -> None:
+    def _follow(self, fact: Fact) -> None:
         match fact:
             case Resumed():
                 self._open, self._resumed = 0, True
@@ -129,15 +121,17 @@ class CrashingStore:
                 asyncio.get_running_loop().call_later(_MID_TOOL_SECONDS, self._crash)
             case _:
                 pass
-        if isinstance(fact, _AFTER.get(self._point, ())) and self._is_there(fact):
-            self._crash()
 
     def _is_there(self, fact: Fact) -> bool:
-        if self._point == "mid_parallel":
-            return self._open > 0
-        if isinstance(fact, Clarified):
-            return self._resumed
-        return not isinstance(fact, CallDecided) or fact.person
+        match fact:
+            case CallFinished() if self._point == "mid_parallel":
+                return self._open > 0
+            case Clarified():
+                return self._resumed
+            case CallDecided(person=person):
+                return person
+            case _:
+                return True
 
     def _crash(self) -> None:
         if self._once is not None:

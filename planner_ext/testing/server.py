@@ -1,16 +1,20 @@
-"""An OpenAI-compatible server on this machine whose model is a script.
+"""An OpenAI-compatible server on this machine whose model is a script, and the HTTP server below it.
 
 It promises to any OpenAI client what ``api.openai.com`` promises: the same JSON, the same stream, and the same refusal
 of a request that OpenAI would refuse (the rules are in ``rules``). It knows neither Semantic Kernel nor a planner.
 """
 
+import contextlib
 import json
+import socket
+import sys
 import threading
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any, Self, cast
 
-from planner_ext.testing.loopback import HttpRequest, HttpResponse, LoopbackServer
 from planner_ext.testing.rules import find_violation, is_array, is_object, tool_names
 from planner_ext.testing.script import (
     Script,
@@ -30,10 +34,129 @@ from planner_ext.testing.wire import (
     error_body,
 )
 
-__all__ = ["ScriptedOpenAIServer"]
+__all__ = ["HttpRequest", "HttpResponse", "LoopbackServer", "ScriptedOpenAIServer"]
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
+_POLL_SECONDS = 0.02  # how long a stop may wait for the accepting thread to look up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRequest:
+    """A request that was read to its end; ``path`` is without the query."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpResponse:
+    """A response to write.
+
+    Attributes:
+        status: The status code.
+        content_type: The content type.
+        parts: The body; of a streamed response, each part is written by itself.
+        headers: Further headers.
+        streamed: Use chunked transfer encoding instead of a content length.
+        dropped: Announce one byte more than there is, then close the connection. Not together with ``streamed``.
+    """
+
+    status: int
+    content_type: str
+    parts: tuple[bytes, ...]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    streamed: bool = False
+    dropped: bool = False
+
+
+class LoopbackServer(ThreadingTCPServer):
+    """An HTTP/1.1 server on 127.0.0.1 in background threads; the constructor starts it, ``stop`` ends it.
+
+    Silent, and gone when stopped: no socket, no thread and no warning is left.
+
+    Args:
+        respond: Called with each request, in the thread of its connection, so possibly several at once.
+    """
+
+    # Not http.server's own class: that one looks up the name of its address, which may wait for a name server.
+    daemon_threads = True  # a server that is never stopped does not keep the interpreter alive
+    request_queue_size = 128
+
+    def __init__(self, respond: Callable[[HttpRequest], HttpResponse]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.respond = respond
+        self._connections: list[tuple[threading.Thread, socket.socket]] = []
+        self._accepting = threading.Thread(target=self.serve_forever, args=(_POLL_SECONDS,), daemon=True)
+        self._accepting.start()
+
+    @property
+    def port(self) -> int:
+        """The port that the system chose."""
+        return self.socket.getsockname()[1]
+
+    def stop(self) -> None:
+        """Close the server and its open connections, and wait for their threads. Once only."""
+        self.shutdown()
+        self._accepting.join()
+        for thread, connection in self._connections:
+            with contextlib.suppress(OSError):  # the client was faster
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
+        self.server_close()
+
+    def process_request(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
+        """Answer one connection in a thread of its own; see `socketserver.BaseServer`."""
+        assert isinstance(request, socket.socket)
+        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        self._connections = [pair for pair in self._connections if pair[0].is_alive()]
+        thread.start()
+        self._connections.append((thread, request))
+
+    def handle_error(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
+        """Print what fails in a connection's thread, except that a client may leave at any time."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Stay silent."""
+
+    def do_POST(self) -> None:
+        announced = self.headers.get("Content-Length") or "0"
+        length = int(announced) if announced.isdecimal() else 0
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client left in the middle of its request
+            self.close_connection = True
+            return
+        assert isinstance(self.server, LoopbackServer)
+        path = self.path.partition("?")[0]
+        self._write(self.server.respond(HttpRequest(method=self.command, path=path, body=body)))
+
+    do_GET = do_POST  # noqa: N815  (the name that http.server looks up)
+
+    def _write(self, response: HttpResponse) -> None:
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.content_type)
+        for name, value in response.headers.items():
+            self.send_header(name, value)
+        if response.streamed:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for part in response.parts:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+            self.wfile.write(b"0\r\n\r\n")
+            return
+        payload = b"".join(response.parts)
+        self.send_header("Content-Length", str(len(payload) + response.dropped))
+        self.end_headers()
+        self.wfile.write(payload)
+        self.close_connection = self.close_connection or response.dropped
 
 
 class ScriptedOpenAIServer:
@@ -75,9 +198,7 @@ class ScriptedOpenAIServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -137,18 +258,33 @@ class ScriptedOpenAIServer:
                 with self._turn:
                     return self._complete(request.body)
             case "GET", "/v1/models":
-                return _json_response(_model_list(self._models))
+                models = [
+                    {"id": name, "object": "model", "created": 0, "owned_by": "scripted"} for name in self._models
+                ]
+                return _json_response({"object": "list", "data": models})
             case _:
                 text = f"Invalid URL ({request.method} {request.path})"
                 return _json_response(error_body(text, type="invalid_request_error"), status=404)
 
     def _complete(self, raw: bytes) -> HttpResponse:
-        body = _parsed(raw)
-        if body is None:
+        try:
+            body: object = json.loads(raw)
+        except ValueError:
+            body = None
+        if not is_object(body):
             return self._refuse("We could not parse the JSON body of your request: expected an object.")
         if (violation := find_violation(body)) is not None:
             return self._refuse(violation.message, param=violation.param)
-        request = self._record(body)
+        choice = body.get("tool_choice")
+        request = ScriptedRequest(
+            index=len(self._requests),
+            messages=cast("list[dict[str, object]]", body["messages"]),
+            tools=tool_names(body),
+            tool_choice=choice if isinstance(choice, str) or is_object(choice) else None,
+            stream=body.get("stream") is True,
+            body=body,
+        )
+        self._requests.append(request)
         try:
             answer = self._reader.answer(request)
         except ScriptExhaustedError as error:
@@ -156,20 +292,6 @@ class ScriptedOpenAIServer:
         except Exception as error:  # the script is the user's code, and its failure is answered, not lost in a thread
             return self._refuse(f"The script failed at request {request.index}: {error!r}", code="script_failed")
         return self._response(answer, request)
-
-    def _record(self, body: dict[str, object]) -> ScriptedRequest:
-        messages, choice = body["messages"], body.get("tool_choice")
-        assert is_array(messages)
-        request = ScriptedRequest(
-            index=len(self._requests),
-            messages=[message for message in messages if is_object(message)],
-            tools=tool_names(body),
-            tool_choice=choice if isinstance(choice, str) or is_object(choice) else None,
-            stream=body.get("stream") is True,
-            body=body,
-        )
-        self._requests.append(request)
-        return request
 
     def _refuse(self, message: str, *, param: str | None = None, code: str | None = None) -> HttpResponse:
         self._refused.append(message)
@@ -202,19 +324,6 @@ class ScriptedOpenAIServer:
         chunks = completion_chunks(reply, index=request.index, model=model, usage=usage, chunk_size=self._chunk_size)
         parts = (*(_event(json.dumps(chunk)) for chunk in chunks), _event("[DONE]"))
         return HttpResponse(status=200, content_type=_EVENTS, parts=parts, streamed=True)
-
-
-def _parsed(raw: bytes) -> dict[str, object] | None:
-    try:
-        body: object = json.loads(raw)
-    except ValueError:
-        return None
-    return body if is_object(body) else None
-
-
-def _model_list(models: Iterable[str]) -> dict[str, object]:
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "scripted"} for name in models]
-    return {"object": "list", "data": data}
 
 
 def _fault(fault: ScriptedFault, request: ScriptedRequest) -> HttpResponse:

@@ -31,7 +31,6 @@ from planner_ext.testing.wire import (
     CREATED,
     SYSTEM_FINGERPRINT,
     Delta,
-    Tokens,
     checked_chunk_size,
     completion_id,
     count_tokens,
@@ -61,7 +60,7 @@ class ScriptedPromptExecutionSettings(PromptExecutionSettings):
 
 
 class ScriptedChatCompletion(ChatCompletionClientBase):
-    """A chat completion service that says what its script says, plain or streamed.
+    """A chat completion service that answers from a script, plain or streamed.
 
     Belongs to one event loop. A request is recorded, then waits for ``before_reply``, then takes the script's next
     item: one that is cancelled while it waits has taken none.
@@ -110,36 +109,41 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         return self._requests
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
-        """The settings that this service takes: ``ScriptedPromptExecutionSettings``."""
+        """Return ``ScriptedPromptExecutionSettings``, the settings that this service takes."""
         return ScriptedPromptExecutionSettings
 
     async def _inner_get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
-        scripted = self._scripted(settings)
-        request = self._record(chat_history, scripted, stream=False)
-        reply = await self._reply(request)
+        request, reply = await self._answer(chat_history, settings, stream=False)
         return [
             ChatMessageContent(
                 role=AuthorRole.ASSISTANT,
                 items=[*_items(reply)],
                 ai_model_id=self.ai_model_id,
                 finish_reason=FinishReason(reply.ended_by),
-                metadata={"logprobs": None, **self._reply_metadata(request, _tokens(reply, request, scripted))},
+                metadata={"logprobs": None, **self._reply_metadata(request, reply, settings)},
             )
         ]
 
     async def _inner_get_streaming_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        scripted = self._scripted(settings)
-        request = self._record(chat_history, scripted, stream=True)
-        reply = await self._reply(request)
-        for delta in deltas(reply, chunk_size=self._chunk_size):
-            metadata = {"logprobs": None, **_metadata(request, usage=None)}
-            yield [self._chunk(_delta_items(delta), delta.finish_reason, metadata, function_invoke_attempt)]
-        usage = self._reply_metadata(request, _tokens(reply, request, scripted))
-        yield [self._chunk([], None, usage, function_invoke_attempt)]
+        def chunk(delta: Delta, finish_reason: str | None, metadata: dict[str, Any]) -> StreamingChatMessageContent:
+            return StreamingChatMessageContent(
+                role=AuthorRole.ASSISTANT,
+                choice_index=0,
+                items=[*_delta_items(delta)],
+                ai_model_id=self.ai_model_id,
+                finish_reason=None if finish_reason is None else FinishReason(finish_reason),
+                metadata=metadata,
+                function_invoke_attempt=function_invoke_attempt,
+            )
+
+        request, reply = await self._answer(chat_history, settings, stream=True)
+        for delta, finish_reason in deltas(reply, chunk_size=self._chunk_size):
+            yield [chunk(delta, finish_reason, {"logprobs": None, **_metadata(request)})]
+        yield [chunk({}, None, self._reply_metadata(request, reply, settings))]
 
     def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
         if (self._scripted(settings).number_of_responses or 1) > 1:
@@ -162,21 +166,19 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         assert isinstance(scripted, ScriptedPromptExecutionSettings)
         return scripted
 
-    def _record(
-        self, history: ChatHistory, settings: ScriptedPromptExecutionSettings, *, stream: bool
-    ) -> ScriptedRequest:
+    async def _answer(
+        self, history: ChatHistory, settings: PromptExecutionSettings, *, stream: bool
+    ) -> tuple[ScriptedRequest, ScriptedReply]:
+        scripted = self._scripted(settings)
         request = ScriptedRequest(
             index=len(self._requests),
             messages=[message.to_dict() for message in history.messages],
-            tools=tuple(tool["function"]["name"] for tool in settings.tools or ()),
-            tool_choice=settings.tool_choice,
+            tools=tuple(tool["function"]["name"] for tool in scripted.tools or ()),
+            tool_choice=scripted.tool_choice,
             stream=stream,
             history=list(history.messages),
         )
         self._requests.append(request)
-        return request
-
-    async def _reply(self, request: ScriptedRequest) -> ScriptedReply:
         if self._before_reply is not None:
             await self._before_reply(request)
         answer = self._reader.answer(request)
@@ -187,46 +189,28 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
                 f"Request {request.index} met {answer!r}, which only ScriptedOpenAIServer can send; "
                 "put the exception into the script that the connector would raise."
             )
-        return answer
+        return request, answer
 
-    def _reply_metadata(self, request: ScriptedRequest, tokens: Tokens) -> dict[str, Any]:
+    def _reply_metadata(
+        self, request: ScriptedRequest, reply: ScriptedReply, settings: PromptExecutionSettings
+    ) -> dict[str, Any]:
+        tokens = count_tokens(reply, messages=request.messages, tools=self._scripted(settings).tools)
         usage = CompletionUsage(prompt_tokens=tokens.prompt, completion_tokens=tokens.completion)
         own = self._metadata(request) if callable(self._metadata) else self._metadata
-        return {**_metadata(request, usage=usage), **own}
-
-    def _chunk(
-        self,
-        items: list[StreamingTextContent | FunctionCallContent],
-        finish_reason: str | None,
-        metadata: dict[str, Any],
-        attempt: int,
-    ) -> StreamingChatMessageContent:
-        return StreamingChatMessageContent(
-            role=AuthorRole.ASSISTANT,
-            choice_index=0,
-            items=[*items],
-            ai_model_id=self.ai_model_id,
-            finish_reason=None if finish_reason is None else FinishReason(finish_reason),
-            metadata=metadata,
-            function_invoke_attempt=attempt,
-        )
+        return {**_metadata(request), "usage": usage, **own}
 
 
-def _metadata(request: ScriptedRequest, *, usage: CompletionUsage | None) -> dict[str, Any]:
+def _metadata(request: ScriptedRequest) -> dict[str, Any]:
     return {
         "id": completion_id(request.index),
         "created": CREATED,
         "system_fingerprint": SYSTEM_FINGERPRINT,
-        "usage": usage,
+        "usage": None,
     }
 
 
-def _tokens(reply: ScriptedReply, request: ScriptedRequest, settings: ScriptedPromptExecutionSettings) -> Tokens:
-    return count_tokens(reply, messages=request.messages, tools=settings.tools)
-
-
 def _items(reply: ScriptedReply) -> list[TextContent | FunctionCallContent]:
-    """The items of a plain message: the calls first, as the OpenAI connector puts them."""
+    """List the items of a plain message: the calls first, as the OpenAI connector puts them."""
     found: list[TextContent | FunctionCallContent] = [
         FunctionCallContent(id=item.id, name=item.name, arguments=item.arguments_text) for item in reply.calls
     ]
@@ -236,7 +220,10 @@ def _items(reply: ScriptedReply) -> list[TextContent | FunctionCallContent]:
 
 
 def _delta_items(delta: Delta) -> list[StreamingTextContent | FunctionCallContent]:
-    if delta.call is not None:
-        piece = delta.call
-        return [FunctionCallContent(id=piece.id, index=piece.index, name=piece.name, arguments=piece.arguments)]
-    return [] if delta.text is None else [StreamingTextContent(choice_index=0, text=delta.text)]
+    items: list[StreamingTextContent | FunctionCallContent] = [
+        FunctionCallContent(id=call.get("id"), index=call["index"], **call["function"])
+        for call in delta.get("tool_calls", ())
+    ]
+    if (text := delta.get("content")) is not None:
+        items.append(StreamingTextContent(choice_index=0, text=text))
+    return items

@@ -1,19 +1,19 @@
 """A scripted reply in the shapes of OpenAI's chat completion API: the token counts, the pieces of a stream, the JSON.
 
-Pure and deterministic: the same reply to the same request is always the same bytes. What is sent where is not known
-here. Shapes: https://platform.openai.com/docs/api-reference/chat
+Pure and deterministic: the same reply to the same request is always the same bytes. Knows no HTTP.
+Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Required, TypedDict
 
-from planner_ext.testing.script import ScriptedCall, ScriptedReply
+from planner_ext.testing.script import ScriptedReply
 
 __all__ = [
     "CREATED",
     "SYSTEM_FINGERPRINT",
-    "CallDelta",
     "Delta",
     "Tokens",
     "checked_chunk_size",
@@ -39,29 +39,33 @@ class Tokens:
     completion: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallDelta:
+class FunctionDelta(TypedDict, total=False):
+    """The name of a streamed call's function, or a piece of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class CallDelta(TypedDict, total=False):
     """A piece of a streamed function call: id and name in the first one, the arguments in those after it."""
 
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
+    index: Required[int]
+    id: str | None
+    type: str
+    function: Required[FunctionDelta]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """A piece of a streamed reply; a field that is None is not in this piece."""
+class Delta(TypedDict, total=False):
+    """A piece of a streamed reply, as OpenAI's JSON."""
 
-    role: str | None = None
-    text: str | None = None
-    refusal: str | None = None
-    call: CallDelta | None = None
-    finish_reason: str | None = None
+    role: str
+    content: str | None
+    refusal: str | None
+    tool_calls: list[CallDelta]
 
 
 def checked_chunk_size(chunk_size: int) -> int:
-    """The number of characters per streamed piece.
+    """Refuse a chunk size below 1.
 
     Args:
         chunk_size: Characters, at least 1.
@@ -75,14 +79,14 @@ def checked_chunk_size(chunk_size: int) -> int:
 
 
 def completion_id(index: int) -> str:
-    """The ``id`` of the reply to the request with this 0-based index."""
+    """Make the ``id`` of the reply to the request with this 0-based index."""
     return f"chatcmpl-{index}"
 
 
 def count_tokens(
     reply: ScriptedReply, *, messages: Sequence[Mapping[str, object]], tools: Sequence[object] | None
 ) -> Tokens:
-    """The token counts that a reply reports: its own, or the estimate that ``ScriptedReply`` describes.
+    """Count the tokens that a reply reports: its own figures, or the estimate that ``ScriptedReply`` describes.
 
     Args:
         reply: The reply.
@@ -99,30 +103,37 @@ def count_tokens(
     return Tokens(prompt=prompt, completion=completion)
 
 
-def deltas(reply: ScriptedReply, *, chunk_size: int) -> Iterator[Delta]:
-    """A reply cut as OpenAI streams it: role, text, refusal, then each call, then the finish reason.
+def deltas(reply: ScriptedReply, *, chunk_size: int) -> Iterator[tuple[Delta, str | None]]:
+    """Cut a reply as OpenAI streams it: role, text, refusal, then each call, then the finish reason.
 
     Args:
         reply: The reply.
         chunk_size: Characters per piece of text, refusal or arguments.
+
+    Yields:
+        Each piece, and the finish reason, which only the last piece has.
     """
-    yield Delta(role="assistant", text=None if reply.text is None else "")
+    yield {"role": "assistant", "content": None if reply.text is None else "", "refusal": None}, None
     for piece in _pieces(reply.text, chunk_size):
-        yield Delta(text=piece)
+        yield {"content": piece}, None
     for piece in _pieces(reply.refusal, chunk_size):
-        yield Delta(refusal=piece)
+        yield {"refusal": piece}, None
     for index, item in enumerate(reply.calls):
-        yield Delta(call=CallDelta(index=index, id=item.id, name=item.name))
+        function = FunctionDelta(name=item.name, arguments="")
+        yield {"tool_calls": [{"index": index, "id": item.id, "type": "function", "function": function}]}, None
         for piece in _pieces(item.arguments_text, chunk_size):
-            yield Delta(call=CallDelta(index=index, arguments=piece))
-    yield Delta(finish_reason=reply.ended_by)
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}, None
+    yield {}, reply.ended_by
 
 
 def completion_body(reply: ScriptedReply, *, index: int, model: str, tokens: Tokens) -> dict[str, object]:
-    """The JSON of a plain answer."""
+    """Build the JSON of a plain answer."""
     message: dict[str, object] = {"role": "assistant", "content": reply.text, "refusal": reply.refusal}
     if reply.calls:
-        message["tool_calls"] = [_call_json(item) for item in reply.calls]
+        message["tool_calls"] = [
+            {"id": item.id, "type": "function", "function": {"name": item.name, "arguments": item.arguments_text}}
+            for item in reply.calls
+        ]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.ended_by}
     return {
         **_head("chat.completion", index=index, model=model),
@@ -134,7 +145,7 @@ def completion_body(reply: ScriptedReply, *, index: int, model: str, tokens: Tok
 def completion_chunks(
     reply: ScriptedReply, *, index: int, model: str, usage: Tokens | None, chunk_size: int
 ) -> Iterator[dict[str, object]]:
-    """The JSON of each event of a streamed answer, without the closing ``[DONE]``.
+    """Build the JSON of each event of a streamed answer, without the closing ``[DONE]``.
 
     Args:
         reply: The reply.
@@ -146,15 +157,15 @@ def completion_chunks(
     head = _head("chat.completion.chunk", index=index, model=model)
     # OpenAI sends a null usage in every other chunk of a stream that asked for it.
     pending: dict[str, object] = {} if usage is None else {"usage": None}
-    for delta in deltas(reply, chunk_size=chunk_size):
-        choice = {"index": 0, "delta": _delta_json(delta), "logprobs": None, "finish_reason": delta.finish_reason}
+    for delta, finish_reason in deltas(reply, chunk_size=chunk_size):
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         yield {**head, "choices": [choice], **pending}
     if usage is not None:
         yield {**head, "choices": [], "usage": _usage_json(usage)}
 
 
 def error_body(message: str, *, type: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
-    """The JSON of an OpenAI error."""
+    """Build the JSON of an OpenAI error."""
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
@@ -183,24 +194,3 @@ def _usage_json(tokens: Tokens) -> dict[str, object]:
         "completion_tokens": tokens.completion,
         "total_tokens": tokens.prompt + tokens.completion,
     }
-
-
-def _call_json(item: ScriptedCall) -> dict[str, object]:
-    return {"id": item.id, "type": "function", "function": {"name": item.name, "arguments": item.arguments_text}}
-
-
-def _delta_json(delta: Delta) -> dict[str, object]:
-    if delta.role is not None:
-        return {"role": delta.role, "content": delta.text, "refusal": None}
-    if delta.call is not None:
-        return {"tool_calls": [_call_delta_json(delta.call)]}
-    if delta.refusal is not None:
-        return {"refusal": delta.refusal}
-    return {} if delta.text is None else {"content": delta.text}
-
-
-def _call_delta_json(delta: CallDelta) -> dict[str, object]:
-    if delta.name is None:
-        return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    function = {"name": delta.name, "arguments": delta.arguments}
-    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from planner_ext.testing.loopback import HttpRequest, HttpResponse, LoopbackServer
+from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
 PROMPT, COMPLETION, CACHED, THOUGHTS = 100, 20, 30, 7
 """What every reply is said to have used, as far as an API says such a thing."""

@@ -31,7 +31,7 @@ from planner_ext.kernel.chat import named_errors
 from planner_ext.kernel.openai_members import CALLED, REPLACED, is_as_expected, is_own, source_digest
 from planner_ext.kernel.openai_wire import OpenAIWire
 from planner_ext.kernel.wire import ChatRequest, GenericWire
-from planner_ext.testing.loopback import HttpResponse
+from planner_ext.testing.server import HttpResponse
 from planner_ext.testing.wire import error_body
 
 SETTINGS = OpenAIChatPromptExecutionSettings

@@ -13,7 +13,7 @@ from semantic_kernel.contents import ChatMessageContent, StreamingChatMessageCon
 from planner_ext.kernel.openai_wire import OpenAIWire
 from planner_ext.kernel.wire import ChatRequest, GenericWire
 from planner_ext.testing import ScriptedReply, say
-from planner_ext.testing.loopback import HttpRequest, HttpResponse, LoopbackServer
+from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 from planner_ext.testing.wire import Tokens, completion_body, completion_chunks
 
 KEY = "any"

@@ -140,12 +140,13 @@ def test_the_pieces_of_a_stream_are_the_reply(
     """However finely it is cut, the pieces put together are the text and the arguments of each call."""
     reply = calls(*(call("a-f", each) for each in arguments), text=text)
 
-    pieces = list(deltas(reply, chunk_size=chunk_size))
-    found = [piece.call for piece in pieces if piece.call is not None]
-    sent = ["".join(piece.arguments for piece in found if piece.index == index) for index in range(len(arguments))]
+    pieces = [delta for delta, _ in deltas(reply, chunk_size=chunk_size)]
+    texts = [piece.get("content") or "" for piece in pieces]
+    found = [(call["index"], call["function"]["arguments"]) for piece in pieces for call in piece.get("tool_calls", ())]
+    sent = ["".join(piece for call, piece in found if call == index) for index in range(len(arguments))]
 
-    assert "".join(piece.text or "" for piece in pieces) == (text or "")
-    assert all(len(piece.text or "") <= chunk_size for piece in pieces)
+    assert "".join(texts) == (text or "")
+    assert all(len(piece) <= chunk_size for piece in texts)
     assert [
         each if isinstance(original, str) else json.loads(each) for original, each in zip(arguments, sent, strict=True)
     ] == arguments

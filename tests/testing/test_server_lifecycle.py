@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, say
-from planner_ext.testing.loopback import HttpRequest, HttpResponse, LoopbackServer
+from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
 COMPLETIONS = "/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "What is 1 + 2?"}]})
