@@ -10,16 +10,29 @@ from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, cast
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError
 from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
 from planner_ext.core.shown import shown
 from planner_ext.core.values import Message, ReplyEntry
 
-__all__ = ["SCHEMA", "check_schema", "dump_facts", "dump_journal", "load_facts", "load_journal", "messages_of"]
+__all__ = [
+    "SCHEMA",
+    "check_schema",
+    "dump_facts",
+    "dump_journal",
+    "dump_message",
+    "load_facts",
+    "load_journal",
+    "messages_of",
+]
 
 SCHEMA = 1
+
+_CHECKPOINT = "checkpoint"
+"""Where the metadata of a message that ended a run holds that run; it is not written with the message."""
 
 
 @cache
@@ -32,6 +45,14 @@ def _facts() -> TypeAdapter[list[Fact]]:
 
 DumpMessage = Callable[[Message], Any]
 """Turns an opaque message into JSON values. What is JSON already, as after a load, it returns as it is."""
+
+
+def dump_message(message: Message) -> Any:
+    """Write a message as JSON values, as its own model does: bytes as base64, other values that are no JSON as text."""
+    if not isinstance(message, BaseModel):
+        return message
+    values = message.model_dump(exclude_none=True, exclude={"metadata": {_CHECKPOINT}})
+    return to_jsonable_python(values, bytes_mode="base64", fallback=str)
 
 
 def dump_journal(facts: Sequence[Fact], dump_message: DumpMessage) -> str:

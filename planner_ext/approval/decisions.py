@@ -4,9 +4,36 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
+from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.shown import shown
 
-__all__ = ["Approve", "Decision", "Defer", "Deny", "Interceptor", "Supply", "ToolCall", "is_duration", "problem_of"]
+__all__ = [
+    "Approve",
+    "Decision",
+    "Defer",
+    "Deny",
+    "Interceptor",
+    "InvalidDecisionError",
+    "Supply",
+    "ToolCall",
+    "is_duration",
+    "problem_of",
+]
+
+
+class InvalidDecisionError(PlannerExtError):
+    """A decision cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
+
+    Attributes:
+        call_id: The call that it was given for; None where it names no call.
+        changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
+            has it wait as that, with its own fingerprint.
+    """
+
+    def __init__(self, message: str, *, call_id: str | None = None, changed: bool = False) -> None:
+        super().__init__(message)
+        self.call_id = call_id
+        self.changed = changed
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
 from planner_ext.core.questions import ASK_USER
 from planner_ext.core.values import RequestedCall
 
-__all__ = ["DecisionKind", "DecisionRecord", "decisions_of", "record_of"]
+__all__ = ["DecisionKind", "DecisionRecord", "decisions_of", "moment_of", "record_of"]
 
 DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire"]
 """What a decision was; ``expire`` is the end of a question that was not decided in time."""
@@ -49,6 +49,15 @@ class DecisionRecord:
     def as_dict(self) -> dict[str, Any]:
         """Write the record as JSON values."""
         return asdict(self) | {"at": self.at.isoformat()}
+
+
+def moment_of(at: float | None) -> datetime | None:
+    """Convert seconds since the epoch to a date in UTC.
+
+    Raises:
+        OverflowError, ValueError, OSError: If no date is that far off.
+    """
+    return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
 def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from planner_ext.approval.fingerprint import digest_of, fingerprint_of
 from planner_ext.core.facts import CallDecided, ModelReplied
@@ -11,7 +11,10 @@ from planner_ext.core.questions import ASK_USER, waiting_reply
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import RequestedCall
 
-__all__ = ["IN_DOUBT_PROMPT", "WaitingCall", "question_id", "waiting_calls"]
+__all__ = ["IN_DOUBT_PROMPT", "InDoubt", "WaitingCall", "question_id", "waiting_calls"]
+
+InDoubt: TypeAlias = Literal["person", "model"]
+"""Who learns of a call in doubt: a person, who decides it; or the model, which reads that its effect is not known."""
 
 IN_DOUBT_PROMPT = (
     "This call is in doubt: it had started when its process ended, and may have taken effect. "

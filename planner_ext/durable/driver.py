@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from planner_ext.approval.decisions import Approve, Decision
+from planner_ext.approval.waiting import InDoubt
 from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
 from planner_ext.durable.decisions import read_decision, refused_text
 from planner_ext.durable.errors import ApprovalRefusedError
 from planner_ext.durable.records import read_approval
-from planner_ext.durable.segment import DurablePlanner, InDoubt, Segment
+from planner_ext.durable.segment import DurablePlanner, Segment
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.kernel.approval import DecisionRefusedError

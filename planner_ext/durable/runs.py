@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from planner_ext.approval.decisions import Decision, is_duration
+from planner_ext.approval.waiting import InDoubt
 from planner_ext.clock import SystemClock
 from planner_ext.core.limits import Limits
 from planner_ext.core.shown import shown
@@ -20,7 +21,7 @@ from planner_ext.durable.locks import LockedWorkers
 from planner_ext.durable.names import checked_run_id, new_worker_id
 from planner_ext.durable.opening import open_database, open_segments
 from planner_ext.durable.records import RunRecord, StoredRun
-from planner_ext.durable.segment import DurablePlanner, InDoubt
+from planner_ext.durable.segment import DurablePlanner
 from planner_ext.durable.segments import Segments
 from planner_ext.durable.store import JournalStore
 from planner_ext.kernel.errors import PlannerInvalidConfigurationError

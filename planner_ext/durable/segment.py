@@ -5,18 +5,16 @@ Whoever drives runs knows planners by these protocols alone; the store and `Appr
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Decision
+from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Limits
 from planner_ext.core.values import Usage
 from planner_ext.ports import RunStore
 
-__all__ = ["DurablePlanner", "InDoubt", "Segment", "SegmentRun"]
-
-InDoubt = Literal["person", "model"]
-"""Who hears of a call that started and was not seen to finish, and that may not simply run again."""
+__all__ = ["DurablePlanner", "Segment", "SegmentRun"]
 
 R_co = TypeVar("R_co", covariant=True)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
+from planner_ext.approval.decisions import Approve, Decision, Deny, InvalidDecisionError, Supply, problem_of
 from planner_ext.approval.fingerprint import digest_of, digests_of, fingerprint_of
-from planner_ext.approval.record import DecisionRecord, record_of
+from planner_ext.approval.record import DecisionRecord, moment_of, record_of
 from planner_ext.approval.settings import ApprovalOptions
 from planner_ext.approval.waiting import WaitingCall, waiting_calls
 from planner_ext.core.errors import InvalidLimitError
@@ -35,19 +35,14 @@ __all__ = [
 ]
 
 
-class DecisionRefusedError(PlannerException):
+class DecisionRefusedError(InvalidDecisionError, PlannerException):
     """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
 
     Attributes:
-        call_id: The call that it was given for; None where it is none of a call's.
+        call_id: The call that it was given for; None where it names no call.
         changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
             has it wait as that, with its own fingerprint.
     """
-
-    def __init__(self, message: str, *, call_id: str | None = None, changed: bool = False) -> None:
-        super().__init__(message)
-        self.call_id = call_id
-        self.changed = changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +132,16 @@ def _pending(call: WaitingCall) -> PendingCall:
         fully_qualified_name=call.decided.function,
         arguments=call.arguments,
         fingerprint=call.fingerprint,
-        expires_at=_moment(call.decided.expires_at),
+        expires_at=_expiry(call.decided.expires_at),
         prompt=call.decided.prompt,
         in_doubt=call.in_doubt,
         decision=record_of(call.decided, call.request),
     )
 
 
-def _moment(at: float | None) -> datetime | None:
+def _expiry(at: float | None) -> datetime | None:
     try:
-        return None if at is None else datetime.fromtimestamp(at, UTC)
+        return moment_of(at)
     except (OverflowError, ValueError, OSError) as error:
         raise InvalidCheckpointError(f"Expected a date at which the question expires; got {shown(at)}.") from error
 

@@ -19,6 +19,7 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.core.values import Message, RequestedCall
+from planner_ext.journal import dump_message
 
 __all__ = [
     "AssistantMessage",
@@ -35,9 +36,6 @@ __all__ = [
     "with_items",
     "with_own_ids",
 ]
-
-CHECKPOINT_KEY = "checkpoint"
-"""Where a message that ended a run holds that run; of no use to a later one, so not written down with it."""
 
 
 class AssistantMessage(ChatMessageContent):
@@ -134,7 +132,9 @@ def name_of(call: FunctionCallContent) -> str:
 
 def _arguments(call: FunctionCallContent) -> str:
     if isinstance(call.arguments, Mapping):
-        return json.dumps(_plain(dict(call.arguments)), ensure_ascii=False)
+        return json.dumps(
+            to_jsonable_python(dict(call.arguments), bytes_mode="base64", fallback=str), ensure_ascii=False
+        )
     return call.arguments or ""
 
 
@@ -145,18 +145,6 @@ def load_message(message: Message) -> ChatMessageContent:
         pydantic.ValidationError: If it is JSON of no message.
     """
     return message if isinstance(message, ChatMessageContent) else ChatMessageContent.model_validate(message)
-
-
-def dump_message(message: Message) -> dict[str, Any]:
-    """Write a message as Semantic Kernel's own JSON; a value in it that is no JSON becomes text."""
-    if not isinstance(message, ChatMessageContent):
-        return message
-    return _plain(message.model_dump(exclude_none=True, exclude={"metadata": {CHECKPOINT_KEY}}))
-
-
-def _plain(value: Any) -> Any:
-    """Turn whatever a connector may put into a message into JSON values: bytes as base64, objects as their text."""
-    return to_jsonable_python(value, bytes_mode="base64", fallback=str)
 
 
 def as_history(messages: Iterable[ChatMessageContent]) -> ChatHistory:

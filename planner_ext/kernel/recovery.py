@@ -4,8 +4,8 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, TypeAlias
 
+from planner_ext.approval.waiting import InDoubt
 from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, Fact
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.state import Call, State
@@ -14,12 +14,9 @@ from planner_ext.kernel.arguments import InvalidArguments, parse_object
 from planner_ext.ports import Functions
 from planner_ext.review import is_as_decided
 
-__all__ = ["InDoubt", "recovery_facts"]
+__all__ = ["recovery_facts"]
 
 logger = logging.getLogger(__name__)
-
-InDoubt: TypeAlias = Literal["person", "model"]
-"""Who hears of a call in doubt: a person, who decides it; or the model, which reads that its effect is not known."""
 
 
 async def recovery_facts(
