@@ -8,17 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner_ext.approval.decisions import Approve, Deny
-    from planner_ext.approval.marks import requires_approval
+    from planner_ext.approval.decisions import Approve, Deny, requires_approval
     from planner_ext.approval.policy import ApprovalPolicy
     from planner_ext.handler import ToolCallHandler
-    from planner_ext.kernel.approval_filter import ApprovalFilter
-    from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
-    from planner_ext.kernel.budget import Budget
-    from planner_ext.kernel.service import FunctionInvokingChatCompletion
     from planner_ext.planner import FunctionCallingStepwisePlanner
-    from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
-    from planner_ext.planner_result import FunctionCallingStepwisePlannerResult, UserInteraction
+    from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
+    from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, UserInteraction
+    from planner_ext.service import FunctionInvokingChatCompletion
+    from planner_ext.sk.approval_filter import ApprovalFilter
+    from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+    from planner_ext.sk.budget import Budget
 
 __all__ = [
     "ApprovalFilter",
@@ -37,19 +36,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ApprovalFilter": "kernel.approval_filter",
+    "ApprovalFilter": "sk.approval_filter",
     "ApprovalPolicy": "approval.policy",
     "Approve": "approval.decisions",
-    "BoundedFunctionChoiceBehavior": "kernel.behavior",
-    "Budget": "kernel.budget",
+    "BoundedFunctionChoiceBehavior": "sk.behavior",
+    "Budget": "sk.budget",
     "Deny": "approval.decisions",
-    "FunctionCallingStepwisePlanner": "planner",
-    "FunctionCallingStepwisePlannerOptions": "planner_options",
-    "FunctionCallingStepwisePlannerResult": "planner_result",
-    "FunctionInvokingChatCompletion": "kernel.service",
+    "FunctionCallingStepwisePlanner": "planner.planner",
+    "FunctionCallingStepwisePlannerOptions": "planner.options",
+    "FunctionCallingStepwisePlannerResult": "planner.result",
+    "FunctionInvokingChatCompletion": "service",
     "ToolCallHandler": "handler",
-    "UserInteraction": "planner_result",
-    "requires_approval": "approval.marks",
+    "UserInteraction": "planner.result",
+    "requires_approval": "approval.decisions",
 }
 """Where each name lives."""
 

@@ -50,9 +50,9 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     WorkerInUseError,
 )
-from planner_ext.kernel.approval import DecisionRefusedError
-from planner_ext.kernel.checkpoint import InvalidCheckpointError
-from planner_ext.kernel.errors import (
+from planner_ext.sk.approval import DecisionRefusedError
+from planner_ext.sk.checkpoint import InvalidCheckpointError
+from planner_ext.sk.errors import (
     InvalidHistoryError,
     InvalidPriceError,
     InvalidReplyError,

@@ -1,8 +1,5 @@
 """What a streamed run tells: text as it comes, the facts of the run as they happen, and the result at the end."""
 
-from dataclasses import dataclass
-from typing import TypeAlias
-
 from planner_ext.core.facts import (
     AnswerChecked,
     CallDecided,
@@ -21,8 +18,8 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
-from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
-from planner_ext.ports import RunInfo, TextDelta
+from planner_ext.engine.ports import RunInfo, TextDelta
+from planner_ext.planner.result import PlannerEvent, ResultReady
 
 __all__ = [
     "AnswerChecked",
@@ -46,14 +43,3 @@ __all__ = [
     "StopRequested",
     "TextDelta",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultReady:
-    """The last event of a stream: what ``invoke`` would have returned."""
-
-    result: FunctionCallingStepwisePlannerResult
-
-
-PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady
-"""Whatever ``invoke_stream`` yields."""

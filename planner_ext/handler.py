@@ -12,18 +12,18 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext import hitl_manager
 from planner_ext.approval.decisions import Decision, Interceptor, ToolCall
-from planner_ext.approval.gate import CheckForIntervention, PreInvoke
-from planner_ext.engine import StopHandle
-from planner_ext.kernel.approval import ApprovalSettings
-from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.kernel.budget import Budget
-from planner_ext.kernel.checkpoint import Checkpoint
-from planner_ext.kernel.execution import ToolExecution
-from planner_ext.kernel.iteration_hook import IterationCallback
-from planner_ext.kernel.questions import Clarifier
-from planner_ext.kernel.selection import select_service
-from planner_ext.kernel.service import FunctionInvokingChatCompletion
-from planner_ext.ports import Clock, Observer
+from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.gate import CheckForIntervention, PreInvoke
+from planner_ext.engine.ports import Clock, Observer
+from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.approval import ApprovalSettings
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.budget import Budget
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.connectors import select_service
+from planner_ext.sk.execution import ToolExecution
+from planner_ext.sk.iteration import IterationCallback
+from planner_ext.sk.questions import Clarifier
 
 __all__ = ["ToolCallHandler"]
 

@@ -3,10 +3,10 @@
 import logging
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
-from planner_ext.kernel.approval import ApprovalSettings, DecisionRefusedError, PendingCall
-from planner_ext.kernel.checkpoint import Checkpoint
-from planner_ext.kernel.clarifier import ModelClarifier
-from planner_ext.kernel.questions import Clarification, Clarifier, Question
+from planner_ext.sk.approval import ApprovalSettings, DecisionRefusedError, PendingCall
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.clarifier import ModelClarifier
+from planner_ext.sk.questions import Clarification, Clarifier, Question
 
 __all__ = [
     "ApprovalSettings",

@@ -7,17 +7,17 @@ from typing import Annotated, Any
 from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, kernel_function
 
-from planner_ext.core.shown import shown
-from planner_ext.kernel.errors import (
+from planner_ext.core.errors import shown
+from planner_ext.planner import FunctionCallingStepwisePlanner
+from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
+from planner_ext.sk.errors import (
     LimitReachedError,
     NestedRunRefusedError,
     PlannerInvalidConfigurationError,
     PromptTooLargeError,
 )
-from planner_ext.kernel.nested import Around, around_of, mark_planner
-from planner_ext.kernel.options import instance_of
-from planner_ext.planner import FunctionCallingStepwisePlanner
-from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
+from planner_ext.sk.nested import Around, around_of, mark_planner
+from planner_ext.sk.options import instance_of
 
 __all__ = ["PlannerPlugin"]
 

@@ -17,9 +17,9 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, Checked, Entry, Reply, RequestedCall, Usage
-from planner_ext.engine import Engine, StopHandle
-from planner_ext.journal import dump_journal, load_journal
-from planner_ext.ports import Emit, Finished, Ports, TextDelta
+from planner_ext.engine.engine import Engine, StopHandle
+from planner_ext.engine.journal import dump_journal, load_journal
+from planner_ext.engine.ports import Emit, Finished, Ports, TextDelta
 
 GOAL = {"role": "user", "text": "goal"}
 

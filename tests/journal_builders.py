@@ -29,10 +29,9 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
-from planner_ext.core.limits import Limits
-from planner_ext.core.shares import Share, Spent
+from planner_ext.core.limits import Limits, Share, Spent
 from planner_ext.core.values import RequestedCall, Usage
-from planner_ext.journal import dump_journal, load_journal
+from planner_ext.engine.journal import dump_journal, load_journal
 
 LIMITS = Limits(
     max_iterations=9,

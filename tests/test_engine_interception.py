@@ -20,8 +20,7 @@ from engine_builders import (
     types_of,
 )
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
-from planner_ext.approval.fingerprint import digest_of
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall, digest_of
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -32,7 +31,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.state import Phase, State
-from planner_ext.engine import StopHandle
+from planner_ext.engine.engine import StopHandle
 
 
 async def test_a_gate_sees_a_call_as_it_would_run() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from engine_builders import engine_of
 
+from planner_ext.engine.ports import Observer
 from planner_ext.events import RunInfo
-from planner_ext.ports import Observer
 
 
 async def test_an_observer_that_takes_two_arguments_is_told_the_run() -> None:

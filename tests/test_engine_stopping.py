@@ -21,9 +21,9 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult
-from planner_ext.engine import CallFailedError, StopHandle
-from planner_ext.journal import dump_journal, load_journal
-from planner_ext.ports import Finished
+from planner_ext.engine.engine import CallFailedError, StopHandle
+from planner_ext.engine.journal import dump_journal, load_journal
+from planner_ext.engine.ports import Finished
 
 
 async def test_a_run_stopped_before_its_first_request_makes_none() -> None:

@@ -29,7 +29,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase
-from planner_ext.ports import Event, TextDelta
+from planner_ext.engine.ports import Event, TextDelta
 
 
 async def test_observers_that_raise_change_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,8 @@ import gc
 
 import pytest
 
-from planner_ext import in_time as module
-from planner_ext.in_time import OUT_OF_TIME, in_time, seconds_from_now, time_left
+from planner_ext.engine import concurrency as module
+from planner_ext.engine.concurrency import OUT_OF_TIME, in_time, seconds_from_now, time_left
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,15 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.values import ReplyEntry
-from planner_ext.journal import SCHEMA, check_schema, dump_facts, dump_journal, load_facts, load_journal, messages_of
+from planner_ext.engine.journal import (
+    SCHEMA,
+    check_schema,
+    dump_facts,
+    dump_journal,
+    load_facts,
+    load_journal,
+    messages_of,
+)
 
 
 def test_the_sample_has_every_fact_and_every_field() -> None:

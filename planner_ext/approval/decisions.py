@@ -1,13 +1,15 @@
-"""What can be decided of a call, and the call as a decider sees it: resolved, validated, fingerprinted."""
+"""What a decision binds to: a digest of the run, the call, the function that will run and its arguments."""
 
-from collections.abc import Awaitable, Mapping
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
-from planner_ext.core.errors import PlannerExtError
-from planner_ext.core.shown import shown
+from planner_ext.core.errors import InvalidLimitError, NotAFunctionError, PlannerExtError, is_function, shown
 
 __all__ = [
+    "ApprovalOptions",
     "Approve",
     "Decision",
     "Defer",
@@ -16,9 +18,18 @@ __all__ = [
     "InvalidDecisionError",
     "Supply",
     "ToolCall",
+    "approval_required",
+    "digest_of",
+    "digests_of",
+    "fingerprint_of",
     "is_duration",
     "problem_of",
+    "requires_approval",
+    "takes_no_more",
+    "with_plain_numbers",
 ]
+
+# What can be decided of a call, and the call as a decider sees it: resolved, validated, fingerprinted.
 
 
 class InvalidDecisionError(PlannerExtError):
@@ -170,3 +181,143 @@ class Interceptor(Protocol):
     def __call__(self, call: ToolCall, /) -> Decision | Awaitable[Decision | None] | None:
         """Decide, or return None to leave it to the others."""
         ...
+
+
+# How a run treats decisions: the options of the approval, with what each means.
+
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "unmatched": ("approve", "defer", "deny"),
+    "on_denial": ("refuse", "reask", "return_calls"),
+    "on_deferred": ("hold_all", "run_safe_first"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalOptions:
+    """What becomes of calls that nobody decided, that were denied, and that wait; see `ApprovalSettings`."""
+
+    unmatched: Literal["approve", "defer", "deny"] = "approve"
+    on_denial: Literal["refuse", "reask", "return_calls"] = "refuse"
+    on_deferred: Literal["hold_all", "run_safe_first"] = "hold_all"
+    expires_in: float | None = None
+    interceptor_timeout: float | None = 30.0
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidLimitError(
+                    f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}."
+                )
+        for name in ("expires_in", "interceptor_timeout"):
+            value = getattr(self, name)
+            if value is not None and not is_duration(value):
+                raise InvalidLimitError(f"{name} must be a number of seconds above 0, or None; got {shown(value)}.")
+
+
+# Risk declared on a function itself: ``@requires_approval``.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__planner_ext_requires_approval__"
+
+
+@overload
+def requires_approval(function: F, /) -> F: ...
+
+
+@overload
+def requires_approval(*, prompt: str | None = None, expires_in: float | None = None) -> Callable[[F], F]: ...
+
+
+def requires_approval(function: Any = None, /, *, prompt: str | None = None, expires_in: float | None = None) -> Any:
+    """Declare that a function may not run before a person has approved the call.
+
+    Stands above or below ``@kernel_function``, bare or with arguments. An allow *rule* of a policy may free the
+    function, a policy's default never does. Without any approver the run pauses.
+
+    Args:
+        function: The function, where the decorator stands without arguments.
+        prompt: What the person is asked.
+        expires_in: Seconds after which the question is no longer open; None uses the run's setting.
+
+    Raises:
+        InvalidLimitError: If ``expires_in`` is no such number.
+        NotAFunctionError: If something else than a function is marked.
+    """
+    if prompt is not None and not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidLimitError(f"prompt must be a text, or None; got {shown(prompt)}.")
+    if expires_in is not None and not is_duration(expires_in):
+        raise InvalidLimitError(f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}.")
+
+    def mark(function: F) -> F:
+        if not is_function(function):
+            raise NotAFunctionError(
+                f"requires_approval marks a function; got {shown(function)}. Write @requires_approval above the "
+                "function, or with words for the person: @requires_approval(prompt=...)."
+            )
+        method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
+        setattr(method, _MARK, Defer(prompt=prompt, expires_in=expires_in))
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def approval_required(method: object) -> Defer | None:
+    """Read the mark of a function or method; None where there is none."""
+    mark = getattr(method, _MARK, None)
+    return mark if isinstance(mark, Defer) else None
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
+    """Digest a function's name and its arguments.
+
+    Equal JSON values give equal digests: the order of keys makes no difference, and 7.0 is 7.
+    """
+    return _sha256([function, {name: with_plain_numbers(value) for name, value in arguments.items()}])
+
+
+def digests_of(function: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """Give the digests by which a record may know a call: today's, and that of older records, to which 7.0 is not 7."""
+    return digest_of(function, arguments), _sha256([function, arguments])
+
+
+def with_plain_numbers(value: Any) -> Any:
+    """Write each number of a JSON value that is an integer as one, on every level: JSON has one kind of number."""
+    if type(value) is float:
+        return int(value) if value.is_integer() else value
+    if isinstance(value, list):
+        return [with_plain_numbers(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: with_plain_numbers(item) for name, item in cast("dict[Any, Any]", value).items()}
+    return value
+
+
+def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signature: str = "") -> str:
+    """Digest one call of one run.
+
+    Args:
+        run_id: The run.
+        iteration: The trip in which the call was made.
+        call_id: The call's id.
+        digest: See `digest_of`.
+        signature: What the function takes, see `takes_no_more`; "" where that is not known.
+    """
+    call = [run_id, iteration, call_id, digest]
+    return _sha256([*call, signature] if signature else call)
+
+
+def takes_no_more(before: str, now: str) -> bool:
+    """Whether a function takes nothing but what it took before; it may have lost a parameter.
+
+    Args:
+        before: Its signature then: ``name=digest`` of each parameter, joined by commas; "" where that is not known.
+        now: Its signature now.
+    """
+    return not before or set(filter(None, now.split(","))) <= set(before.split(","))
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(_CANONICAL.encode(value).encode("ascii")).hexdigest()

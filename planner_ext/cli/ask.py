@@ -11,9 +11,9 @@ from rich.text import Text
 from planner_ext.cli.console import say
 from planner_ext.cli.show import WIDEST, Signs
 from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, folded_lines, moment_text, printable, visible
-from planner_ext.core.questions import ASK_USER
+from planner_ext.core.state import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
-from planner_ext.kernel.arguments import InvalidArguments, parse_object
+from planner_ext.sk.arguments import InvalidArguments, parse_object
 
 __all__ = ["Desk", "print_pending"]
 

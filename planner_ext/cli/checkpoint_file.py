@@ -133,7 +133,7 @@ class CheckpointFile:
 class FileJournal:
     """Keeps a run in its file while it goes: that a call was started is in the file before its function runs.
 
-    Implements `planner_ext.ports.RunStore`.
+    Implements `planner_ext.engine.ports.RunStore`.
     """
 
     def __init__(self, file: CheckpointFile | None, facts: Sequence[Fact]) -> None:

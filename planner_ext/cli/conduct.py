@@ -17,7 +17,7 @@ from rich.text import Text
 from semantic_kernel.exceptions import KernelException
 
 from planner_ext import Budget, FunctionCallingStepwisePlannerResult
-from planner_ext.approval.waiting import waiting_calls
+from planner_ext.approval.pending import waiting_calls
 from planner_ext.cli.ask import Desk, print_pending
 from planner_ext.cli.checkpoint_file import CheckpointFile
 from planner_ext.cli.console import FAULT, INTERRUPTED, PAUSED, UNUSABLE, complain, say, stderr_console
@@ -25,7 +25,7 @@ from planner_ext.cli.journey import Journey, Setup
 from planner_ext.cli.report import exit_code, tell
 from planner_ext.cli.show import spent_line
 from planner_ext.cli.text import printable
-from planner_ext.core.batches import sticky_keys
+from planner_ext.core.fold import sticky_keys
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.errors import (

@@ -13,7 +13,7 @@ from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli.console import ANSWERED, NO_ANSWER, complaints_of, say, stderr_console, stdout_console
 from planner_ext.cli.durable_store import say_part, store_name
 from planner_ext.cli.text import exact, exact_json, moment_text, one_line, printable, visible
-from planner_ext.core.shown import shown
+from planner_ext.core.errors import shown
 from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRecord, PendingApproval
 
 __all__ = [

@@ -35,7 +35,6 @@ from planner_ext.cli.report import document, exit_code, tell
 from planner_ext.cli.run import Goal
 from planner_ext.cli.show import Progress, spent_line
 from planner_ext.cli.text import exact, printable
-from planner_ext.clock import SystemClock
 from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.state import State
 from planner_ext.durable import (
@@ -52,9 +51,10 @@ from planner_ext.durable import (
 )
 from planner_ext.durable.cancelling import cancel_run
 from planner_ext.durable.rows import fold_journal
+from planner_ext.engine.concurrency import SystemClock
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
-from planner_ext.planner_result import result_of
+from planner_ext.planner.result import result_of
 
 __all__ = ["Kept", "cancel_kept", "resume_kept", "show_run", "start_kept"]
 

@@ -29,14 +29,14 @@ from planner_ext.cli.console import say
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
 from planner_ext.cli.show import Progress
 from planner_ext.core.fold import fold
-from planner_ext.core.settle import stopping_facts
 from planner_ext.core.state import State
+from planner_ext.core.termination import stopping_facts
 from planner_ext.durable.segment import Segment
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact, PlannerEvent, ResultReady
 from planner_ext.hitl_manager import ApprovalSettings, Decision
-from planner_ext.kernel.budget import price_in
-from planner_ext.planner_result import result_of
+from planner_ext.planner.result import result_of
+from planner_ext.sk.budget import price_in
 
 __all__ = ["Journey", "Setup", "approval_options"]
 

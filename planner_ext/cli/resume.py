@@ -13,14 +13,13 @@ from planner_ext.cli.checkpoint_file import CheckpointFile
 from planner_ext.cli.conduct import Work, conduct, is_terminal, with_trips
 from planner_ext.cli.console import say
 from planner_ext.cli.journey import Journey, Setup
-from planner_ext.core.settle import cancellation
-from planner_ext.core.state import State
-from planner_ext.core.transitions import TRANSITIONS
+from planner_ext.core.state import TRANSITIONS, State
+from planner_ext.core.termination import cancellation
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, Supply
-from planner_ext.kernel.approval import pending_calls
-from planner_ext.kernel.arguments import InvalidArguments, parse_object
-from planner_ext.planner_result import result_of
+from planner_ext.planner.result import result_of
+from planner_ext.sk.approval import pending_calls
+from planner_ext.sk.arguments import InvalidArguments, parse_object
 
 __all__ = ["Continuation", "resume_run"]
 

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
-from planner_ext.approval.record import record_of
+from planner_ext.approval.pending import record_of
 from planner_ext.cli.text import TextFlow, exact, exact_json, one_line, printable, shortened
 from planner_ext.core.facts import (
     CallDecided,
@@ -29,10 +29,10 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
-from planner_ext.core.shares import Spent
+from planner_ext.core.limits import Spent
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
-from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
+from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 
 __all__ = ["WIDEST", "Progress", "Signs", "print_answer", "spent_line"]
 

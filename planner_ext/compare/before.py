@@ -17,7 +17,7 @@ from planner_ext.compare.kernels import copy_of
 from planner_ext.compare.planner_loop import NEXT_STEP, StepReply, left_behind, run_planner_loop
 from planner_ext.compare.scripts import FINAL_ANSWER
 from planner_ext.compare.stage import Outcome, Stage, calls_of, opened
-from planner_ext.kernel.interaction import own_function
+from planner_ext.sk.questions import own_function
 
 __all__ = ["removed_planner", "stock_loop"]
 

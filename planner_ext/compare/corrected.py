@@ -7,10 +7,10 @@ from typing import Literal
 from planner_ext.compare.stage import Outcome, Play, Stage, opened, why
 from planner_ext.core.limits import Ledger
 from planner_ext.events import ResultReady
-from planner_ext.kernel.errors import PlannerException
 from planner_ext.planner import FunctionCallingStepwisePlanner
-from planner_ext.planner_options import FunctionCallingStepwisePlannerOptions
-from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
+from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
+from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
+from planner_ext.sk.errors import PlannerException
 
 __all__ = ["corrected"]
 

@@ -12,7 +12,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.filters import FunctionInvocationContext
 
-from planner_ext.kernel.usage import read_usage
+from planner_ext.sk.usage import read_usage
 
 __all__ = ["MeteredChatCompletion", "ToolMeter", "TripMeter"]
 

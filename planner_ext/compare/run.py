@@ -17,8 +17,8 @@ from planner_ext.compare.scripts import SCRIPTS, Script
 from planner_ext.compare.stage import Option
 from planner_ext.compare.timeline import shown
 from planner_ext.compare.venue import Live, LiveVenue, ScriptedVenue, Venue
-from planner_ext.kernel.budget import Budget
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.budget import Budget
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import say
 
 __all__ = ["Progress", "run_comparison"]

@@ -19,7 +19,7 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.compare.comparison import OptionInfo
-from planner_ext.kernel.usage import read_usage
+from planner_ext.sk.usage import read_usage
 
 __all__ = ["Option", "Outcome", "Play", "Stage", "calls_of", "opened", "tokens_of", "why"]
 

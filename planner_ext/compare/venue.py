@@ -17,9 +17,9 @@ from planner_ext.compare.kernels import copy_of
 from planner_ext.compare.meter import MeteredChatCompletion, ToolMeter, TripMeter
 from planner_ext.compare.scripts import Script
 from planner_ext.compare.stage import Stage
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.selection import select_service
-from planner_ext.kernel.service import FunctionInvokingChatCompletion
+from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.connectors import select_service
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
 __all__ = ["Live", "LiveVenue", "Scene", "ScriptedVenue", "Venue"]
 

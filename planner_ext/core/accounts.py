@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner_ext.core.actions import Action, AskModel, AskPerson, AskPlan, RunCalls
-from planner_ext.core.limits import Ledger
+from planner_ext.core.limits import Ledger, Share, Spent, merged_counts
 from planner_ext.core.machine import next_action
-from planner_ext.core.shares import Share, Spent, merged_counts
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Usage
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from planner_ext.core.limits import Left
-from planner_ext.core.shares import Share
+from planner_ext.core.limits import Left, Share
 from planner_ext.core.values import Status
 
 __all__ = [

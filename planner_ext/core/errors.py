@@ -1,15 +1,9 @@
-"""The root of every error of this package, and the errors that the core itself can meet.
+"""A caller's value in the words of an error: one line, and nothing of an object that could be a secret."""
 
-The core knows nothing of Semantic Kernel; the errors which leave through one of its doors are in
-``planner_ext.errors`` and derive from these.
-
-    PlannerExtError
-    ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
-    ├── InvalidLimitError          a limit whose value means nothing
-    ├── NotAFunctionError          a decorator of this package on something else than a function
-    └── InvalidJournalError        a journal or checkpoint that cannot be read
-        └── NewerSchemaError       written by a newer version of this package
-"""
+from contextlib import suppress
+from enum import Enum
+from reprlib import Repr
+from types import BuiltinFunctionType, FunctionType
 
 __all__ = [
     "IllegalTransitionError",
@@ -18,7 +12,21 @@ __all__ = [
     "NewerSchemaError",
     "NotAFunctionError",
     "PlannerExtError",
+    "is_function",
+    "shown",
 ]
+
+# The root of every error of this package, and the errors that the core itself can meet.
+#
+# The core knows nothing of Semantic Kernel; the errors which leave through one of its doors are in
+# ``planner_ext.errors`` and derive from these.
+#
+#     PlannerExtError
+#     ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
+#     ├── InvalidLimitError          a limit whose value means nothing
+#     ├── NotAFunctionError          a decorator of this package on something else than a function
+#     └── InvalidJournalError        a journal or checkpoint that cannot be read
+#         └── NewerSchemaError       written by a newer version of this package
 
 
 class PlannerExtError(Exception):
@@ -43,3 +51,51 @@ class InvalidJournalError(PlannerExtError):
 
 class NewerSchemaError(InvalidJournalError):
     """A journal or checkpoint was written by a newer version of this package than the one that reads it."""
+
+
+_MOST_CHARACTERS = 160
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+_PLAIN = (bool, float, complex, bytes, Enum, type(None))
+
+
+def shown(value: object) -> str:
+    """Write a value for an error message, in one line of at most 160 characters.
+
+    Numbers and texts are shown, long ones without their middle, and the first items of lists, tuples, sets and
+    dictionaries. A function is named; an object by its class alone: what its ``repr`` says may be long, or secret.
+    """
+    text = ""
+    with suppress(Exception):
+        text = _SHOWN.repr(value)
+    text = text or _of_class(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def is_function(value: object) -> bool:
+    """Whether a decorator may mark a value: a function, a method, or what wraps one in a class."""
+    return (callable(value) or hasattr(value, "__func__")) and not isinstance(value, type)
+
+
+class _Shown(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxlong = self.maxother = 80
+        self.maxlevel = 3
+
+    def repr_instance(self, x: object, level: int) -> str:
+        if type(x) in _PLAIN or isinstance(x, Enum):
+            text = repr(x)
+            return text if len(text) <= self.maxother else f"{text[: self.maxother]}..."
+        if isinstance(x, str):
+            return self.repr_str(str.__str__(x), level)
+        if isinstance(x, type):
+            return type.__repr__(x)
+        return repr(x) if isinstance(x, _FUNCTIONS) else _of_class(x)
+
+
+def _of_class(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
+
+
+_SHOWN = _Shown()

@@ -8,8 +8,7 @@ the 0-based trip of the loop. A plan request is made before trip 0.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from planner_ext.core.limits import Limits
-from planner_ext.core.shares import Share, Spent
+from planner_ext.core.limits import Limits, Share, Spent
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
 __all__ = [
@@ -85,7 +84,7 @@ class Rules:
 class Guards:
     """Who has a say before a call of a run is executed, as far as that is data.
 
-    A policy is written as JSON text in normal form, anything else by name; see `planner_ext.approval.guards`.
+    A policy is written as JSON text in normal form, anything else by name; see `planner_ext.approval.policy`.
 
     Attributes:
         interceptors: In the order in which they are asked.

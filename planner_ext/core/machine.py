@@ -10,6 +10,7 @@ from planner_ext.core.actions import (
     AskModel,
     AskPerson,
     AskPlan,
+    CheckAnswer,
     CompleteIteration,
     Finish,
     Pause,
@@ -17,15 +18,56 @@ from planner_ext.core.actions import (
     RunCalls,
     WithholdCalls,
 )
-from planner_ext.core.answers import in_form
 from planner_ext.core.facts import ModelReplied
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import left_to_tell, spent_limit, time_left
-from planner_ext.core.questions import NO_MORE_QUESTIONS, asks, open_questions, over_the_cap, questions_left
-from planner_ext.core.shares import divided
-from planner_ext.core.state import Batch, Call, Phase, State
+from planner_ext.core.limits import divided, left_to_tell, spent_limit, time_left
+from planner_ext.core.state import (
+    NO_MORE_QUESTIONS,
+    Batch,
+    Call,
+    Phase,
+    State,
+    asks,
+    open_questions,
+    over_the_cap,
+    questions_left,
+)
 
-__all__ = ["IN_DOUBT", "iterations_left", "limit_of_restart", "next_action"]
+__all__ = ["IN_DOUBT", "in_form", "iterations_left", "limit_of_restart", "next_action"]
+
+# A final answer that has to be in a form: it is checked before the run ends with it, and asked for again.
+
+_MOST_REQUESTS = 10
+"""How often the answer is asked for again where no limit on round trips bounds it."""
+
+
+def in_form(state: State, end: Finish, spent: str | None) -> Action:
+    """Say what comes before an end with an answer, where the run's answer has to be in a form.
+
+    An answer in its form ends the run. Another one is asked for again, without functions, as long as a request may be
+    made; then the run ends at its limit with the text as it is, and its reason says what is wrong with it. Without
+    a limit on round trips it is asked for ten times, and the run ends ``incomplete``.
+
+    Args:
+        state: The run.
+        end: How it would end.
+        spent: The limit that forbids a further request, or None.
+    """
+    checked = state.checked
+    if not end.answer or (checked is not None and not checked.problem):
+        return end
+    if state.stopping is not None:
+        return Finish(status="stopped", answer=end.answer, reason=state.stopping)
+    if checked is None:
+        return CheckAnswer(answer=end.answer)
+    if spent is not None:
+        reason = f"The answer is not in its form, and no further request may be made. {checked.problem}"
+        return Finish(status="limit_reached", answer=end.answer, limit=end.limit or spent, reason=reason)
+    if state.rules.limits.max_iterations is None and state.structuring >= _MOST_REQUESTS:
+        reason = f"The answer is not in its form; it was asked for again {state.structuring} times. {checked.problem}"
+        return Finish(status="incomplete", answer=end.answer, reason=reason)
+    return AddMessage(purpose="structure", problem=checked.problem)
+
 
 IN_DOUBT = "Cancelled while it ran; whether it took effect is not known."
 """What the model reads of a function that had started and was not seen to finish."""

@@ -1,23 +1,41 @@
-"""What a run is at one moment: the fold of its facts so far.
+"""Questions of the model: which wait, which are over their cap, and whether a plain reply is one.
 
-These values have no slots, unlike all others: each fact makes new ones of them, and to copy a dict of fields takes
-a fraction of the time of copying slots one by one, see `planner_ext.core.change`. There are only a few at a time.
+A call of the function that asks the user is a deferred call of the kind ``question``. A plain reply becomes a question
+where a clarifier is there to be shown it, or where it reads as one and no plain reply can be the answer.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
-from planner_ext.core.limits import Ledger
-from planner_ext.core.shares import Share
-from planner_ext.core.sharing import Row
-from planner_ext.core.values import Entry, Message, RequestedCall
+from planner_ext.core.limits import Ledger, Share
+from planner_ext.core.values import Entry, Message, RequestedCall, Row
 
-__all__ = ["Batch", "Call", "Phase", "State"]
+__all__ = [
+    "ASK_USER",
+    "NO_MORE_QUESTIONS",
+    "TRANSITIONS",
+    "Batch",
+    "Call",
+    "Phase",
+    "State",
+    "as_mermaid",
+    "asks",
+    "only_asks",
+    "open_questions",
+    "over_the_cap",
+    "questions_left",
+    "waiting_reply",
+]
+
+# What a run is at one moment: the fold of its facts so far.
+#
+# These values have no slots, unlike all others: each fact makes new ones of them, and to copy a dict of fields takes
+# a fraction of the time of copying slots one by one, see `planner_ext.core.values`. There are only a few at a time.
 
 
 class Phase(StrEnum):
-    """Where a run stands; what may happen next in each is in `planner_ext.core.transitions`."""
+    """Where a run stands; what may happen next in each is in `planner_ext.core.state`."""
 
     NEW = "new"
     PLANNING = "planning"
@@ -95,7 +113,7 @@ class State:
         stopping: Why the run is to stop, or None.
         ending: Why it is to stop once the open batch has settled, or None.
         reask: Whether the next request goes without functions because of a denied call.
-        sticky: What was approved for the rest of the run: see `planner_ext.core.batches.sticky_keys`.
+        sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
         at: The time of the newest fact.
         ended: The fact that ended the run, or None.
     """
@@ -125,3 +143,120 @@ class State:
     sticky: frozenset[str] = frozenset()
     at: float = 0.0
     ended: Ended | None = None
+
+
+# The legal transitions: in which phase which fact may happen, and which phases it may lead to.
+#
+# The table is the law: `planner_ext.core.fold.apply` refuses everything else, and the diagram in the ADR is printed
+# from it (`as_mermaid`).
+
+_P = Phase
+
+TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
+    (_P.NEW, "RunStarted"): (_P.PLANNING, _P.ASKING),
+    (_P.PLANNING, "Planned"): (_P.ASKING,),
+    (_P.PLANNING, "ModelReplied"): (_P.REVIEWING, _P.ANSWERING),
+    (_P.PLANNING, "StopRequested"): (_P.PLANNING,),
+    (_P.PLANNING, "Ended"): (_P.ENDED,),
+    (_P.ASKING, "ModelReplied"): (_P.REVIEWING, _P.ANSWERING),
+    (_P.ASKING, "AnswerChecked"): (_P.ASKING,),
+    (_P.ASKING, "MessageAdded"): (_P.ASKING,),
+    (_P.ASKING, "StopRequested"): (_P.ASKING,),
+    (_P.ASKING, "Ended"): (_P.ENDED,),
+    (_P.ANSWERING, "MessageAdded"): (_P.ASKING,),
+    (_P.ANSWERING, "AnswerChecked"): (_P.ANSWERING,),
+    (_P.ANSWERING, "Clarified"): (_P.ANSWERING, _P.ASKING),
+    (_P.ANSWERING, "Paused"): (_P.PAUSED,),
+    (_P.ANSWERING, "StopRequested"): (_P.ANSWERING,),
+    (_P.ANSWERING, "Ended"): (_P.ENDED,),
+    (_P.REVIEWING, "CallDecided"): (_P.REVIEWING, _P.CALLING, _P.COMPLETING),
+    (_P.REVIEWING, "CallsWithheld"): (_P.COMPLETING,),
+    (_P.REVIEWING, "StopRequested"): (_P.REVIEWING,),
+    (_P.CALLING, "CallDecided"): (_P.CALLING, _P.COMPLETING),
+    (_P.CALLING, "CallsWithheld"): (_P.CALLING, _P.COMPLETING),
+    (_P.CALLING, "CallStarted"): (_P.CALLING,),
+    (_P.CALLING, "CallFinished"): (_P.CALLING, _P.COMPLETING),
+    (_P.CALLING, "Clarified"): (_P.CALLING, _P.COMPLETING),
+    (_P.CALLING, "StopRequested"): (_P.CALLING,),
+    (_P.CALLING, "Paused"): (_P.PAUSED,),
+    (_P.CALLING, "Ended"): (_P.ENDED,),
+    (_P.COMPLETING, "IterationCompleted"): (_P.ASKING,),
+    (_P.COMPLETING, "StopRequested"): (_P.COMPLETING,),
+    (_P.PAUSED, "StopRequested"): (_P.CALLING, _P.ANSWERING),
+    (_P.PAUSED, "Resumed"): (_P.CALLING, _P.ANSWERING),
+    (_P.PLANNING, "Resumed"): (_P.PLANNING,),
+    (_P.ASKING, "Resumed"): (_P.ASKING,),
+    (_P.ANSWERING, "Resumed"): (_P.ANSWERING,),
+    (_P.COMPLETING, "Resumed"): (_P.COMPLETING,),
+    (_P.ENDED, "Resumed"): (_P.PLANNING, _P.ASKING, _P.REVIEWING),
+}
+
+
+def as_mermaid() -> str:
+    """Draw the table as a Mermaid state diagram, one arrow for each pair of phases."""
+    arrows: dict[tuple[Phase, Phase], list[str]] = {}
+    for (phase, fact), targets in TRANSITIONS.items():
+        for target in targets:
+            if fact != "StopRequested" or target is not phase:
+                arrows.setdefault((phase, target), []).append(fact)
+    lines = [f"    {source} --> {target}: {', '.join(facts)}" for (source, target), facts in arrows.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> new", *lines, "    ended --> [*]"])
+
+
+ASK_USER = "UserInteraction-AskUser"
+"""The function that asks the user, as the model sees it."""
+
+NO_MORE_QUESTIONS = "Not asked: no further questions are answered. Go on with what you know."
+"""What the model reads of a question over the cap."""
+
+_MARKS = ("?", "\uff1f", "\u061f")  # also full-width, and Arabic
+_CLOSING = " \t\r\n*_`~\"'\u2019\u201d\u00bb)]"
+
+
+def asks(text: str) -> bool:
+    """Say whether a text reads as a question: its last line that is not empty ends in a question mark.
+
+    Closing quotes, brackets and emphasis after the mark do not count.
+    """
+    return text.rstrip(_CLOSING).endswith(_MARKS)
+
+
+def open_questions(batch: Batch) -> tuple[int, ...]:
+    """List the calls of a batch that ask the user and have no answer."""
+    return tuple(
+        index
+        for index, call in enumerate(batch.calls)
+        if call.answer is None and call.decided is not None and call.decided.kind == "question"
+    )
+
+
+def questions_left(state: State) -> int | None:
+    """Count the questions that may still be answered; None where they are not limited."""
+    allowed = state.rules.max_clarifications
+    return None if allowed is None else max(allowed - state.clarifications, 0)
+
+
+def over_the_cap(state: State, questions: tuple[int, ...]) -> tuple[int, ...]:
+    """List those of the open questions that will not be answered."""
+    left = questions_left(state)
+    return () if left is None else questions[left:]
+
+
+def only_asks(state: State) -> bool:
+    """Say whether a run waits for answers alone, and for no decision on a call."""
+    if state.phase is not Phase.PAUSED:
+        return False
+    if state.batch is None:
+        return True
+    waiting = [call.decided for call in state.batch.calls if call.answer is None and not _held(call)]
+    return all(decided is not None and decided.kind == "question" for decided in waiting)
+
+
+def _held(call: Call) -> bool:
+    """Whether a call only waits for the others of its batch."""
+    return call.decided is not None and call.decided.verdict == "run" and not call.started
+
+
+def waiting_reply(state: State) -> ModelReplied | None:
+    """Give the plain reply that a paused run waits with, or None."""
+    return state.reply if state.phase is Phase.PAUSED and state.batch is None else None

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner_ext.approval.record import DecisionRecord
+    from planner_ext.approval.pending import DecisionRecord
     from planner_ext.durable.approvals import Approvals
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.handle import RunHandle
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.runs import Runs
-    from planner_ext.effects import NoEffect, TookEffect, effect
+    from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
 __all__ = [
     "ApprovalRefusedError",
@@ -45,15 +45,15 @@ __all__ = [
 
 _MODULES = {
     "Approvals": "durable.approvals",
-    "DecisionRecord": "approval.record",
-    "NoEffect": "effects",
+    "DecisionRecord": "approval.pending",
+    "NoEffect": "engine.effects",
     "PendingApproval": "durable.records",
     "RunHandle": "durable.handle",
     "RunRecord": "durable.records",
     "Runs": "durable.runs",
     "StoredRun": "durable.records",
-    "TookEffect": "effects",
-    "effect": "effects",
+    "TookEffect": "engine.effects",
+    "effect": "engine.effects",
 }
 """Where each name lives; the others are errors."""
 

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from planner_ext.approval.decisions import Approve, Decision
-from planner_ext.approval.record import DecisionRecord
-from planner_ext.clock import SystemClock
+from planner_ext.approval.pending import DecisionRecord
 from planner_ext.durable.decisions import refused_text, write_decision
 from planner_ext.durable.errors import ApprovalRefusedError
 from planner_ext.durable.opening import open_database
 from planner_ext.durable.records import PendingApproval, read_approval, read_refusal
 from planner_ext.durable.store import JournalStore
-from planner_ext.ports import Clock
+from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.ports import Clock
 
 __all__ = ["Approvals"]
 

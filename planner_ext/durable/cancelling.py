@@ -3,13 +3,13 @@
 from contextlib import suppress
 
 from planner_ext.core.facts import Rules, RunStarted
-from planner_ext.core.settle import cancellation, stopping_facts
 from planner_ext.core.state import Phase
+from planner_ext.core.termination import cancellation, stopping_facts
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
-from planner_ext.kernel.messages import dump_message
-from planner_ext.ports import Clock
+from planner_ext.engine.ports import Clock
+from planner_ext.sk.messages import dump_message
 
 __all__ = ["cancel_run"]
 

@@ -22,7 +22,7 @@ from dbos._serialization import DefaultSerializer
 from planner_ext.durable.addresses import without_passwords
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.statements import TABLE_SCHEMA
-from planner_ext.journal import SCHEMA
+from planner_ext.engine.journal import SCHEMA
 
 __all__ = ["TABLES", "DbosHost", "SegmentRow", "Work"]
 

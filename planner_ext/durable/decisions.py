@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, problem_of
+from planner_ext.core.errors import shown
 from planner_ext.core.facts import CallDecided, Clarified
-from planner_ext.core.shown import shown
 from planner_ext.durable.errors import ApprovalRefusedError
 
 __all__ = ["DECISION_SCHEMA", "decided_text", "read_decision", "refused_text", "write_decision"]

@@ -16,8 +16,8 @@ from planner_ext.durable.records import RunRecord
 from planner_ext.durable.segment import DurablePlanner
 from planner_ext.durable.segments import Segments
 from planner_ext.durable.store import JournalStore
-from planner_ext.kernel.budget import price_in
-from planner_ext.ports import Clock
+from planner_ext.engine.ports import Clock
+from planner_ext.sk.budget import price_in
 
 __all__ = ["ArgumentsFor", "DrivenRuns"]
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from planner_ext.approval.decisions import Approve, Decision
-from planner_ext.approval.waiting import InDoubt
-from planner_ext.clock import SystemClock
+from planner_ext.approval.pending import InDoubt
 from planner_ext.core.limits import Limits
 from planner_ext.durable.decisions import read_decision, refused_text
 from planner_ext.durable.errors import ApprovalRefusedError
@@ -16,10 +15,11 @@ from planner_ext.durable.records import read_approval
 from planner_ext.durable.segment import DurablePlanner, Segment
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
-from planner_ext.kernel.approval import DecisionRefusedError
-from planner_ext.kernel.budget import Price
-from planner_ext.kernel.messages import dump_message
-from planner_ext.ports import Clock, RunStore
+from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.ports import Clock, RunStore
+from planner_ext.sk.approval import DecisionRefusedError
+from planner_ext.sk.budget import Price
+from planner_ext.sk.messages import dump_message
 
 __all__ = ["SegmentDriver"]
 

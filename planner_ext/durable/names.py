@@ -3,7 +3,7 @@
 import re
 import uuid
 
-from planner_ext.core.shown import shown
+from planner_ext.core.errors import shown
 from planner_ext.durable.errors import StoreError
 
 __all__ = ["check_worker_id", "checked_run_id", "new_worker_id"]

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
 
-from planner_ext.approval.fingerprint import digests_of, fingerprint_of
-from planner_ext.approval.record import DecisionRecord
+from planner_ext.approval.decisions import digests_of, fingerprint_of
+from planner_ext.approval.pending import DecisionRecord
 from planner_ext.core.facts import Fact
-from planner_ext.core.questions import ASK_USER
+from planner_ext.core.state import ASK_USER
 from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError
 

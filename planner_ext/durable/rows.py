@@ -9,7 +9,7 @@ from planner_ext.core.facts import Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.durable.database import Row
-from planner_ext.journal import SCHEMA, DumpMessage, check_schema, dump_facts, load_facts
+from planner_ext.engine.journal import SCHEMA, DumpMessage, check_schema, dump_facts, load_facts
 
 __all__ = ["FactRow", "fold_journal", "read_facts", "write_facts"]
 

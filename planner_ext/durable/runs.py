@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from planner_ext.approval.decisions import Decision, is_duration
-from planner_ext.approval.waiting import InDoubt
-from planner_ext.clock import SystemClock
+from planner_ext.approval.pending import InDoubt
+from planner_ext.core.errors import shown
 from planner_ext.core.limits import Limits
-from planner_ext.core.shown import shown
 from planner_ext.durable.cancelling import cancel_run
 from planner_ext.durable.driven import ArgumentsFor, DrivenRuns
 from planner_ext.durable.driver import SegmentDriver
@@ -24,9 +23,10 @@ from planner_ext.durable.records import RunRecord, StoredRun
 from planner_ext.durable.segment import DurablePlanner
 from planner_ext.durable.segments import Segments
 from planner_ext.durable.store import JournalStore
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.options import checked_goal
-from planner_ext.ports import Clock
+from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.ports import Clock
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.options import checked_goal
 
 __all__ = ["Runs"]
 

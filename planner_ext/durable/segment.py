@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from planner_ext.approval.decisions import Decision
-from planner_ext.approval.waiting import InDoubt
+from planner_ext.approval.pending import InDoubt
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Limits
 from planner_ext.core.values import Usage
-from planner_ext.ports import RunStore
+from planner_ext.engine.ports import RunStore
 
 __all__ = ["DurablePlanner", "Segment", "SegmentRun"]
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 
-from planner_ext.approval.waiting import WaitingCall, question_id, waiting_calls
+from planner_ext.approval.pending import WaitingCall, question_id, waiting_calls
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, IterationCompleted, Paused, Resumed
 from planner_ext.core.fold import apply
 from planner_ext.core.state import State
@@ -11,13 +11,13 @@ from planner_ext.durable.decisions import decided_text
 from planner_ext.durable.records import approval_id
 from planner_ext.durable.rows import FactRow, fold_journal, write_facts
 from planner_ext.durable.store import JournalStore, Question, RunMove
-from planner_ext.journal import DumpMessage
+from planner_ext.engine.journal import DumpMessage
 
 __all__ = ["JournalWriter"]
 
 
 class JournalWriter:
-    """Takes the facts of one run; implements `planner_ext.ports.RunStore`.
+    """Takes the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
     A fact that would come out the same if it were worked out again goes to disk with the next one: that a call may run,
     which nobody in particular decided, and that a batch has settled. It saves two of five waits for the disk in a turn.

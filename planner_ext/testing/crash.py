@@ -33,7 +33,7 @@ from planner_ext.core.facts import (
     Paused,
     Resumed,
 )
-from planner_ext.ports import RunStore
+from planner_ext.engine.ports import RunStore
 
 __all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
 
@@ -97,7 +97,7 @@ class CrashingStore:
         return cls(store, os.environ["PLANNER_EXT_CRASH_AT"], Path(once) if once else None)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
-        """Store facts; see `planner_ext.ports.RunStore`."""
+        """Store facts; see `planner_ext.engine.ports.RunStore`."""
         before = self._point in _BEFORE
         if before and any(isinstance(fact, _POINTS[self._point]) for fact in facts):
             self._crash()

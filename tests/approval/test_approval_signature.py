@@ -8,7 +8,7 @@ from approval_builders import ASKING_REFUND, DONE, REFUND, REFUNDED, Door, Shop,
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Deny
-from planner_ext.approval.fingerprint import fingerprint_of
+from planner_ext.approval.decisions import fingerprint_of
 from planner_ext.errors import DecisionRefusedError
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner_ext import Approve, Deny
-from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.decisions import digest_of, fingerprint_of
 from planner_ext.errors import InvalidCheckpointError, PlannerExtError
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import calls

@@ -9,7 +9,7 @@ from filter_builders import AUTO, BOTH, FUNCTION, POLICY, chat, guarded, read, u
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
-from planner_ext.approval.fingerprint import digest_of, fingerprint_of
+from planner_ext.approval.decisions import digest_of, fingerprint_of
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.testing import ScriptedReply, call, calls

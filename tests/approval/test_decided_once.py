@@ -23,7 +23,7 @@ from planner_ext import (
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.errors import DecisionRefusedError, ServiceCallError
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply
-from planner_ext.kernel import taken
+from planner_ext.sk import approval as taken
 from planner_ext.testing import Script, call, calls, say
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}

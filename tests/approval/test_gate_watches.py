@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from planner_ext.approval.decisions import Defer
-from planner_ext.approval.gate import InterceptorChain
+from planner_ext.approval.decisions import ApprovalOptions, Defer
 from planner_ext.approval.policy import ApprovalPolicy
-from planner_ext.approval.settings import ApprovalOptions
+from planner_ext.engine.gate import InterceptorChain
 
 
 async def asked(*_: object) -> None:

@@ -47,7 +47,7 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionInvokingChatCompletion,
 )
-from planner_ext.ports import TextDelta
+from planner_ext.engine.ports import TextDelta
 
 NAME = "tools-look_up"
 RESULT = "It is sunny with a light breeze. " * 31

@@ -12,7 +12,7 @@ from command_line import Command, command_line
 
 from planner_ext.events import CallFinished, CallStarted
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.kernel.rendering import render
+from planner_ext.sk.messages import render
 from planner_ext.testing import ScriptedOpenAIServer, call, say
 
 TILL = """

@@ -24,9 +24,9 @@ from planner_ext import (
 from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
 from planner_ext.events import ResultReady
 from planner_ext.iteration import Usage
-from planner_ext.kernel.messages import dump_message, text_of
-from planner_ext.kernel.prices import price_of
-from planner_ext.kernel.usage import read_usage
+from planner_ext.sk.messages import dump_message, text_of
+from planner_ext.sk.prices import price_of
+from planner_ext.sk.usage import read_usage
 
 # google-genai derives from a class of aiohttp that says it should not be derived from.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

@@ -29,12 +29,11 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.questions import asks
-from planner_ext.core.state import Phase, State
+from planner_ext.core.state import Phase, State, asks
 from planner_ext.core.values import Checked, Entry, Reply, RequestedCall, Usage
-from planner_ext.engine import Engine, StopHandle
-from planner_ext.journal import dump_journal, load_journal
-from planner_ext.ports import Clarification, Emit, Finished, Ports
+from planner_ext.engine.engine import Engine, StopHandle
+from planner_ext.engine.journal import dump_journal, load_journal
+from planner_ext.engine.ports import Clarification, Emit, Finished, Ports
 
 START = 1_000_000.0
 PAUSES = 60

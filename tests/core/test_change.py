@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from planner_ext.core import facts, limits, state, values
-from planner_ext.core.change import replace
 from planner_ext.core.limits import Ledger
 from planner_ext.core.state import Batch, Call, State
-from planner_ext.core.values import RequestedCall
+from planner_ext.core.values import RequestedCall, replace
 
 CALL = Call(request=RequestedCall(id="c1", name="math-add", arguments="{}"))
 BATCH = Batch(iteration=0, message=None, text="", calls=(CALL,), undecided=1, unanswered=1)

@@ -22,8 +22,7 @@ from fold_builders import BATCH, CALLED, ONE_OF_EACH
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import Fact
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.state import Phase, State
-from planner_ext.core.transitions import TRANSITIONS
+from planner_ext.core.state import TRANSITIONS, Phase, State
 from planner_ext.core.values import ReplyEntry, Usage
 
 

@@ -31,9 +31,9 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.machine import next_action
-from planner_ext.core.settle import stopping_facts
 from planner_ext.core.state import Phase, State
-from planner_ext.engine import StopHandle
+from planner_ext.core.termination import stopping_facts
+from planner_ext.engine.engine import StopHandle
 
 T = TypeVar("T")
 

@@ -19,8 +19,7 @@ from planner_ext.core.actions import AskPerson
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.questions import NO_MORE_QUESTIONS, asks, only_asks
-from planner_ext.core.state import Phase
+from planner_ext.core.state import NO_MORE_QUESTIONS, Phase, asks, only_asks
 from planner_ext.core.values import Said, Usage
 
 INSISTING = {"require_final_answer": True}

@@ -7,8 +7,8 @@ from core_builders import violations as violations_of
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallFinished, Ended, Fact, StopRequested
 from planner_ext.core.fold import fold
-from planner_ext.core.settle import stopping_facts
 from planner_ext.core.state import Phase
+from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import CallResult
 
 TWO = (run_started(), replied(calls("f", "g")))

@@ -8,12 +8,11 @@ from core_builders import calls, decided, finished, replied, run_started
 from planner_ext.core.actions import RunCalls, WithholdCalls
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Ledger, Limits
+from planner_ext.core.limits import Ledger, Limits, Share, Spent, divided
 from planner_ext.core.machine import next_action
-from planner_ext.core.settle import stopping_facts
-from planner_ext.core.shares import Share, Spent, divided
+from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import Usage
-from planner_ext.journal import dump_journal, load_journal
+from planner_ext.engine.journal import dump_journal, load_journal
 
 SHARE = Share(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
 LIMITS = Limits(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)

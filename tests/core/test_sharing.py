@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_ext.core.sharing import Tally, row_of
+from planner_ext.core.values import Tally, row_of
 
 
 @given(st.lists(st.integers(), max_size=300), st.data())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.shown import shown
+from planner_ext.core.errors import shown
 
 
 @dataclass

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from property_world import START, Plan, World, charged, plans
 from test_properties import tried
 
-from planner_ext import in_time, recorder
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.actions import AskModel
 from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, ModelReplied, Planned
@@ -20,7 +19,9 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked, Entry, Reply, RequestedCall
-from planner_ext.ports import Emit, Finished
+from planner_ext.engine import concurrency as in_time
+from planner_ext.engine import journal as recorder
+from planner_ext.engine.ports import Emit, Finished
 
 STEP = 0.5
 """Seconds of the world's clock in which work cannot be interrupted."""

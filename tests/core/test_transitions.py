@@ -8,8 +8,7 @@ from core_builders import RESUMED, Play, calls, clarified, decided, says, stop
 
 from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.limits import Limits
-from planner_ext.core.state import Phase
-from planner_ext.core.transitions import TRANSITIONS, as_mermaid
+from planner_ext.core.state import TRANSITIONS, Phase, as_mermaid
 
 LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
 

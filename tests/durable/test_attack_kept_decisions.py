@@ -13,7 +13,7 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.durable import Approvals
 from planner_ext.durable.segment import Segment, SegmentRun
 from planner_ext.hitl_manager import Defer
-from planner_ext.kernel.approval import DecisionRefusedError
+from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 
 

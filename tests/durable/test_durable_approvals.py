@@ -15,7 +15,7 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
 from planner_ext.durable.opening import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
-from planner_ext.planner_result import FunctionCallingStepwisePlannerResult
+from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 
 

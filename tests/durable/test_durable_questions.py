@@ -8,7 +8,7 @@ import pytest
 from durable_world import GOAL, check_history, effects_in, open_runs, world
 
 from planner_ext import Approve, Deny, FunctionCallingStepwisePlannerResult
-from planner_ext.core.questions import ASK_USER
+from planner_ext.core.state import ASK_USER
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
 from planner_ext.durable.opening import open_database
 from planner_ext.events import Clarified

@@ -23,12 +23,12 @@ from planner_ext.core.fold import fold
 from planner_ext.core.machine import IN_DOUBT
 from planner_ext.core.values import Checked, RequestedCall
 from planner_ext.durable import Approvals
-from planner_ext.effects import Effect
+from planner_ext.engine.effects import Effect
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.events import CallDecided, CallStarted
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.kernel.checkpoint import InvalidCheckpointError
-from planner_ext.kernel.recovery import recovery_facts
+from planner_ext.sk.checkpoint import InvalidCheckpointError
+from planner_ext.sk.resumption import recovery_facts
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 OLDER = Path(__file__).parent / "older"

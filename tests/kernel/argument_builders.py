@@ -14,7 +14,7 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.kernel.arguments import (
+from planner_ext.sk.arguments import (
     InvalidArguments,
     parameters_of,
     parse_arguments,

@@ -15,9 +15,9 @@ from planner_ext.core.facts import CallDecided, CallStarted, ModelReplied, Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.core.values import Checked, RequestedCall, Usage
-from planner_ext.kernel.execution import ToolExecution
-from planner_ext.kernel.functions import KernelFunctions
-from planner_ext.ports import Finished
+from planner_ext.engine.ports import Finished
+from planner_ext.sk.execution import ToolExecution
+from planner_ext.sk.functions import KernelFunctions
 
 Filter = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
 

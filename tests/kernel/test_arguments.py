@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pytest
 from argument_builders import ADD, accepts, function_of, message_of, parse, taking
 
-from planner_ext.kernel.arguments import (
+from planner_ext.sk.arguments import (
     MAX_DEPTH,
 )
 

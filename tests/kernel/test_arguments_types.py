@@ -17,7 +17,7 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.prompt_template import InputVariable, PromptTemplateConfig
 
-from planner_ext.kernel.arguments import (
+from planner_ext.sk.arguments import (
     InvalidArguments,
     conversion_problem,
     parameters_of,

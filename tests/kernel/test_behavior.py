@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.exceptions import KernelException
 
-from planner_ext.kernel.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.behavior import UNLIMITED_ATTEMPTS, BoundedFunctionChoiceBehavior
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
 
 class TestDefaults:

@@ -9,8 +9,8 @@ from semantic_kernel.contents import (
     ChatHistory,
 )
 
-from planner_ext.kernel import behavior as behavior_module
-from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk import behavior as behavior_module
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 
 
 @pytest.fixture

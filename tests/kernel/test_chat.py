@@ -24,9 +24,9 @@ from served import Answer, Served, Tools
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.core.values import CallResult
 from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
-from planner_ext.kernel.chat import KernelChat
-from planner_ext.kernel.history import find_problems
-from planner_ext.kernel.offer import Offer
+from planner_ext.sk.chat import KernelChat
+from planner_ext.sk.history import find_problems
+from planner_ext.sk.toolset import Offer
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 Ask = Callable[..., Awaitable[Answer]]

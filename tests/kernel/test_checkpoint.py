@@ -18,8 +18,8 @@ from planner_ext.core.facts import RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.errors import InvalidJournalError, PlannerException
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.kernel.checkpoint import InvalidCheckpointError
-from planner_ext.kernel.rendering import render
+from planner_ext.sk.checkpoint import InvalidCheckpointError
+from planner_ext.sk.messages import render
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 Ask = Callable[..., Awaitable[Answer]]

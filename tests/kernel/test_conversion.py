@@ -18,9 +18,9 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, KernelFunction
 from typing_extensions import TypedDict
 
-from planner_ext.approval.fingerprint import digest_of, with_plain_numbers
-from planner_ext.kernel.arguments import InvalidArguments, convert_arguments, parameters_of
-from planner_ext.kernel.execution import runnable
+from planner_ext.approval.decisions import digest_of, with_plain_numbers
+from planner_ext.sk.arguments import InvalidArguments, convert_arguments, parameters_of
+from planner_ext.sk.execution import runnable
 
 Account = NewType("Account", int)
 

@@ -17,8 +17,8 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import ResultReady
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.iteration import Usage
-from planner_ext.kernel.prices import price_of
-from planner_ext.kernel.service import FunctionInvokingChatCompletion
+from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.prices import price_of
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 
 

@@ -11,7 +11,7 @@ from semantic_kernel.functions import kernel_function
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
 from planner_ext.core.errors import InvalidLimitError
 from planner_ext.durable import effect
-from planner_ext.effects import Effect, effect_of
+from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.events import ResultReady
 from planner_ext.testing import ScriptedChatCompletion, ScriptedOpenAIServer, call, calls, say
 

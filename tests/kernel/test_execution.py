@@ -12,9 +12,9 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionFromPrompt, kernel_function
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.kernel.errors import PlannerInvalidConfigurationError
-from planner_ext.kernel.execution import Raised, ToolExecution, caught, runnable
-from planner_ext.threads import in_thread
+from planner_ext.engine.concurrency import in_thread
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.execution import Raised, ToolExecution, caught, runnable
 
 
 def function_of(method: Callable[..., Any]) -> KernelFunctionFromMethod:
@@ -259,7 +259,7 @@ def test_an_abandoned_thread_does_not_keep_the_program_alive() -> None:
     """The interpreter ends while a function that never returns still runs."""
     program = """
 import asyncio, threading
-from planner_ext.threads import in_thread
+from planner_ext.engine.concurrency import in_thread
 
 async def main():
     try:

@@ -7,7 +7,7 @@ import pytest
 from function_builders import Bench
 
 from planner_ext.core.values import Checked
-from planner_ext.ports import Functions
+from planner_ext.engine.ports import Functions
 
 
 def test_it_is_the_engines_functions() -> None:

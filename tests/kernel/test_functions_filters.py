@@ -14,8 +14,8 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
 from semantic_kernel.functions import FunctionResult, KernelArguments, kernel_function
 
 from planner_ext.core.state import State
-from planner_ext.kernel.functions import NOT_RUN_BY_FILTER
-from planner_ext.ports import Finished
+from planner_ext.engine.ports import Finished
+from planner_ext.sk.functions import NOT_RUN_BY_FILTER
 
 
 async def test_an_auto_filter_sees_the_call_as_semantic_kernel_shows_it() -> None:

@@ -12,8 +12,8 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
 from semantic_kernel.functions import KernelArguments, kernel_function
 
-from planner_ext.kernel.execution import ToolExecution
-from planner_ext.ports import Finished
+from planner_ext.engine.ports import Finished
+from planner_ext.sk.execution import ToolExecution
 
 
 @FILTERED

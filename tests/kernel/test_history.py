@@ -18,7 +18,7 @@ from served import Answer, Served, Tools
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidHistoryError
-from planner_ext.kernel.history import check_history, find_problems, repair_history
+from planner_ext.sk.history import check_history, find_problems, repair_history
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from planner_ext.testing.rules import find_violation
 

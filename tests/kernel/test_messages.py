@@ -16,15 +16,15 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.core.values import CallResult, ReplyEntry
-from planner_ext.kernel.messages import (
+from planner_ext.sk.messages import (
     AssistantMessage,
     assistant_text,
     dump_message,
     merge_reply,
+    render,
     requested_calls,
     text_of,
 )
-from planner_ext.kernel.rendering import render
 
 
 def call(id: str | None, name: str | None = "t-add", arguments: Any = "{}", **more: Any) -> FunctionCallContent:

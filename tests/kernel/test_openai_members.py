@@ -26,11 +26,10 @@ from wire_builders import Endpoint, openai_service, put
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, ServiceCallError
-from planner_ext.kernel import openai_members
-from planner_ext.kernel.chat import named_errors
-from planner_ext.kernel.openai_members import CALLED, REPLACED, is_as_expected, is_own, source_digest
-from planner_ext.kernel.openai_wire import OpenAIWire
-from planner_ext.kernel.wire import ChatRequest, GenericWire
+from planner_ext.sk import openai as openai_members
+from planner_ext.sk.chat import named_errors
+from planner_ext.sk.openai import CALLED, REPLACED, OpenAIWire, is_as_expected, is_own, source_digest
+from planner_ext.sk.transport import ChatRequest, GenericWire
 from planner_ext.testing.server import HttpResponse
 from planner_ext.testing.wire import error_body
 
@@ -232,13 +231,13 @@ async def test_a_module_that_moved_costs_time_only(
     service: Any, kernel: Kernel, streamed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where what our encoding imports is gone, requests go the connector's own way, and the log says so."""
-    monkeypatch.setitem(sys.modules, "planner_ext.kernel.openai_wire", None)
+    monkeypatch.setitem(sys.modules, "planner_ext.sk.openai", None)
     settings = SETTINGS(function_choice_behavior=FunctionChoiceBehavior.Auto())
     history = ChatHistory(system_message="Be brief.")
     with caplog.at_level(logging.INFO):
         ours = FunctionInvokingChatCompletion(service)
         answer = await asked(ours, history, kernel, settings, streamed=streamed)
-    assert (answer.text, "openai_wire" in caplog.text) == ("Hi.", True)
+    assert (answer.text, "sk.openai" in caplog.text) == ("Hi.", True)
 
 
 async def test_another_kind_of_model_is_the_connectors_affair(service: Any) -> None:

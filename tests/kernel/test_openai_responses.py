@@ -6,7 +6,7 @@ import pytest
 from openai import BaseModel
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from planner_ext.kernel.openai_responses import ReadChunk, ReadCompletion
+from planner_ext.sk.openai import ReadChunk, ReadCompletion
 from planner_ext.testing import call, calls, say
 from planner_ext.testing.wire import Tokens, completion_body, completion_chunks
 

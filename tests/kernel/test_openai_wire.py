@@ -24,9 +24,9 @@ from semantic_kernel.contents import (
 from semantic_kernel.functions import KernelFunctionMetadata
 from wire_builders import KEY, Endpoint, azure_service, both_ways, openai_service
 
-from planner_ext.kernel.messages import AssistantMessage
-from planner_ext.kernel.openai_wire import OpenAIWire
-from planner_ext.kernel.wire import ChatRequest, GenericWire
+from planner_ext.sk.messages import AssistantMessage
+from planner_ext.sk.openai import OpenAIWire
+from planner_ext.sk.transport import ChatRequest, GenericWire
 from planner_ext.testing import call as call_of
 from planner_ext.testing import calls, say
 

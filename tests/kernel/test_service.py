@@ -15,7 +15,7 @@ from served import Answer, Served, Tools, asked
 
 from planner_ext import Budget, Deny, FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
-from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
 
 Ask = Callable[..., Awaitable[Answer]]

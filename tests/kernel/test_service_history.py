@@ -16,9 +16,9 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from served import Answer, Served, Tools, asked
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
-from planner_ext.engine import StopHandle
+from planner_ext.engine.engine import StopHandle
 from planner_ext.errors import ServiceCallError, ToolExecutionError
-from planner_ext.kernel.execution import ToolExecution
+from planner_ext.sk.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
 
 Ask = Callable[..., Awaitable[Answer]]

@@ -13,7 +13,7 @@ from served import Answer, Tools
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.core.facts import Fact
-from planner_ext.kernel.execution import ToolExecution
+from planner_ext.sk.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 Ask = Callable[..., Awaitable[Answer]]

@@ -13,7 +13,7 @@ from semantic_kernel.contents import (
 
 from planner_ext.core.limits import Ledger, Left, Limits, left_to_tell
 from planner_ext.core.values import Usage
-from planner_ext.kernel.told import told
+from planner_ext.sk.chat import told
 
 TRIPS = Left(name="max_iterations", left=2, limit=6)
 WORDS = "[Budget left, this request included: 2 of 6 round trips.]"

@@ -13,8 +13,8 @@ from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
 from planner_ext.iteration import Usage
-from planner_ext.kernel.messages import dump_message, load_message
-from planner_ext.kernel.usage import (
+from planner_ext.sk.messages import dump_message, load_message
+from planner_ext.sk.usage import (
     EstimatedUsage,
     add_reported,
     as_reported,

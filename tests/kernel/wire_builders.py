@@ -10,8 +10,8 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
 from semantic_kernel.contents import ChatMessageContent, StreamingChatMessageContent
 
-from planner_ext.kernel.openai_wire import OpenAIWire
-from planner_ext.kernel.wire import ChatRequest, GenericWire
+from planner_ext.sk.openai import OpenAIWire
+from planner_ext.sk.transport import ChatRequest, GenericWire
 from planner_ext.testing import ScriptedReply, say
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 from planner_ext.testing.wire import Tokens, completion_body, completion_chunks

@@ -11,8 +11,8 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionInvokingChatCompletion, requires_approval
 from planner_ext.errors import NestedRunRefusedError, PlannerInvalidConfigurationError
 from planner_ext.events import CallFinished, CallStarted, CallsWithheld
-from planner_ext.kernel.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.plugin import PlannerPlugin
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 
 DELEGATE = call("expert-reach_goal", {"goal": "Add 1 and 2."})

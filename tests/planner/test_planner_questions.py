@@ -25,7 +25,7 @@ from planner_builders import (
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Deny
-from planner_ext.core.questions import NO_MORE_QUESTIONS
+from planner_ext.core.state import NO_MORE_QUESTIONS
 from planner_ext.errors import DecisionRefusedError, PlannerException
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Checkpoint, Clarification, Question, Supply

@@ -24,8 +24,8 @@ from pydantic import BaseModel
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, Budget
-from planner_ext import in_time as in_time_module
 from planner_ext.durable import effect
+from planner_ext.engine import concurrency as in_time_module
 from planner_ext.events import CallFinished, CallStarted, ModelReplied, Planned
 from planner_ext.hitl_manager import ApprovalSettings, Approve, Checkpoint, Defer, ModelClarifier
 from planner_ext.iteration import ToolExecution

@@ -8,7 +8,7 @@ from semantic_kernel.contents import AuthorRole
 from session_builders import OPEN, Talks, Tools, ask, kernel_of, message, served, shape
 
 from planner_ext import Approve, Budget, Deny, ToolCallHandler
-from planner_ext.engine import StopHandle
+from planner_ext.engine.engine import StopHandle
 from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
 from planner_ext.hitl_manager import Checkpoint, Defer
 from planner_ext.iteration import ToolExecution

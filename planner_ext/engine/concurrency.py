@@ -1,0 +1,169 @@
+"""The clock that runs use unless they are given another one."""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from enum import Enum
+from typing import Any, Final, TypeVar, cast
+
+__all__ = [
+    "GRACE",
+    "OUT_OF_TIME",
+    "STEP",
+    "OutOfTime",
+    "SystemClock",
+    "in_thread",
+    "in_time",
+    "seconds_from_now",
+    "time_left",
+]
+
+# Work that blocks, in a thread that nobody has to wait for.
+
+_T = TypeVar("_T")
+
+
+async def in_thread(work: Callable[[], _T]) -> _T:
+    """Run something in a daemon thread of its own, with the caller's context variables.
+
+    ``asyncio.to_thread`` is no choice here: its few threads are shared, so abandoned ones would starve the others, and
+    they are waited for when the loop and the interpreter end.
+
+    Args:
+        work: What to run. If the wait for it is cancelled, it goes on, and its outcome is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[_T | None, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def deliver(result: _T | None, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((result, error))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(work)
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="planner_ext tool", daemon=True).start()
+    result, error = await done
+    if error is not None:
+        # Not through the future, which takes no StopIteration; here that becomes the RuntimeError of PEP 479.
+        raise error
+    return cast("_T", result)
+
+
+# Work against a time limit: it is cancelled when the time is over, and left behind where it does not end then.
+#
+# Promises that the caller is back at most ``GRACE`` seconds after the limit, whatever the work makes of its
+# cancellation, and that a cancellation from outside passes through as it is. Must not know what the work is.
+
+GRACE: Final = 1.0
+"""Seconds, of the machine's own clock, that cancelled work has to end before it is left behind."""
+
+STEP: Final = 60.0
+"""Seconds after which the clock is looked at again: it may have been set, or the machine may have slept."""
+
+
+class OutOfTime(Enum):
+    """The outcome of work whose time was over."""
+
+    OUT_OF_TIME = "out of time"
+
+
+OUT_OF_TIME: Final = OutOfTime.OUT_OF_TIME
+
+_left: ContextVar[Callable[[], float] | None] = ContextVar("planner_ext_time_left", default=None)
+_left_behind: set[asyncio.Task[Any]] = set()
+
+
+def time_left() -> float | None:
+    """Give the seconds that the code around has left, 0 or more; None where its time is not limited."""
+    left = _left.get()
+    return None if left is None else max(left(), 0.0)
+
+
+def seconds_from_now(seconds: float) -> Callable[[], float]:
+    """Count down from a number of seconds, on the event loop's clock."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + seconds
+    return lambda: end - clock()
+
+
+async def in_time(
+    work: Coroutine[Any, Any, _T], left: Callable[[], float], *, step: float = STEP, patience: float = 0.0
+) -> _T | OutOfTime:
+    """Wait for work until its time is over.
+
+    At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that does not end
+    within ``GRACE`` seconds after that is left behind: it runs on by itself, and is not waited for.
+
+    Args:
+        work: What to do, in a task of its own.
+        left: Gives the seconds that are left.
+        step: Seconds after which ``left`` is asked again at the latest: short where it does not go by the machine's
+            own clock.
+        patience: Seconds that the work has at the limit to end by itself, before it is cancelled.
+
+    Returns:
+        What the work returned, or `OUT_OF_TIME`.
+
+    Raises:
+        asyncio.CancelledError: This wait was cancelled, and the work with it.
+        BaseException: Whatever the work raised in time.
+    """
+    outer, context = _left.get(), copy_context()
+    context.run(_left.set, left if outer is None else lambda: min(left(), outer()))
+    task = asyncio.create_task(work, context=context)
+    try:
+        while not task.done():
+            if (seconds := left()) > 0:
+                await asyncio.wait({task}, timeout=min(seconds, step))
+            elif patience:
+                await asyncio.wait({task}, timeout=patience)
+                patience = 0.0
+            else:
+                await _end(task, GRACE)
+                return OUT_OF_TIME
+    except asyncio.CancelledError:
+        await _end(task, max(left(), 0.0) + GRACE)
+        raise
+    return task.result()
+
+
+async def _end(task: asyncio.Task[Any], seconds: float) -> None:
+    """Cancel a task and wait for so long; its outcome counts as seen."""
+    _left_behind.add(task)
+    task.add_done_callback(_forget)
+    task.cancel()
+    await asyncio.wait({task}, timeout=seconds)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+class SystemClock:
+    """The machine's time. Implements `planner_ext.engine.ports.Clock`."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that never goes back."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait without blocking the event loop."""
+        await asyncio.sleep(seconds)

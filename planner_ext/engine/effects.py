@@ -1,0 +1,145 @@
+"""What running a function twice would do, declared on the function itself: ``@effect``.
+
+A process can die after a function took effect and before its result was recorded. What then becomes of the call is the
+function's own affair: it may run again, or the world is asked, or a person is.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+from planner_ext.core.errors import InvalidLimitError, NotAFunctionError, is_function, shown
+
+__all__ = [
+    "KEY_PARAMETER",
+    "TIME_PARAMETER",
+    "Effect",
+    "EffectKind",
+    "NoEffect",
+    "Probe",
+    "TookEffect",
+    "effect",
+    "effect_of",
+    "idempotency_key",
+    "injected",
+    "takes",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KEY_PARAMETER = "idempotency_key"
+"""The parameter that receives the call's key; hidden from the model, and refused as an argument from it."""
+
+TIME_PARAMETER = "time_left"
+"""The parameter that receives the seconds which the call has left; hidden from the model likewise."""
+
+_MARK = "__planner_ext_effect__"
+
+EffectKind: TypeAlias = Literal["once", "idempotent", "keyed"]
+"""``once``: never run again unasked; ``idempotent``: as often as one likes; ``keyed``: likewise, under one key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TookEffect:
+    """A probe's answer: the call took effect; ``result`` is what the model reads, as if the function returned it."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """A probe's answer: the call took no effect, and will not; it runs again."""
+
+
+Probe: TypeAlias = Callable[
+    [str, Mapping[str, Any]], TookEffect | NoEffect | Awaitable[TookEffect | NoEffect | None] | None
+]
+"""Asked with the call's idempotency key and its arguments whether it took effect; None is that it cannot tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What is declared of a function; one that declares nothing is ``once``, without a probe."""
+
+    kind: EffectKind = "once"
+    probe: Probe | None = None
+
+
+def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable[[F], F]:
+    """Declare what running a function twice would do; stands above or below ``@kernel_function``.
+
+    It matters in two places. One is a run whose journal is kept in a store, where a call is found started and not
+    finished: its process died.
+
+    - ``once``, the default: the call is in doubt. The ``probe`` is asked; without one, or if it cannot tell, a person
+      is (or the model is told so, see `Runs`).
+    - ``idempotent``: the call runs again.
+    - ``keyed``: it runs again with the same key. The function has a parameter ``idempotency_key``, which the model does
+      not see, and which receives ``{run_id}/{iteration}/{call_id}``: in every run, with a store or without.
+
+    The other is a filter of the kernel that calls ``next`` more than once, to retry for instance. A function of effect
+    ``once`` starts once for each call: a further ``next`` gives the outcome of that start again, its result or its
+    exception, and runs nothing, also where the first start failed. An ``idempotent`` or ``keyed`` function starts
+    again; each start is recorded before it happens and counts against ``max_tool_calls``, ``max_calls_per_function``
+    and ``max_repeated_calls``, and where one of these is reached the last outcome is given again.
+
+    A marked function of another kind may have that parameter, too: so that a probe can find by it what was done.
+
+    Any marked function may also have a parameter ``time_left``, which the model does not see either, and which receives
+    the seconds that the call has when it starts, a float: the least of its own timeout, the run's ``deadline`` and
+    ``max_active_seconds``; None where none of them is set, so annotate it ``float | None``. At that moment the call is
+    cancelled. Without the mark both names are parameters like any other.
+
+    Args:
+        kind: One of the above.
+        probe: Asked with the key and the arguments, sync or async; answers `TookEffect` with the result, `NoEffect` to
+            have the call run again, or None where it cannot tell. One that raises cannot tell.
+
+    Raises:
+        InvalidLimitError: For another kind, a probe that cannot be called or is not needed, and ``keyed`` without the
+            parameter.
+    """
+    if kind not in ("once", "idempotent", "keyed"):
+        raise InvalidLimitError(f'effect takes "once", "idempotent" or "keyed"; got {shown(kind)}.')
+    if probe is not None and (kind != "once" or not callable(probe)):
+        raise InvalidLimitError(
+            f'probe must be a function (key, arguments), and only stands with effect("once"), the one that is not run '
+            f"again unasked; got {shown(probe)} with {shown(kind)}."
+        )
+
+    def mark(function: F) -> F:
+        if not is_function(function):
+            raise NotAFunctionError(f"effect({kind!r}) marks a function; got {shown(function)}.")
+        method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
+        if kind == "keyed" and KEY_PARAMETER not in inspect.signature(method).parameters:
+            name = getattr(method, "__qualname__", repr(method))
+            raise InvalidLimitError(f'{name} is declared effect("keyed") and has no parameter {KEY_PARAMETER}: add it.')
+        setattr(method, _MARK, Effect(kind=kind, probe=probe))
+        return function
+
+    return mark
+
+
+def effect_of(method: object) -> Effect | None:
+    """Read what a function or method declares; None where it declares nothing."""
+    mark = getattr(method, _MARK, None)
+    return mark if isinstance(mark, Effect) else None
+
+
+def injected(method: object) -> frozenset[str]:
+    """Name the parameters that a function is given by its run: it is marked, and has them."""
+    if effect_of(method) is None:
+        return frozenset()
+    parameters = inspect.signature(cast("Callable[..., Any]", method)).parameters
+    return frozenset({KEY_PARAMETER, TIME_PARAMETER} & parameters.keys())
+
+
+def takes(method: object, parameter: str) -> bool:
+    """Whether a function is given this one of them."""
+    return parameter in injected(method)
+
+
+def idempotency_key(run_id: str, iteration: int, call_id: str) -> str:
+    """Name a call among all runs: the same one whenever it runs again."""
+    return f"{run_id}/{iteration}/{call_id}"

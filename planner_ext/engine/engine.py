@@ -1,0 +1,346 @@
+"""A run, watched from an async generator: the run is a task of its own, and leaving the generator ends it."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from planner_ext.core.accounts import Account
+from planner_ext.core.actions import (
+    Action,
+    AddMessage,
+    AskModel,
+    AskPerson,
+    AskPlan,
+    CheckAnswer,
+    CompleteIteration,
+    Finish,
+    Pause,
+    ReviewCalls,
+    RunCalls,
+    WithholdCalls,
+)
+from planner_ext.core.facts import (
+    AnswerChecked,
+    CallFinished,
+    CallStarted,
+    Clarified,
+    Fact,
+    IterationCompleted,
+    MessageAdded,
+    ModelReplied,
+    Planned,
+    StopRequested,
+)
+from planner_ext.core.state import Phase, State
+from planner_ext.core.termination import plain_fact
+from planner_ext.core.values import Entry, Message, Reply
+from planner_ext.engine.batch import CallFailedError, Calls, StopHandle
+from planner_ext.engine.concurrency import OutOfTime
+from planner_ext.engine.journal import Recorder
+from planner_ext.engine.ports import AnswerForm, Clarification, Emit, Event, Ports, TextDelta
+
+__all__ = ["CallFailedError", "Engine", "StopHandle", "watch"]
+
+# The only loop: perform the next action, record what came of it, until the run pauses or ends.
+#
+# Plain, streamed and resumed runs are this one loop; whoever wants to watch passes ``emit``. What is to be done is
+# decided by `planner_ext.core.machine`; everything that touches the world is behind `planner_ext.engine.ports`.
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Drives one run over its journal.
+
+    Attributes:
+        account: What the run may still spend, and what its functions take of it.
+    """
+
+    def __init__(
+        self,
+        facts: Iterable[Fact],
+        ports: Ports,
+        *,
+        emit: Emit | None = None,
+        stop: StopHandle | None = None,
+    ) -> None:
+        self._journal = journal = Recorder(facts, ports, emit)
+        self.account = Account(lambda: journal.state, ports.within, threading.RLock())
+        self._ports = ports
+        self._emit = emit
+        self._stop = stop or StopHandle()
+        self._calls = Calls(self._journal, ports, self._stop, self.account)
+        self._asked_at: float | None = None
+        self._interrupted = 0
+
+    @property
+    def facts(self) -> list[Fact]:
+        """The journal so far."""
+        return self._journal.facts
+
+    @property
+    def state(self) -> State:
+        """The journal's fold."""
+        return self._journal.state
+
+    async def run(self) -> State:
+        """Go on until the run pauses or ends; return the last state.
+
+        Whatever is raised, and on cancellation, every call of the open batch is answered first.
+
+        Raises:
+            CallFailedError: If a function failed and ``raise_errors`` is set.
+            Exception: Whatever the connector or the store raises.
+        """
+        self._journal.lap()
+        try:
+            while (action := await self._next()) is not None:
+                await self._perform(action)
+        except BaseException as error:
+            if self.state.batch is not None and self._running and self._ports.store is None:
+                cancelled = isinstance(error, asyncio.CancelledError)
+                reason = "The run was cancelled." if cancelled else "The run failed."
+                await self._journal.settle(reason, spent=self.account.unrecorded())
+            raise
+        return self.state
+
+    async def record(self, fact: Fact) -> None:
+        """Add a fact to the journal, then tell everybody who watches."""
+        await self._journal.record(fact)
+
+    @property
+    def _running(self) -> bool:
+        return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
+
+    async def _next(self) -> Action | None:
+        if self._stop.reason is not None and self._running and self.state.stopping is None:
+            await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
+        action = self.account.decide(self._journal.as_of_now())
+        if isinstance(action, AskPlan | AskModel) and await self._waited():
+            return self.account.decide(self._journal.as_of_now())  # a deadline may have passed meanwhile
+        return action
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case AskPlan() | AskModel() | AskPerson():
+                await self._ask(action)
+            case ReviewCalls():
+                await self._calls.review(action)
+            case RunCalls():
+                await self._calls.run(action)
+            case CompleteIteration():
+                await self._complete_iteration(action)
+            case AddMessage() | CheckAnswer():
+                await self.record(self._said(action))
+            case WithholdCalls():
+                await self.record(plain_fact(action, at=self._journal.now()))
+            case Pause() | Finish():
+                seconds, iterations = self._journal.lap(), self._interrupted
+                fact = plain_fact(action, at=self._journal.now(), seconds=seconds, iterations=iterations)
+                await self.record(fact)
+
+    async def _ask(self, action: AskPlan | AskModel | AskPerson) -> None:
+        match action:
+            case AskPlan():
+                await self._ask_plan()
+            case AskModel():
+                await self._ask_model(action)
+            case AskPerson():
+                await self._ask_person(action)
+
+    @property
+    def _form(self) -> AnswerForm:
+        assert self._ports.answer_form is not None, "a run whose rules ask for a form has one"
+        return self._ports.answer_form
+
+    def _said(self, action: AddMessage | CheckAnswer) -> MessageAdded | AnswerChecked:
+        at = self._journal.now()
+        if isinstance(action, CheckAnswer):
+            return AnswerChecked(answer=action.answer, problem=self._form.problem(action.answer), at=at)
+        return MessageAdded(message=self._message(action), purpose=action.purpose, at=at)
+
+    def _message(self, action: AddMessage) -> Message:
+        if action.purpose == "structure":
+            return self._form.request(action.problem)
+        return self._ports.prompts.message(action.purpose)
+
+    async def _ask_plan(self) -> None:
+        prompts = self._ports.prompts
+        request = AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
+        reply = await self._requested(await prompts.plan_request(), request)
+        if isinstance(reply, OutOfTime):
+            return
+        planned = Planned(
+            plan=reply.text,
+            messages=self.state.transcript,
+            iterations=reply.iterations,
+            usage=reply.usage,
+            at=self._journal.now(),
+            seconds=self._journal.lap(),
+        )
+        try:
+            planned = replace(planned, messages=await prompts.opening(reply.text))
+        finally:  # a template that fails does not take back the request, nor what it cost
+            await self.record(planned)
+
+    async def _requested(self, transcript: Sequence[Entry], request: AskModel) -> Reply | OutOfTime:
+        """Make a request; one that a time limit interrupts was made, and is charged with the end."""
+        line = None if self._emit is None else _Line(self._emit)
+        asked = self._ports.chat.ask(transcript, request, None if line is None else line.emit)
+        reply = await self._journal.in_time(asked)
+        if isinstance(reply, OutOfTime):
+            self._interrupted = 1
+            if line is not None:
+                line.cut = True
+        return reply
+
+    async def _ask_model(self, action: AskModel) -> None:
+        reply = await self._requested(self.state.transcript, action)
+        if isinstance(reply, OutOfTime):
+            return
+        await self.record(
+            ModelReplied(
+                iteration=action.iteration,
+                message=reply.message,
+                text=reply.text,
+                calls=reply.calls,
+                finish_reason=reply.finish_reason,
+                usage=reply.usage,
+                iterations=reply.iterations,
+                offered=action.offer and reply.functions_available,
+                withheld=action.withheld if reply.functions_available else None,
+                final_answer=None if action.offer else self._handed_over(reply),
+                at=self._journal.now(),
+                seconds=self._journal.lap(),
+            )
+        )
+
+    def _handed_over(self, reply: Reply) -> str | None:
+        """Read the final answer off a call of its function, which a model may make although nothing is offered."""
+        checked = map(self._ports.functions.check, reply.calls)
+        return next((call.answer for call in checked if call.kind == "final_answer"), None)
+
+    async def _ask_person(self, action: AskPerson) -> None:
+        """Put a question to whoever answers; the time of a person who does is not the run's."""
+        respondent, seconds = self._ports.respondent, self._journal.lap()
+        given = Clarification(text=None)
+        try:
+            if respondent is not None:
+                answer = respondent.answer(action, self.state)
+                answered = await self._journal.in_time(answer, person=not respondent.is_model)
+                interrupted = Clarification(text=None, iterations=1 if respondent.is_model else 0)
+                given = interrupted if isinstance(answered, OutOfTime) else answered
+        finally:
+            waited = self._journal.lap()
+        await self.record(
+            Clarified(
+                question=action.question,
+                answer=given.text if given.text and given.text.strip() else None,
+                iteration=action.iteration,
+                index=action.index,
+                by=given.by,
+                iterations=given.iterations,
+                usage=replace(given.usage, active_seconds=0.0),
+                at=self._journal.now(),
+                seconds=seconds + waited if given.iterations else seconds,
+            )
+        )
+
+    async def _waited(self) -> bool:
+        """Keep the least time between the starts of two requests; say whether there was anything to wait for."""
+        clock, least = self._ports.clock, self._ports.min_iteration_seconds
+        wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()
+        if wait > 0:
+            await clock.sleep(min(wait, max(self._journal.left(), 0.0)) if self._journal.timed else wait)
+        self._asked_at = clock.monotonic()
+        return wait > 0
+
+    async def _complete_iteration(self, action: CompleteIteration) -> None:
+        asked: dict[str, Any] = {}
+        if action.called and self._ports.hook is not None:
+            completed = await self._journal.in_time(self._ports.hook.completed(self.state))
+            if isinstance(completed, OutOfTime):
+                logger.error("The iteration-completed callback was interrupted: the time of the run is over.")
+            else:
+                asked = dict(completed)
+        await self.record(
+            IterationCompleted(
+                iteration=action.iteration,
+                called=action.called,
+                at=self._journal.now(),
+                seconds=self._journal.lap(),
+                **asked,
+            )
+        )
+
+
+class _Line:
+    """Hands on the pieces of one request's reply, until that is interrupted."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self.cut = False
+
+    async def emit(self, event: Event) -> None:
+        if not self.cut:
+            await self._emit(event)
+
+
+T = TypeVar("T")
+
+_AHEAD = 64
+"""Events that a run may be ahead of whoever watches it."""
+
+_UNDER_WAY = (TextDelta, CallStarted, CallFinished)
+"""Events of a request or a call that is being made; handing them over must not hold up the others of its batch."""
+
+
+async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
+    """Start a run and yield its events as they happen; raise what it raises.
+
+    The run has its own task, so no span, timeout or task group of it is ever open across a ``yield``. When the consumer
+    leaves early the task is cancelled and awaited: nothing is left running. A consumer who is cancelled gets the
+    attributes of the exception that this ended the run with, on its own. A consumer who waits is told what was decided
+    of a batch before any of its calls begins.
+    """
+    queue: asyncio.Queue[Event | None] = asyncio.Queue()
+    room = asyncio.Event()
+
+    async def emit(event: Event) -> None:
+        queue.put_nowait(event)
+        if queue.qsize() > _AHEAD:
+            room.clear()
+            await room.wait()
+        elif not isinstance(event, _UNDER_WAY):
+            await asyncio.sleep(0)  # whoever waits for it may leave before the run goes on
+
+    async def work() -> T:
+        return await run(emit)
+
+    task = asyncio.ensure_future(work())
+    task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (event := await queue.get()) is not None:
+            if queue.qsize() <= _AHEAD:
+                room.set()
+            yield event
+        await task
+    except asyncio.CancelledError as error:
+        vars(error).update(vars(await _end(task)))
+        raise
+    finally:
+        await _end(task)
+
+
+async def _end(task: asyncio.Future[T]) -> BaseException:
+    """Cancel a task and wait for it; return what it raised, which the event loop then does not report."""
+    task.cancel()
+    await asyncio.wait({task})
+    try:
+        task.result()
+    except BaseException as error:
+        return error
+    return asyncio.CancelledError()

@@ -1,0 +1,172 @@
+"""Everybody who has a say before a call runs, asked in order; the first decision wins."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner_ext.approval.decisions import (
+    ApprovalOptions,
+    Approve,
+    Decision,
+    Defer,
+    Deny,
+    Interceptor,
+    Supply,
+    ToolCall,
+    digest_of,
+    problem_of,
+)
+from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.core.fold import sticky_keys
+from planner_ext.core.state import State
+from planner_ext.engine.concurrency import OUT_OF_TIME, in_thread, in_time, seconds_from_now
+
+__all__ = ["CheckForIntervention", "InterceptorChain", "PreInvoke"]
+
+_logger = logging.getLogger(__name__)
+
+PreInvoke = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
+"""Asked with the 1-based round trip, the function's name and its arguments; False refuses, True is no objection."""
+
+CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
+"""Asked with the call; True defers it to a person, False is no objection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterceptorChain:
+    """Implements `planner_ext.engine.ports.Gate`.
+
+    The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
+    ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for calls that nobody decided.
+    Whoever raises, hangs, or answers with something that is no decision, denies.
+
+    Attributes:
+        marked: Gives a function's own mark by its fully qualified name, or None.
+    """
+
+    options: ApprovalOptions
+    interceptors: Sequence[Interceptor] = ()
+    pre_invoke: Sequence[PreInvoke] = ()
+    checks: Sequence[CheckForIntervention] = ()
+    marked: Callable[[str], Defer | None] = lambda _: None
+
+    def watches(self, function: str) -> bool:
+        """Whether a call of this function could come to anything but an approval that nobody gave."""
+        asked = self.interceptors or self.pre_invoke or self.checks or self.options.unmatched != "approve"
+        return bool(asked) or self.marked(function) is not None
+
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
+        """Decide each call, in order, before any of them runs; None where all were silent and silence approves."""
+        return [self._remembered(await self._decide(call), call, state) for call in calls]
+
+    async def _decide(self, call: ToolCall) -> Decision | None:
+        for interceptor in self.interceptors:
+            ask = interceptor.by_rule if isinstance(interceptor, ApprovalPolicy) else interceptor
+            if (decision := await self._ask(ask, call)) is not None:
+                return decision
+        if (mark := self.marked(call.fully_qualified_name)) is not None:
+            return self._expiring(mark)
+        return await self._gates(call) or self._defaults()
+
+    async def _gates(self, call: ToolCall) -> Decision | None:
+        for pre_invoke in self.pre_invoke:
+            verdict = await self._asked(
+                pre_invoke, call.iteration + 1, call.fully_qualified_name, deepcopy(dict(call.arguments))
+            )
+            if isinstance(verdict, Deny):
+                return verdict
+            if verdict is not True:
+                return Deny("The application's pre-invoke callback did not let it run.", by=_name(pre_invoke))
+        for check in self.checks:
+            if (decision := await self._ask(check, call)) is not None:
+                return decision
+        return None
+
+    def _defaults(self) -> Decision | None:
+        for interceptor in self.interceptors:
+            if isinstance(interceptor, ApprovalPolicy):
+                return self._expiring(interceptor.by_default())
+        match self.options.unmatched:
+            case "approve":
+                return None
+            case "defer":
+                return self._expiring(Defer())
+            case "deny":
+                return Deny("Nobody approved it.", by="default")
+
+    async def _ask(self, interceptor: Callable[[ToolCall], Any], call: ToolCall) -> Decision | None:
+        # A copy for each: what one does to the arguments it was shown, the next does not see.
+        answer = await self._asked(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
+        if answer is None or answer is False:
+            return None
+        if answer is True:
+            return self._expiring(Defer())
+        if isinstance(answer, Approve | Deny | Supply | Defer) and _problem(answer, call) is None:
+            return self._expiring(answer)
+        _logger.error(
+            "The interceptor %s answered %r, which is no decision; the call is denied.", _name(interceptor), answer
+        )
+        return Deny("It could not be decided.", by=_name(interceptor))
+
+    async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask one; who raises or hangs, denies. A synchronous one is asked in a thread: it cannot hang the run."""
+        task, seconds = asyncio.current_task(), self.options.interceptor_timeout
+        cancelling = task.cancelling() if task is not None else 0
+        answer: Any = None
+        try:
+            asked = _answer(ask, arguments)
+            answer = await (asked if seconds is None else in_time(asked, seconds_from_now(seconds)))
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > cancelling:
+                raise  # the run is cancelled, and not what the interceptor was waiting for
+            _logger.exception("%s failed; the call is denied.", _name(ask))
+            return Deny("It could not be decided.", by=_name(ask))
+        if answer is OUT_OF_TIME:
+            _logger.error("%s did not decide in time; the call is denied.", _name(ask))
+            return Deny("It was not decided in time.", by=_name(ask))
+        return answer
+
+    def _expiring(self, decision: Decision) -> Decision:
+        if isinstance(decision, Defer) and decision.expires_in is None:
+            return replace(decision, expires_in=self.options.expires_in)
+        return decision
+
+    @staticmethod
+    def _remembered(decision: Decision | None, call: ToolCall, state: State) -> Decision | None:
+        """Put a sticky approval in place of a question; never in place of a denial."""
+        if not isinstance(decision, Defer):
+            return decision
+        if not state.sticky:
+            return decision
+        digest = digest_of(call.fully_qualified_name, call.arguments)
+        if not state.sticky.isdisjoint(sticky_keys(call.fully_qualified_name, digest, call.signature).values()):
+            return Approve(by="approved earlier in this run")
+        return decision
+
+
+async def _answer(ask: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Ask on the event loop whoever is async, or is a policy, which is quick; others in a thread."""
+    if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
+        return ask(*arguments)
+    answer = ask(*arguments) if _is_async(ask) else await in_thread(lambda: ask(*arguments))
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _problem(decision: Decision, call: ToolCall) -> str | None:
+    """Say why a decision cannot be taken for a call, or None."""
+    if isinstance(decision, Approve) and decision.fingerprint not in (None, call.fingerprint):
+        return "it was given for another call or other arguments"
+    return problem_of(decision)
+
+
+def _is_async(ask: Callable[..., Any]) -> bool:
+    # B004: not whether it can be called is asked, but whether what is called is async.
+    return inspect.iscoroutinefunction(ask) or inspect.iscoroutinefunction(getattr(ask, "__call__", None))  # noqa: B004  (an object whose call is async)
+
+
+def _name(ask: object) -> str:
+    return str(getattr(ask, "__qualname__", type(ask).__qualname__))

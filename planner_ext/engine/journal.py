@@ -1,0 +1,317 @@
+"""The journal of one run while it is being written: a fact is stored, folded and told, in one order for all.
+
+And the run's time: what was worked since the last fact that says so, and what is left until a time limit.
+"""
+
+import asyncio
+import inspect
+import json
+import logging
+import math
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+
+from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
+from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Spent
+from planner_ext.core.state import State
+from planner_ext.core.termination import stopping_facts
+from planner_ext.core.values import Message, ReplyEntry
+from planner_ext.core.values import replace as changed
+from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
+from planner_ext.engine.ports import Emit, Observer, Ports, RunInfo
+
+__all__ = [
+    "SCHEMA",
+    "Recorder",
+    "check_schema",
+    "dump_facts",
+    "dump_journal",
+    "dump_message",
+    "load_facts",
+    "load_journal",
+    "messages_of",
+]
+
+# Facts to JSON and back. The form is versioned; a newer one than this package knows is refused.
+#
+# Schema numbers:
+#     1  the first.
+
+SCHEMA = 1
+
+_CHECKPOINT = "checkpoint"
+"""Where the metadata of a message that ended a run holds that run; it is not written with the message."""
+
+
+@cache
+def _facts() -> TypeAdapter[list[Fact]]:
+    """Build what reads and writes facts; not at import, which it would make a tenth longer for everybody."""
+    return TypeAdapter(
+        list[Annotated[Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
+    )
+
+
+DumpMessage = Callable[[Message], Any]
+"""Turns an opaque message into JSON values. What is JSON already, as after a load, it returns as it is."""
+
+
+def dump_message(message: Message) -> Any:
+    """Write a message as JSON values, as its own model does: bytes as base64, other values that are no JSON as text."""
+    if not isinstance(message, BaseModel):
+        return message
+    values = message.model_dump(exclude_none=True, exclude={"metadata": {_CHECKPOINT}})
+    return to_jsonable_python(values, bytes_mode="base64", fallback=str)
+
+
+def dump_journal(facts: Sequence[Fact], dump_message: DumpMessage) -> str:
+    """Write a journal as JSON text."""
+    return json.dumps({"schema": SCHEMA, "facts": dump_facts(facts, dump_message)}, separators=(",", ":"))
+
+
+def load_journal(text: str) -> tuple[Fact, ...]:
+    """Read a journal; messages stay the JSON values they were written as.
+
+    Raises:
+        NewerSchemaError: If it was written by a newer version of this package.
+        InvalidJournalError: If it is no journal, or a damaged one.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidJournalError(f"Expected a journal as JSON text; this is not JSON: {error}.") from error
+    if not isinstance(data, dict) or "facts" not in data:
+        raise InvalidJournalError("Expected a JSON object with the keys schema and facts.")
+    journal = cast("dict[str, object]", data)
+    check_schema(journal.get("schema"))
+    return load_facts(journal["facts"])
+
+
+def check_schema(schema: object) -> None:
+    """Refuse a schema number that this version cannot read."""
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {shown(schema)}.")
+    if schema > SCHEMA:
+        raise NewerSchemaError(
+            f"This journal has schema {schema}; this version of planner_ext reads up to {SCHEMA}. "
+            "Read it with the version that wrote it, or a newer one."
+        )
+
+
+def dump_facts(facts: Sequence[Fact], dump_message: DumpMessage) -> list[Any]:
+    """Turn facts into JSON values."""
+    return _facts().dump_python([_with_plain_messages(fact, dump_message) for fact in facts], mode="json")
+
+
+def load_facts(data: object) -> tuple[Fact, ...]:
+    """Turn JSON values back into facts.
+
+    Raises:
+        InvalidJournalError: Naming the first place that is not as expected.
+    """
+    try:
+        return tuple(_facts().validate_python(data, strict=False))
+    except InvalidLimitError as error:
+        raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
+
+
+def messages_of(fact: Fact) -> tuple[Message, ...]:
+    """List the messages in a fact."""
+    match fact:
+        case RunStarted() | Planned():
+            return fact.messages
+        case ModelReplied() | MessageAdded():
+            return (fact.message,)
+        case IterationCompleted():
+            return fact.messages or ()
+        case _:
+            return ()
+
+
+def _with_plain_messages(fact: Fact, dump_message: DumpMessage) -> Fact:
+    match fact:
+        case RunStarted() | Planned():
+            return replace(fact, messages=tuple(_plain(message, dump_message) for message in fact.messages))
+        case ModelReplied() | MessageAdded():
+            return replace(fact, message=_plain(fact.message, dump_message))
+        case IterationCompleted(messages=tuple(messages)):
+            return replace(fact, messages=tuple(_plain(message, dump_message) for message in messages))
+        case _:
+            return fact
+
+
+def _plain(message: Message, dump_message: DumpMessage) -> Any:
+    assert not isinstance(message, ReplyEntry)
+    return dump_message(message)
+
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_INSTANT: Final = 1e-3
+"""Seconds that are as good as none: sums of times are not exact to the last digit."""
+
+_LOOK: Final = 0.02
+"""Seconds after which a clock that is not the machine's is looked at again: nothing else says that its time moved."""
+
+
+class Recorder:
+    """Takes the facts of one run.
+
+    Attributes:
+        facts: The journal so far.
+        state: Its fold.
+    """
+
+    def __init__(self, facts: Iterable[Fact], ports: Ports, emit: Emit | None) -> None:
+        self.facts = list(facts)
+        self.state = fold(self.facts)
+        self._ports = ports
+        self._emit = emit
+        self._recording = asyncio.Lock()
+        self._told = ports.store is not None or bool(ports.observers) or emit is not None
+        self._mark = ports.clock.monotonic()
+        self._worked = 0.0
+        self._active_until = math.inf
+        self._step = STEP if type(ports.clock) is SystemClock else _LOOK
+        self._hung: list[Observer] = []
+        self._told_the_run = [observer for observer in ports.observers if _takes_run(observer)]
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._ports.clock.now()
+
+    def lap(self) -> float:
+        """Seconds of activity since this was last asked."""
+        now = self._ports.clock.monotonic()
+        seconds, self._mark, self._worked = self._worked + now - self._mark, now, 0.0
+        return seconds
+
+    @contextmanager
+    def persons_time(self) -> Generator[None]:
+        """Do not count what passes meanwhile as activity."""
+        self._worked = self.lap()
+        try:
+            yield
+        finally:
+            self._mark = self._ports.clock.monotonic()
+
+    @property
+    def timed(self) -> bool:
+        """Whether time is limited."""
+        limits = self.state.rules.limits
+        return limits.deadline is not None or limits.max_active_seconds is not None
+
+    def as_of_now(self) -> State:
+        """Give the state with what is not recorded yet: the time. Where that is not limited, the state as it is."""
+        state, limits = self.state, self.state.rules.limits
+        if not self.timed:
+            return state
+        now = self._ports.clock.monotonic()
+        usage = state.ledger.usage
+        active = usage.active_seconds + self._worked + now - self._mark
+        if limits.max_active_seconds is not None:
+            self._active_until = now + limits.max_active_seconds - active
+            active = limits.max_active_seconds if abs(self._active_until - now) < _INSTANT else active
+        else:
+            self._active_until = math.inf
+        ledger = changed(state.ledger, usage=replace(usage, active_seconds=active))
+        return changed(state, at=self.now(), ledger=ledger)
+
+    def left(self) -> float:
+        """Seconds until the first of the time limits; as counted when the action was chosen that is performed now."""
+        return min(self._active_until - self._ports.clock.monotonic(), self.left_to_deadline())
+
+    def left_to_deadline(self) -> float:
+        """Seconds until the deadline: time in which a person is waited for, included."""
+        deadline = self.state.rules.limits.deadline
+        return math.inf if deadline is None else deadline.timestamp() - self.now()
+
+    async def in_time(
+        self, work: Coroutine[Any, Any, _T], *, person: bool = False, patience: float = 0.0
+    ) -> _T | OutOfTime:
+        """Do something until a time limit passes; without one, to its end.
+
+        Args:
+            work: What to do.
+            person: Whether it may wait for a person, whose time is not active: the deadline alone interrupts it.
+            patience: Seconds that it has at the limit to end by itself.
+        """
+        if not self.timed or (person and self.state.rules.limits.deadline is None):
+            return await work
+        left = self.left_to_deadline if person else self.left
+        return await in_time(work, left, step=self._step, patience=patience)
+
+    async def record(self, fact: Fact) -> None:
+        """Add a fact to the journal, then tell everybody who watches; one after the other, in the journal's order."""
+        if not self._told:
+            return self._note(fact)  # nothing is waited for, so nothing can come in between
+        async with self._recording:
+            if self._ports.store is not None:
+                await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
+            self._note(fact)
+            await self._tell(fact)
+            if self._emit is not None:
+                await self._emit(fact)
+        return None
+
+    async def settle(self, reason: str, *, spent: Mapping[int, Spent]) -> None:
+        """Answer every call of the open batch and end the run; then tell the observers, since nobody else listens."""
+        facts = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
+        for fact in facts:
+            self._note(fact)
+        for fact in facts:
+            await self._tell(fact)
+
+    async def _tell(self, fact: Fact) -> None:
+        """Tell the observers; one that is still busy when a time limit passes is told nothing more."""
+        for observer in self._ports.observers:
+            if not self.timed:
+                await self._observe(observer, fact)
+            elif observer not in self._hung:
+                observed = in_time(self._observe(observer, fact), self.left, step=self._step, patience=GRACE)
+                if isinstance(await observed, OutOfTime):
+                    self._hung.append(observer)
+                    logger.error("The observer %r hangs on %s; the run ends without it.", observer, fact.type)
+
+    async def _observe(self, observer: Any, fact: Fact) -> None:
+        try:
+            if observer in self._told_the_run:
+                waiting = observer(fact, RunInfo(run_id=self.state.run_id, goal=self.state.goal))
+            else:
+                waiting = observer(fact)
+            if waiting is not None:
+                await waiting
+        except Exception:
+            logger.exception("The observer %r failed on %s; the run goes on.", observer, fact.type)
+
+    def _note(self, fact: Fact) -> None:
+        self.state = apply(self.state, fact)
+        self.facts.append(fact)
+        if self._ports.follow is not None:
+            self._ports.follow(self.state, fact)
+
+
+def _takes_run(observer: Any) -> bool:
+    """Whether an observer has to be given a second argument; what it has a default for is its own."""
+    try:
+        parameters = inspect.signature(observer).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not say
+        return False
+    needed = [one for one in parameters if one.default is one.empty and one.kind in _BY_POSITION]
+    return len(needed) == 2
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,0 +1,343 @@
+"""``FunctionCallingStepwisePlanner``: a goal in, an answer out, within a budget that is never exceeded."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from semantic_kernel import Kernel
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext.approval.decisions import Decision
+from planner_ext.core.facts import Fact, Rules, RunStarted
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.termination import cancellation, stopping_facts
+from planner_ext.durable.segment import Segment
+from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.ports import RunStore
+from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
+from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, result_of
+from planner_ext.planner.run import PlannerRun, rules_kept, segment_facts
+from planner_ext.planner.setting import PlannerSetting, PlannerTemplates, loop_options, setting_of
+from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken, check_record
+from planner_ext.sk.budget import Budget, Price
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.options import checked_goal, instance_of
+from planner_ext.sk.resumption import Resumption
+from planner_ext.sk.run_context import checked_messages, new_run_id
+
+__all__ = ["FunctionCallingStepwisePlanner"]
+
+
+class FunctionCallingStepwisePlanner:
+    """Reaches a goal with the functions of a kernel: plans, calls functions step by step, and answers.
+
+    The planner that Semantic Kernel removed in 2025, by the same names; a program written for it changes its import.
+    One planner may be used for many runs, also at the same time.
+    """
+
+    def __init__(
+        self, service_id: str | None = None, options: FunctionCallingStepwisePlannerOptions | None = None
+    ) -> None:
+        """Set the planner up.
+
+        Args:
+            service_id: The chat completion service to use; None leaves it to the kernel's own selection.
+            options: None is `FunctionCallingStepwisePlannerOptions`'s defaults.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the options cannot be used, naming what is wrong.
+        """
+        self.service_id = service_id
+        self.options = FunctionCallingStepwisePlannerOptions() if options is None else options
+        instance_of("options", self.options, FunctionCallingStepwisePlannerOptions)
+        self._templates = PlannerTemplates.of(self.options)
+        self._taken = DecisionsTaken()
+        loop_options(self.options)  # which checks them
+
+    @property
+    def generate_plan_yaml(self) -> str:
+        """The YAML of the plan prompt, as ``get_initial_plan`` gives it; may be set, for the runs that begin later.
+
+        Raises:
+            PlannerInvalidConfigurationError: If it is set to what is not a prompt template; then nothing is changed.
+        """
+        return self._templates.plan_yaml
+
+    @generate_plan_yaml.setter
+    def generate_plan_yaml(self, text: str) -> None:
+        self._templates = PlannerTemplates.read(text, self._templates.step_prompt)
+
+    @property
+    def step_prompt(self) -> str:
+        """The template that opens the steps, as ``get_step_prompt`` gives it; may be set likewise."""
+        return self._templates.step_prompt
+
+    @step_prompt.setter
+    def step_prompt(self, text: str) -> None:
+        self._templates = PlannerTemplates.read(self._templates.plan_yaml, text)
+
+    async def invoke(
+        self,
+        kernel: Kernel,
+        question: str,
+        arguments: KernelArguments | None = None,
+        *,
+        chat_history: ChatHistory | None = None,
+        stop: StopHandle | None = None,
+        **kwargs: Any,
+    ) -> FunctionCallingStepwisePlannerResult:
+        """Reach a goal.
+
+        Args:
+            kernel: Its functions may be called; it is not changed.
+            question: The goal.
+            arguments: The application's arguments, for functions and templates; never stored, and not changed.
+            chat_history: An earlier conversation; the goal is added to a copy of it, and no plan is asked for.
+            stop: Ends the run from outside.
+            **kwargs: More arguments, by name.
+
+        Returns:
+            A result for every expected end: answered, paused, asked, limit reached, stopped, incomplete.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the goal is empty, there is no chat completion service, or something
+                else that was given cannot be used.
+            InvalidHistoryError: If the ``chat_history`` may not be sent.
+            LimitReachedError: At a limit, where the budget says ``on_limit="raise"``.
+            ServiceCallError: If a request fails. This and every other exception out of a run, Semantic Kernel's own
+                included, has ``chat_history`` and ``checkpoint`` as attributes.
+            InvalidReplyError: If a response is no reply; likewise.
+        """
+        run = self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=False)
+        return await run.result(None)
+
+    async def invoke_stream(
+        self,
+        kernel: Kernel,
+        question: str,
+        arguments: KernelArguments | None = None,
+        *,
+        chat_history: ChatHistory | None = None,
+        stop: StopHandle | None = None,
+        **kwargs: Any,
+    ) -> AsyncGenerator[PlannerEvent, None]:
+        """Reach a goal as `invoke` does, with streaming requests, and tell what happens.
+
+        Yields:
+            `TextDelta` for text as it arrives, the facts of the run, and last a `ResultReady` with the result. Leaving
+            early cancels what runs.
+        """
+        run = self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=True)
+        async with aclosing(run.events()) as events:
+            async for event in events:
+                yield event
+
+    async def resume(
+        self,
+        kernel: Kernel,
+        checkpoint: Checkpoint,
+        decisions: Mapping[str, Decision] | None = None,
+        *,
+        arguments: KernelArguments | None = None,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+    ) -> FunctionCallingStepwisePlannerResult:
+        """Resume a run that is paused, that a limit or a stop ended, or that a fault interrupted.
+
+        A checkpoint is a value: it does not know that it was resumed before. This planner takes a decision on a call
+        once: a second resume with a decision on the same call is refused, also while the first one runs, and so are
+        copies of this planner. A resume that fails before a function has started gives its decisions back. Another
+        planner, or another process, would run the call again: keep the run in a store (`planner_ext.durable.Runs`)
+        where that can happen. The newest 100,000 decisions are remembered. A checkpoint without an open call, such as
+        one that a limit ended, may be resumed again, and makes its requests again.
+
+        Args:
+            kernel: Its functions may be called; need not be the one that the run began with.
+            checkpoint: Of the run, from its result or its error. Who can write an unsigned checkpoint can put an
+                approval in it; with a ``checkpoint_key`` only one that was signed with it is taken.
+            decisions: On the calls that wait, by call id; partial ones are fine. No request is made before every call
+                is decided: without decisions a paused run stays paused, but for calls whose question expired.
+            arguments: The application's arguments again; a checkpoint does not hold them.
+            budget: Replaces the run's limits; what was spent stays spent. One without ``max_iterations`` has that of
+                the options. The budget of a service that limits itself holds all the same. None keeps the limits.
+            stop: Ends the run from outside.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the run was answered: there is nothing to resume.
+            DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is, and nothing runs.
+            InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
+            Exception: As `invoke`.
+        """
+        given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
+        run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=False)
+        return await run.result(None)
+
+    async def resume_stream(
+        self,
+        kernel: Kernel,
+        checkpoint: Checkpoint,
+        decisions: Mapping[str, Decision] | None = None,
+        *,
+        arguments: KernelArguments | None = None,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+    ) -> AsyncGenerator[PlannerEvent, None]:
+        """Resume as `resume` does, and yield what happens as `invoke_stream` does.
+
+        A stream that is left before a function has started gives its decisions back.
+        """
+        given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
+        run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
+        async with aclosing(run.events()) as events:
+            async for event in events:
+                yield event
+
+    def cancel(self, checkpoint: Checkpoint, *, by: str = "", reason: str = "") -> FunctionCallingStepwisePlannerResult:
+        """End a paused run for good: every call that waits is answered "not executed", and nothing runs.
+
+        Args:
+            checkpoint: Of the run.
+            by: Who cancels, for the record and the model.
+            reason: Why, likewise.
+
+        Returns:
+            The stopped run.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the run has ended already.
+            DecisionRefusedError: If this planner has taken a decision on one of the calls before.
+            InvalidCheckpointError: As `resume`; with the planner's own ``checkpoint_key`` alone, since there is no
+                kernel here whose service could have one.
+        """
+        options = loop_options(self.options)
+        state = instance_of("checkpoint", checkpoint, Checkpoint).verified(options.checkpoint_key).state()
+        check_record(state)
+        if state.ended is not None:
+            raise PlannerInvalidConfigurationError(
+                f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
+            )
+        facts = stopping_facts(state, reason=cancellation(by, reason), at=options.clock.now())
+        Taking((self._taken,), calls_taken(checkpoint.facts, facts)).take()
+        journal = (*checkpoint.facts, *facts)
+        return result_of(fold(journal), journal, key=options.checkpoint_key)
+
+    def journaled(
+        self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None, streaming: bool = False
+    ) -> PlannerRun:
+        """Get ready to drive a run out of a store to its next pause or end; see `planner_ext.durable.Runs`.
+
+        Args:
+            kernel: Its functions may be called; need not be the one that the run began with.
+            segment: Where the run stands, and what it goes on with.
+            arguments: The application's arguments; never stored, so given again in each process.
+            streaming: Whether its requests are streaming ones, for the events of the run.
+
+        Raises:
+            PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
+        """
+        setting = self._setting(
+            kernel,
+            segment.goal,
+            _merged(arguments, {}),
+            budget=segment.budget,
+            price=segment.price,
+            kept=rules_kept(segment),
+            store=segment.store,
+            streaming=streaming,
+        )
+        return PlannerRun(setting.loop, segment.facts, lambda: segment_facts(setting, segment), None)
+
+    def _start(
+        self,
+        kernel: Kernel,
+        question: str,
+        arguments: KernelArguments,
+        chat_history: ChatHistory | None,
+        stop: StopHandle | None,
+        *,
+        streaming: bool,
+    ) -> PlannerRun:
+        checked_goal(question)
+        given = ChatHistory() if chat_history is None else instance_of("chat_history", chat_history, ChatHistory)
+        before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
+        setting = self._setting(kernel, question, arguments, streaming=streaming)
+
+        async def started() -> Sequence[Fact]:
+            fact = RunStarted(
+                run_id=new_run_id(),
+                rules=setting.rules(plan=chat_history is None),
+                messages=await setting.opening(before),
+                goal=question,
+                at=setting.options.clock.now(),
+            )
+            return (fact,)
+
+        return PlannerRun(setting.loop, (), started, stop)
+
+    def _resume(
+        self,
+        kernel: Kernel,
+        given: Resumption,
+        arguments: KernelArguments,
+        stop: StopHandle | None,
+        *,
+        streaming: bool,
+    ) -> PlannerRun:
+        state = instance_of("checkpoint", given.checkpoint, Checkpoint).state()
+        if state.ended is not None and state.ended.status == "answered":
+            raise PlannerInvalidConfigurationError(
+                "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
+            )
+        setting = self._setting(
+            kernel, state.goal, arguments, budget=given.budget, kept=state.rules, streaming=streaming
+        )
+        if given.budget is not None:
+            given = replace(given, budget=setting.options.budget)
+        given.checkpoint.verified(setting.options.checkpoint_key)
+        before, facts = given.checkpoint.facts, given.facts(setting.loop.functions, setting.options.clock.now())
+
+        async def resumed() -> Sequence[Fact]:
+            return facts
+
+        taking = Taking(setting.options.taken, calls_taken(before, facts))
+        return PlannerRun(setting.loop, before, resumed, stop, taking)
+
+    def _setting(
+        self,
+        kernel: Kernel,
+        goal: str,
+        arguments: KernelArguments,
+        *,
+        budget: Limits | None = None,
+        price: Price | None = None,
+        kept: Rules | None = None,
+        store: RunStore | None = None,
+        streaming: bool,
+    ) -> PlannerSetting:
+        return setting_of(
+            self.options,
+            self._templates,
+            owner=self,
+            taken=self._taken,
+            service_id=self.service_id,
+            kernel=kernel,
+            goal=goal,
+            arguments=arguments,
+            budget=budget,
+            price=price,
+            kept=kept,
+            store=store,
+            streaming=streaming,
+        )
+
+
+def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> KernelArguments:
+    merged = KernelArguments() if arguments is None else copy(arguments)
+    for name, value in kwargs.items():
+        merged[name] = value
+    return merged

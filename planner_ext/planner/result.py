@@ -1,0 +1,142 @@
+"""What a planner returns: a value for every expected end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+from pydantic import Field, PrivateAttr
+from semantic_kernel.contents import ChatHistory, ChatMessageContent
+from semantic_kernel.kernel_pydantic import KernelBaseModel
+
+from planner_ext.approval.pending import DecisionRecord, decisions_of
+from planner_ext.core.facts import Fact, Planned
+from planner_ext.core.state import State
+from planner_ext.core.values import Status, Usage
+from planner_ext.engine.ports import TextDelta
+from planner_ext.sk.approval import PendingCall, pending_calls
+from planner_ext.sk.checkpoint import Checkpoint, SigningKey, signature_of
+from planner_ext.sk.errors import not_answered
+from planner_ext.sk.outcome import chat_history, status_of
+from planner_ext.sk.questions import UserInteraction
+from planner_ext.sk.structured import ResponseForm
+
+__all__ = ["FunctionCallingStepwisePlannerResult", "PlannerEvent", "ResultReady", "UserInteraction", "result_of"]
+
+
+class FunctionCallingStepwisePlannerResult(KernelBaseModel):
+    """How a run came out.
+
+    Attributes:
+        status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``: a call waits for a
+            decision; ``asked``: only questions wait, for an answer; ``limit_reached``: see ``limit``, and
+            ``final_answer`` for the answer that was forced, "" where the model gave none although no functions were
+            offered (``reason`` says so); ``stopped``.
+        final_answer: The answer, "" where there is none; JSON text where it is in the form of ``response_format``.
+        value: The answer as an instance of the ``response_format``'s model, or as JSON values; None where no form was
+            asked for, or the answer is not in it.
+        chat_history: Every message of the run, the final one included, fit to be sent.
+        iterations: Round trips charged.
+        tool_calls: Functions started, failures included.
+        usage: Tokens, cost and active time of all requests.
+        limit: The name of the limit that ended the run, or None.
+        pending: The calls and questions that wait for a person, where the run is ``paused`` or ``asked``.
+        reason: Why the run ended as it did, in words; "" where it was answered.
+        plan: The plan that was made, "" where none was.
+        facts: The journal's facts.
+    """
+
+    final_answer: str = ""
+    value: Any = None
+    chat_history: ChatHistory | None = None
+    iterations: int = 0
+    status: Status = "answered"
+    tool_calls: int = 0
+    usage: Usage = Usage()
+    limit: str | None = None
+    pending: tuple[PendingCall, ...] = ()
+    reason: str = ""
+    plan: str = ""
+    facts: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
+    _signature: str | None = PrivateAttr(default=None)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The run, to be resumed: after a pause, with a larger budget, or after a stop.
+
+        Signed where the planner has a ``checkpoint_key``; then its ``to_json()`` is, too.
+        """
+        return Checkpoint.signed_as(self.facts, self._signature)
+
+    @property
+    def decisions(self) -> tuple[DecisionRecord, ...]:
+        """Who decided what of its calls, when, and with which arguments; in the order in which it was taken."""
+        return decisions_of(self.facts)
+
+    def raise_for_status(self) -> Self:
+        """Return this result if the run was answered; a result that was stored and read again knows that, too.
+
+        Raises:
+            LimitReachedError: If a limit ended the run.
+            RunNotAnsweredError: If it ended otherwise without an answer, or waits.
+        """
+        if self.status == "answered":
+            return self
+        raise not_answered(
+            status=self.status,
+            reason=self.reason,
+            limit=self.limit,
+            iterations=self.iterations,
+            tool_calls=self.tool_calls,
+            usage=self.usage,
+            chat_history=self.chat_history,
+            checkpoint=self.checkpoint if self.facts else None,
+        )
+
+
+def result_of(
+    state: State,
+    facts: tuple[Fact, ...],
+    form: ResponseForm | None = None,
+    *,
+    written: Sequence[ChatMessageContent] | None = None,
+    key: SigningKey | None = None,
+) -> FunctionCallingStepwisePlannerResult:
+    """Read a result out of a run, and its answer in the form that it was asked for in.
+
+    Args:
+        state: Of the run.
+        facts: Its journal.
+        form: What the answer was asked for in, if anything.
+        written: The transcript as messages, where it was written already.
+        key: Signs the result's checkpoint; None leaves it unsigned.
+    """
+    ended = state.ended
+    answer = ended.answer if ended is not None else ""
+    value = form.parse(answer) if form is not None and answer and not form.problem(answer) else None
+    result = FunctionCallingStepwisePlannerResult(
+        final_answer=answer,
+        value=value,
+        chat_history=chat_history(state, written),
+        iterations=state.ledger.iterations,
+        status=status_of(state),
+        tool_calls=state.ledger.tool_calls,
+        usage=state.ledger.usage,
+        limit=ended.limit if ended is not None else None,
+        pending=pending_calls(state),
+        reason=ended.reason if ended is not None else "",
+        plan=next((fact.plan for fact in facts if isinstance(fact, Planned)), ""),
+        facts=facts,
+    )
+    result._signature = signature_of(facts, key)  # pyright: ignore[reportPrivateUsage]  (not a field: it is not an input)
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultReady:
+    """The last event of a stream: what ``invoke`` would have returned."""
+
+    result: FunctionCallingStepwisePlannerResult
+
+
+PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady
+"""Whatever ``invoke_stream`` yields."""

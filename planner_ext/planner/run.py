@@ -1,0 +1,160 @@
+"""The facts with which a run out of a store goes on: that it started, was resumed, or was interrupted."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from planner_ext.approval.policy import missing_guards
+from planner_ext.core.facts import Fact, Rules, RunStarted
+from planner_ext.core.state import TRANSITIONS, Phase, State
+from planner_ext.durable.errors import RunRefusedError
+from planner_ext.durable.segment import Segment
+from planner_ext.engine.effects import Effect, effect_of
+from planner_ext.engine.engine import StopHandle, watch
+from planner_ext.engine.ports import Emit, TextDelta
+from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, ResultReady, result_of
+from planner_ext.planner.setting import PlannerSetting
+from planner_ext.sk.approval import NOTHING_TAKEN, Taking, check_calls
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.options import instance_of
+from planner_ext.sk.outcome import raise_at_limit
+from planner_ext.sk.resumption import Resumption, recovery_facts
+from planner_ext.sk.run_context import Loop
+
+__all__ = ["PlannerRun", "rules_kept", "segment_facts"]
+
+# One run of the planner, from its first new fact to its result.
+
+
+class PlannerRun:
+    """Goes on from a journal with new facts: that the run started, or that it was resumed and what was decided."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        facts: Sequence[Fact],
+        first: Callable[[], Awaitable[Sequence[Fact]]],
+        stop: StopHandle | None,
+        taking: Taking = NOTHING_TAKEN,
+    ) -> None:
+        self._loop = loop
+        self._facts = tuple(facts)
+        self._first = first
+        self._taking = taking
+        self._stop = None if stop is None else instance_of("stop", stop, StopHandle)
+
+    async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
+        """Run to the next pause or end.
+
+        Raises:
+            LimitReachedError: At a limit, where the budget says so.
+            DecisionRefusedError: If this planner has taken one of the decisions before; nothing was recorded.
+            Exception: On a fault; whatever kind it is of, it carries the history and a checkpoint as attributes.
+        """
+        engine = self._loop.engine(self._facts, emit=emit, stop=self._stop)
+        first = await self._first()
+        with self._taking.held(engine):
+            for fact in first:
+                await engine.record(fact)
+            await self._loop.drive(engine)
+        key = self._loop.checkpoint_key
+        raise_at_limit(engine.state, engine.facts, key)
+        written = self._loop.chat.messages(engine.state.transcript)
+        return result_of(engine.state, tuple(engine.facts), self._loop.form, written=written, key=key)
+
+    async def events(self) -> AsyncGenerator[PlannerEvent, None]:
+        """Run, and yield what happens; the result comes last."""
+        results: list[FunctionCallingStepwisePlannerResult] = []
+
+        async def run(emit: Emit) -> None:
+            results.append(await self.result(emit))
+
+        async with aclosing(watch(run)) as events:
+            async for event in events:
+                if not isinstance(event, TextDelta) or event.text:
+                    yield event
+        yield ResultReady(result=results[0])
+
+
+def rules_kept(segment: Segment) -> Rules | None:
+    """Give the rules of a run that goes on; None of one that starts, or that has ended and is only told again.
+
+    Raises:
+        InvalidCheckpointError: If the journal contradicts itself.
+    """
+    state = Checkpoint(tuple(segment.facts)).state()
+    return None if state.phase is Phase.NEW or _told_again(state, segment) else state.rules
+
+
+def _told_again(state: State, segment: Segment) -> bool:
+    """Whether a run has ended and its result is all that is asked for."""
+    return state.ended is not None and segment.budget is None and not segment.reopen
+
+
+async def segment_facts(setting: PlannerSetting, segment: Segment) -> Sequence[Fact]:
+    """List the first new facts of a segment; none where there is nothing to go on with.
+
+    Raises:
+        InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
+        DecisionRefusedError: If a decision cannot be taken.
+        RunRefusedError: If less has a say in the run's calls here than when it began; an ended run's result is read
+            all the same.
+        PlannerInvalidConfigurationError: If a run that was answered is given a budget to go on with.
+    """
+    at = setting.options.clock.now()
+    if not segment.facts:
+        opening = await setting.opening(())
+        rules = setting.rules(plan=True)
+        return (
+            RunStarted(
+                run_id=segment.run_id,
+                rules=rules,
+                messages=opening,
+                goal=segment.goal,
+                guards=setting.loop.guards(),
+                at=at,
+            ),
+        )
+    checkpoint = Checkpoint(tuple(segment.facts)).checked()
+    state = checkpoint.state()
+    if not _told_again(state, segment):
+        _check_guards(setting, segment)
+    reopened = segment.reopen and (state.phase, "Resumed") in TRANSITIONS
+    if reopened or state.phase in (Phase.PAUSED, Phase.ENDED):
+        return _resumed(setting, segment, checkpoint, at)
+    check_calls(state)
+    functions = setting.loop.offer.functions
+
+    def declared(name: str) -> Effect:
+        return effect_of(getattr(functions.get(name), "method", None)) or Effect()
+
+    return await recovery_facts(
+        state, effect_of=declared, functions=setting.loop.functions, in_doubt=segment.in_doubt, at=at
+    )
+
+
+def _check_guards(setting: PlannerSetting, segment: Segment) -> None:
+    begun = segment.facts[0]
+    if not isinstance(begun, RunStarted) or begun.guards is None:
+        return
+    if missing := missing_guards(begun.guards, setting.loop.guards(), setting.loop.offer.functions):
+        raise RunRefusedError(
+            f"Run {segment.run_id!r} cannot be continued here: it began under what this process lacks: "
+            f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has this; on "
+            "the command line, --policy and --ask-all give a planner more of a say."
+        )
+
+
+def _resumed(setting: PlannerSetting, segment: Segment, checkpoint: Checkpoint, at: float) -> Sequence[Fact]:
+    state = checkpoint.state()
+    if _told_again(state, segment):
+        return ()
+    if state.ended is not None and state.ended.status == "answered":
+        raise PlannerInvalidConfigurationError(
+            f"Run {segment.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
+            "Start a run with a new goal."
+        )
+    budget = None if segment.budget is None else setting.options.budget
+    given = Resumption(checkpoint=checkpoint, decisions=segment.decisions, decided_at=segment.decided_at, budget=budget)
+    facts = given.facts(setting.loop.functions, at)
+    return facts if len(facts) > 1 or segment.budget is not None or segment.reopen else ()

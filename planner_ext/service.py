@@ -1,0 +1,458 @@
+"""``FunctionInvokingChatCompletion``: the bounded loop around any connector, itself a chat completion service."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import PrivateAttr
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.functions import KernelArguments
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
+
+from planner_ext.approval.decisions import Decision, Interceptor
+from planner_ext.core.accounts import Tab
+from planner_ext.core.errors import shown
+from planner_ext.core.facts import Rules, RunStarted
+from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.gate import CheckForIntervention, PreInvoke
+from planner_ext.engine.ports import Clock, Observer
+from planner_ext.sk.approval import ApprovalSettings, Taking, calls_taken
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.budget import Budget, price_in
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.execution import ToolExecution
+from planner_ext.sk.iteration import IterationCallback
+from planner_ext.sk.nested import Around, around_of
+from planner_ext.sk.options import LoopOptions
+from planner_ext.sk.prompts import NoPrompts
+from planner_ext.sk.questions import Clarifier, own_function
+from planner_ext.sk.resumption import Resumption
+from planner_ext.sk.run_context import Loop, checked_messages, connector_settings, new_run_id
+from planner_ext.sk.service_run import ServiceRun, World, pass_through, pass_through_streaming
+from planner_ext.sk.toolset import Offer
+from planner_ext.sk.view import Charge, ChargedTextCompletion, charged
+
+__all__ = ["FunctionInvokingChatCompletion", "charged_service", "unwrapped"]
+
+
+class FunctionInvokingChatCompletion(ChatCompletionClientBase):
+    """A chat completion service that runs the function calls of another one, within a budget.
+
+    It takes the place of the connector it wraps: in a kernel, in ``invoke_prompt``, in ``ChatCompletionAgent``. As with
+    Semantic Kernel's own loop the messages with calls and their results are added to the history that was passed, and
+    the final message is returned for the caller to add. What it adds to that message's metadata:
+
+    - ``iterations``: round trips charged, 1 for a direct answer.
+    - ``usage``: the connector's own usage, summed over all requests.
+    - ``tool_calls``: functions started, failures included.
+    - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached`` or ``stopped``.
+    - ``limit``: the limit that was reached, or None.
+    - ``pending``: where the run waits for a person, the calls and questions that do, as mappings.
+    - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
+
+    A request whose function choice behaviour is missing, or does not invoke functions automatically, passes through:
+    one request, its calls returned to the caller with the status ``stopped``. A stock
+    ``FunctionChoiceBehavior.Auto()`` takes its 5 tool rounds; with a budget the tighter of the two holds.
+
+    Asked by a function of a run of this package, it spends that run's budget, and its calls stand under that run's
+    interceptors, policies and marks as well as its own; see `planner_ext.sk.view` for what that covers.
+    """
+
+    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
+
+    _inner: ChatCompletionClientBase = PrivateAttr()
+    _options: LoopOptions = PrivateAttr()
+    _on_invalid_history: Literal["refuse", "repair"] = PrivateAttr("refuse")
+    _tab: Tab | None = PrivateAttr(None)
+
+    def __init__(
+        self,
+        inner: ChatCompletionClientBase,
+        *,
+        budget: Budget | None = None,
+        execution: ToolExecution | None = None,
+        approval: ApprovalSettings | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        pre_invoke: PreInvoke | None = None,
+        check_for_intervention: CheckForIntervention | None = None,
+        iteration_completed: IterationCallback | None = None,
+        clarifier: Clarifier | None = None,
+        max_clarifications: int | None = None,
+        observers: Sequence[Observer] = (),
+        clock: Clock | None = None,
+        min_iteration_time_ms: int = 0,
+        max_prompt_tokens: int | None = None,
+        on_invalid_history: Literal["refuse", "repair"] = "refuse",
+        strict_finish_reason: bool = False,
+        checkpoint_key: bytes | None = None,
+        service_id: str | None = None,
+    ) -> None:
+        """Wrap a connector.
+
+        Args:
+            inner: The connector that makes the requests. A wrapper is taken off and its options are merged: of each
+                limit the tighter holds, and its interceptors are asked after these.
+            budget: What one request of a caller may spend; None limits nothing but what the behaviour limits.
+            execution: How functions are run; None is `ToolExecution`'s defaults.
+            approval: What becomes of calls that nobody decided, that were denied, and that wait; None is
+                `ApprovalSettings`'s defaults.
+            interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins.
+            pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
+                refuses it, True is no objection.
+            check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
+            iteration_completed: Called after the results of a batch are stored and before the next request.
+            clarifier: Answers questions that the model asks with ``UserInteraction-AskUser``, which is offered with it,
+                and is shown plain replies before they count as final; see `Clarifier`.
+            max_clarifications: How many questions are answered; None is no limit, 0 offers none. Given without a
+                clarifier, questions wait for a person.
+            observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
+            clock: Time; None is the machine's.
+            min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
+            max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent, see
+                `PromptTooLargeError`. None and 0 are no limit.
+            on_invalid_history: A history with an unanswered call, an orphan or a second result is refused before
+                anything is sent (``refuse``), or mended in place (``repair``).
+            strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+            checkpoint_key: Signs every checkpoint that leaves, in metadata and on errors (HMAC-SHA256), and refuses
+                every other one in `resume`. None takes the key of a wrapped service that has one; a key here takes the
+                place of its key.
+            service_id: Under which the kernel knows it; None takes the inner connector's.
+
+        Raises:
+            PlannerInvalidConfigurationError: If an option cannot be used, naming it.
+        """
+        if not isinstance(inner, ChatCompletionClientBase):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlannerInvalidConfigurationError(
+                f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}."
+            )
+        super().__init__(ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id)
+        self.instruction_role = inner.instruction_role
+        options = LoopOptions.of(
+            budget=budget,
+            execution=execution,
+            approval=approval,
+            interceptors=interceptors,
+            pre_invoke=pre_invoke,
+            check_for_intervention=check_for_intervention,
+            iteration_completed=iteration_completed,
+            clarifier=clarifier,
+            max_clarifications=max_clarifications,
+            clock=clock,
+            min_iteration_time_ms=min_iteration_time_ms,
+            max_prompt_tokens=max_prompt_tokens,
+            strict_finish_reason=strict_finish_reason,
+            observers=observers,
+            checkpoint_key=checkpoint_key,
+        )
+        self._inner, self._options = unwrapped(inner, options)
+        if on_invalid_history not in ("refuse", "repair"):
+            raise PlannerInvalidConfigurationError(
+                f"on_invalid_history must be refuse or repair; got {shown(on_invalid_history)}."
+            )
+        self._on_invalid_history = on_invalid_history
+
+    @property
+    def inner(self) -> ChatCompletionClientBase:
+        """The connector that makes the requests."""
+        return self._inner
+
+    def _charged(self, chat_history: ChatHistory, settings: PromptExecutionSettings) -> AbstractContextManager[Charge]:
+        """Charge a request that passes through to the call that makes it."""
+        return charged(around_of(self._tab), self._inner, settings, self._options.price, list(chat_history.messages))
+
+    def charged_to(self, tab: Tab) -> Self:
+        """Give a copy whose requests are charged to a call of a run, in whatever context they are made."""
+        copied = self.model_copy()
+        copied._tab = tab
+        return copied
+
+    @property
+    def options(self) -> LoopOptions:
+        """What it was made with, defaults filled in."""
+        return self._options
+
+    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
+        """Name the inner connector's settings class."""
+        return self._inner.get_prompt_execution_settings_class()
+
+    def service_url(self) -> str | None:
+        """Give the inner connector's URL."""
+        return self._inner.service_url()
+
+    @property
+    def total_tokens(self) -> int:
+        """Give the inner connector's own count of tokens, over all its requests; 0 where it keeps none."""
+        return getattr(self._inner, "total_tokens", 0)
+
+    async def get_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
+    ) -> list[ChatMessageContent]:
+        """Answer a history, running functions on the way.
+
+        Args:
+            chat_history: Gets the messages with calls and their results; the final message is not added.
+            settings: As for the inner connector; not changed.
+            **kwargs: ``kernel``, needed where the settings have a function choice behaviour; ``arguments``, the
+                application's; ``stop``, a `StopHandle`; ``store_final``, True to have the final message added, too.
+
+        Returns:
+            The final message, alone in a list; several where several were asked for without functions.
+
+        Raises:
+            PlannerInvalidConfigurationError: If settings, kernel or budget cannot be used together.
+            InvalidHistoryError: If the history may not be sent.
+            InvalidReplyError: If the connector's response is no reply.
+            PromptTooLargeError: If a request would send more than ``max_prompt_tokens``; it is not sent.
+            LimitReachedError: At a limit, where the budget says ``on_limit="raise"``; and inside a function, where
+                nothing is left of the budget of the run around.
+            NestedRunRefusedError: Inside a function whose call has ended, or whose run is to stop.
+        """
+        if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
+            request = self._charged(chat_history, settings)
+            return await pass_through(self._inner, chat_history, settings, kwargs, request)
+        run = self._start(chat_history, settings, behavior, kwargs, streaming=False)
+        return [await run.message()]
+
+    async def get_streaming_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        """Answer a history as a stream, running functions on the way; as `get_chat_message_contents` otherwise.
+
+        Yields:
+            The connector's chunks as they come, with ``function_invoke_attempt`` telling the round trip, from 0; once a
+            batch has its results, a chunk with its calls and a tool message with the results; last, a chunk that
+            carries the final message's metadata. Leaving the stream early cancels what runs.
+        """
+        if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
+            request = self._charged(chat_history, settings)
+            async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs, request)) as passed:
+                async for group in passed:
+                    yield group
+            return
+        run = self._start(chat_history, settings, behavior, kwargs, streaming=True)
+        async with aclosing(run.chunks(self.ai_model_id)) as chunks:
+            async for chunk in chunks:
+                yield [chunk]
+
+    async def get_streaming_chat_message_content(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
+    ) -> AsyncGenerator[StreamingChatMessageContent | None, Any]:
+        """Answer as `get_streaming_chat_message_contents` does, each chunk by itself; closing it ends what runs."""
+        async with aclosing(self.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as groups:
+            async for group in groups:
+                yield group[0] if group else None
+
+    async def resume(
+        self,
+        chat_history: ChatHistory,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision],
+        settings: PromptExecutionSettings,
+        *,
+        kernel: Kernel,
+        arguments: KernelArguments | None = None,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+        store_final: bool = False,
+    ) -> ChatMessageContent:
+        """Resume a run that is paused, or that a limit or a stop ended.
+
+        A checkpoint is a value: it does not know that it was resumed before. This service takes a decision on a call
+        once, also through the handlers, planners and copies that share it: a second resume with a decision on the same
+        call is refused, also while the first one runs. A resume that fails before a function has started gives its
+        decisions back. The history helps, too: one that holds results of the open calls is refused. Another service
+        with an empty history, or another process, would run the call again: use a planner with a store
+        (`planner_ext.durable.Runs`) where that can happen. The newest 100,000 decisions are remembered.
+
+        Args:
+            chat_history: The run's history, as far as it goes; it is brought up to date, an empty one is filled. The
+                message that the run had returned is taken out, if it was added; what the caller added after it is
+                kept. Text, calls and results are compared, not metadata.
+            checkpoint: Of the run: a `Checkpoint`, or the JSON text in the metadata of its last message. Who can write
+                an unsigned one can put an approval in it; with a ``checkpoint_key`` only one that was signed with it is
+                taken.
+            decisions: By call id. No request is made before every call is decided; without any, the run stays paused.
+            settings: As before.
+            kernel: Its functions run; need not be the one that the run began with.
+            arguments: The application's arguments again; a checkpoint does not hold them.
+            budget: Replaces the run's limits; what was spent stays spent. The budget of a service that this one was
+                wrapped around holds all the same. None keeps them.
+            stop: Ends the run from outside.
+            store_final: Whether the final message is added to the history, too.
+
+        Returns:
+            The final message, as of `get_chat_message_contents`.
+
+        Raises:
+            InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the ``checkpoint_key``.
+            InvalidHistoryError: If the history is not that of the run, or holds results of its open calls; it is not
+                changed.
+            DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is.
+        """
+        given = Resumption(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
+        world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        run = self._resume(chat_history, given, settings, world, streaming=False)
+        return await run.message()
+
+    async def resume_streaming(
+        self,
+        chat_history: ChatHistory,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision],
+        settings: PromptExecutionSettings,
+        *,
+        kernel: Kernel,
+        arguments: KernelArguments | None = None,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+        store_final: bool = False,
+    ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+        """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
+        given = Resumption(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
+        world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        run = self._resume(chat_history, given, settings, world, streaming=True)
+        async with aclosing(run.chunks(self.ai_model_id)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _start(
+        self,
+        chat_history: ChatHistory,
+        settings: PromptExecutionSettings,
+        behavior: FunctionChoiceBehavior,
+        kwargs: dict[str, Any],
+        *,
+        streaming: bool,
+    ) -> ServiceRun:
+        if kwargs.get("kernel") is None:
+            raise PlannerInvalidConfigurationError(
+                "kernel= is needed where the settings have a function choice behaviour; got none. Pass the kernel "
+                "whose functions may be called."
+            )
+        world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
+        messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history, world.kernel))
+        around = around_of(self._tab)
+        options = self._options if around is None else around.within(self._options)
+        loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
+        if self._on_invalid_history == "repair":
+            chat_history.messages[:] = messages
+        started = RunStarted(
+            run_id=new_run_id(),
+            rules=_rules(options, behavior),
+            messages=messages,
+            at=self._options.clock.now(),
+        )
+        return ServiceRun(chat_history, loop, known=len(messages), world=world, first=(started,))
+
+    def _checkpoint(self, given: Checkpoint | str) -> Checkpoint:
+        key = self._options.checkpoint_key
+        return given.verified(key) if isinstance(given, Checkpoint) else Checkpoint.from_json(given, key)
+
+    def _resume(
+        self,
+        chat_history: ChatHistory,
+        given: Resumption,
+        settings: PromptExecutionSettings,
+        world: World,
+        *,
+        streaming: bool,
+    ) -> ServiceRun:
+        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
+        at, given = self._options.clock.now(), given.within(self._options.held)
+        reopened = given.reopened(at)
+        transcript = reopened.transcript
+        options = self._options.resumed(reopened.rules.limits, price_in(given.budget))
+        around = around_of(self._tab)
+        loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
+        before, first = given.checkpoint.facts, given.facts(loop.functions, at)
+        return ServiceRun(
+            chat_history,
+            loop,
+            known=len(transcript),
+            world=world,
+            facts=before,
+            first=first,
+            taking=Taking(options.taken, calls_taken(before, first)),
+            transcript=loop.chat.messages(transcript),
+        )
+
+    def _loop(
+        self,
+        world: World,
+        settings: PromptExecutionSettings,
+        behavior: FunctionChoiceBehavior,
+        *,
+        options: LoopOptions,
+        around: Around | None,
+        streaming: bool,
+    ) -> Loop:
+        own_settings = connector_settings(self._inner, settings)
+        asks = self._options.takes_questions and behavior.type_ is not FunctionChoiceType.NONE
+        ask_user = own_function("AskUser") if asks else None
+        return Loop(
+            kernel=world.kernel,
+            service=self._inner,
+            settings=own_settings,
+            offer=Offer(world.kernel, behavior, own_settings, own=() if ask_user is None else (ask_user,)),
+            ask_user=ask_user,
+            arguments=world.arguments,
+            options=options.under(behavior),
+            streaming=streaming,
+            prompts=NoPrompts(),
+            within=around,
+            wrap=charged_service,
+        )
+
+
+def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
+    """Wrap a service that asks a model, so that its requests are charged to a call of a run; others stay as they are.
+
+    See `planner_ext.sk.view.Wrap`.
+    """
+    if isinstance(service, FunctionInvokingChatCompletion):
+        return service.charged_to(tab)
+    if isinstance(service, ChatCompletionClientBase):
+        return FunctionInvokingChatCompletion(service).charged_to(tab)
+    return ChargedTextCompletion(service, tab) if isinstance(service, TextCompletionClientBase) else service
+
+
+def unwrapped(service: ChatCompletionClientBase, options: LoopOptions) -> tuple[ChatCompletionClientBase, LoopOptions]:
+    """Take the connector out of its wrappers, so that only one loop makes the round trips; their options are merged."""
+    while isinstance(service, FunctionInvokingChatCompletion):
+        service, options = service.inner, options.within(service.options)
+    return service, options
+
+
+def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None) -> FunctionChoiceBehavior | None:
+    """Take the behaviour under which functions are invoked; None where the request passes through.
+
+    Several answers may be asked for where there is nothing to invoke.
+    """
+    behavior = settings.function_choice_behavior
+    if behavior is None or not behavior.auto_invoke_kernel_functions:
+        return None
+    asked = getattr(settings, "number_of_responses", None) or settings.extension_data.get("number_of_responses") or 1
+    return None if kernel and asked != 1 and not Offer(kernel, behavior, settings).available else behavior
+
+
+def _rules(options: LoopOptions, behavior: FunctionChoiceBehavior) -> Rules:
+    """Read a behaviour's attempts: those of ``Required`` force a call in each round, and are no limit."""
+    required = behavior.type_ is FunctionChoiceType.REQUIRED
+    bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
+    return Rules(
+        limits=options.budget,
+        use_attempts=behavior.use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
+        attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
+        tool_choice="required" if required else "auto",
+        on_denial=options.approval.on_denial,
+        on_deferred=options.approval.on_deferred,
+        clarifier=options.clarifier is not None,
+        max_clarifications=options.max_clarifications,
+    )

@@ -1,0 +1,514 @@
+"""What one planner, service or handler object remembers of the decisions that it took: each is taken once.
+
+A checkpoint is a value and does not know that it was resumed before; the object that resumes it does. Another object,
+another process and a checkpoint that nothing was decided of are not seen here: a run store knows those.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import reduce
+from typing import Any, Self
+
+from planner_ext.approval.decisions import (
+    ApprovalOptions,
+    Approve,
+    Decision,
+    Deny,
+    InvalidDecisionError,
+    Supply,
+    digest_of,
+    digests_of,
+    fingerprint_of,
+    problem_of,
+)
+from planner_ext.approval.pending import DecisionRecord, WaitingCall, moment_of, record_of, waiting_calls
+from planner_ext.core.actions import ReviewCalls, RunCalls
+from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.machine import IN_DOUBT, next_action
+from planner_ext.core.state import TRANSITIONS, Call, Phase, State
+from planner_ext.core.values import RequestedCall
+from planner_ext.engine.batch import apply_decision, is_as_decided
+from planner_ext.engine.engine import Engine
+from planner_ext.engine.ports import Functions
+from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
+from planner_ext.sk.checkpoint import InvalidCheckpointError
+from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.sk.messages import is_written_as, load_message
+
+__all__ = [
+    "NOTHING_TAKEN",
+    "ApprovalSettings",
+    "DecisionRefusedError",
+    "DecisionsTaken",
+    "PendingCall",
+    "Taking",
+    "calls_taken",
+    "check_calls",
+    "check_record",
+    "decision_facts",
+    "pending_calls",
+]
+
+# Approval as a Semantic Kernel application uses it: its settings, what waits, and what a person decided of it.
+
+
+class DecisionRefusedError(InvalidDecisionError, PlannerException):
+    """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
+
+    Attributes:
+        call_id: The call that it was given for; None where it names no call.
+        changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
+            has it wait as that, with its own fingerprint.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalSettings(ApprovalOptions):
+    """What becomes of calls that nobody decided, that were denied, and that wait for a person.
+
+    Attributes:
+        unmatched: A call that no interceptor decided is run (``approve``, as with any filter), waits for a person
+            (``defer``) or is refused (``deny``).
+        on_denial: What the model sees of a denied call. ``refuse``: a result that says so; costs no request more.
+            ``reask``: the call is removed and the model is asked again without functions; one request.
+            ``return_calls``: the run ends and its batch is returned to the caller, unanswered; no request.
+        on_deferred: Whether the other calls of the batch wait with a deferred one (``hold_all``), or run before the
+            pause (``run_safe_first``).
+        expires_in: Seconds after which a question is no longer open; counted from when it was asked. None: never.
+        interceptor_timeout: Seconds in which an interceptor has to decide; after that the call is denied. None: no
+            limit.
+
+    Raises:
+        PlannerInvalidConfigurationError: If a value means nothing, naming the field.
+    """
+
+    def __post_init__(self) -> None:
+        try:
+            ApprovalOptions.__post_init__(self)
+        except InvalidLimitError as error:
+            raise PlannerInvalidConfigurationError(str(error)) from None
+
+    def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
+        """Merge with the settings of a service that this one takes the place of: what nobody decided, the stricter."""
+        stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
+        return replace(self, unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCall:
+    """A call that waits for a person, as it will run if it is approved; or a question that waits for an answer.
+
+    A question is a call of ``UserInteraction-AskUser`` with ``{"question": text}``, answered with `Supply`, or with
+    `Deny` where nobody will answer; a plain reply that asks is shown as one, too, under an id of its own.
+
+    Attributes:
+        id: The call's id; decisions go by it.
+        fully_qualified_name: The function that will run.
+        arguments: What it will get from the model, converted to its parameters' types; neither the application's own
+            arguments nor the function's defaults are in it.
+        fingerprint: Digest of run, trip, call, function and arguments; an `Approve` may name it.
+        expires_at: When the question is no longer open, or None.
+        prompt: What the person is asked, "" for nothing in particular.
+        in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
+            `Supply` tells the model its result, `Deny` leaves the model with the doubt.
+        decision: Who let a call in doubt run, when and with which arguments; None for a call that was not decided.
+    """
+
+    id: str
+    fully_qualified_name: str
+    arguments: Mapping[str, Any]
+    fingerprint: str
+    expires_at: datetime | None = None
+    prompt: str = ""
+    in_doubt: bool = False
+    decision: DecisionRecord | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Write the call as JSON values; ``decision`` is a key only where there is one."""
+        decided = {} if self.decision is None else {"decision": self.decision.as_dict()}
+        return {
+            "id": self.id,
+            "fully_qualified_name": self.fully_qualified_name,
+            "arguments": dict(self.arguments),
+            "fingerprint": self.fingerprint,
+            "expires_at": None if self.expires_at is None else self.expires_at.isoformat(),
+            "prompt": self.prompt,
+            "in_doubt": self.in_doubt,
+            **decided,
+        }
+
+
+def pending_calls(state: State) -> tuple[PendingCall, ...]:
+    """List what waits for a person in a paused run: calls, and questions."""
+    return tuple(_pending(call) for call in waiting_calls(state))
+
+
+def _pending(call: WaitingCall) -> PendingCall:
+    return PendingCall(
+        id=call.request.id,
+        fully_qualified_name=call.decided.function,
+        arguments=call.arguments,
+        fingerprint=call.fingerprint,
+        expires_at=_expiry(call.decided.expires_at),
+        prompt=call.decided.prompt,
+        in_doubt=call.in_doubt,
+        decision=record_of(call.decided, call.request),
+    )
+
+
+def _expiry(at: float | None) -> datetime | None:
+    try:
+        return moment_of(at)
+    except (OverflowError, ValueError, OSError) as error:
+        raise InvalidCheckpointError(f"Expected a date at which the question expires; got {shown(at)}.") from error
+
+
+def check_record(state: State) -> None:
+    """Refuse the record of a run that cannot go on, or whose calls do not agree with themselves.
+
+    Raises:
+        InvalidCheckpointError: Naming what is wrong; nothing ran.
+    """
+    if (state.phase, "Resumed") not in TRANSITIONS:
+        raise InvalidCheckpointError(
+            "Expected the checkpoint of a run that waits or has ended; "
+            f"this one stops in the middle: it is {state.phase}. It was cut short."
+        )
+    check_calls(state)
+    if state.phase is Phase.PAUSED and not waiting_calls(state):
+        raise InvalidCheckpointError("Expected a paused run with a call that waits; none does. It was altered.")
+
+
+def check_calls(state: State) -> None:
+    """Refuse a run whose open calls do not agree with their message, or with what was decided of them.
+
+    Raises:
+        InvalidCheckpointError: Naming the call; nothing ran.
+    """
+    if state.batch is None:
+        return
+    if not is_written_as(load_message(state.batch.message), [call.request for call in state.batch.calls]):
+        names = ", ".join(call.request.id for call in state.batch.calls)
+        raise InvalidCheckpointError(f"The open calls ({names}) are not those of their message. One was altered.")
+    for call in state.batch.calls:
+        fact = call.decided
+        if fact is not None and fact.verdict in ("run", "defer") and not _agrees(state, call, fact):
+            raise InvalidCheckpointError(
+                f"The record of the call {call.request.id!r} contradicts itself: its function, arguments and "
+                "fingerprint do not belong together. It was altered."
+            )
+
+
+def _agrees(state: State, call: Call, fact: CallDecided) -> bool:
+    request = call.request
+    arguments = parse_object(request.arguments if fact.arguments is None else fact.arguments)
+    if (
+        fact.kind not in ("function", "question")
+        or isinstance(arguments, InvalidArguments)
+        or fact.function != request.name
+        or (fact.verdict == "run" and not fact.person and (fact.prompt or fact.expires_at is not None))  # asked about
+    ):
+        return False
+    return any(
+        fact.fingerprint == fingerprint_of(state.run_id, fact.iteration, request.id, asked, fact.signature)
+        and (fact.edited is not None or fact.digest == asked)
+        for asked in digests_of(fact.function, arguments)
+    )
+
+
+def decision_facts(
+    state: State,
+    decisions: Mapping[str, Decision],
+    functions: Functions,
+    at: float,
+    *,
+    decided_at: Mapping[str, float] | None = None,
+) -> tuple[CallDecided | Clarified, ...]:
+    """Turn decisions on a paused run into facts: all of them, or none.
+
+    Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
+    another value, as its parameters or this package's conversion changed, waits anew, with a fingerprint of its own.
+
+    Args:
+        state: The run, paused.
+        decisions: By call id.
+        functions: Resolves and validates again, against the kernel that will run them.
+        at: Now, in seconds since the epoch.
+        decided_at: When each decision was made, by call id; those that are not named are made now.
+
+    Raises:
+        DecisionRefusedError: Naming the call, and why.
+    """
+    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.")
+    waiting = {call.request.id: call for call in waiting_calls(state)}
+    for name in decisions:
+        if name not in waiting:
+            there = ", ".join(sorted(waiting)) or "none"
+            raise DecisionRefusedError(
+                f"A decision was given for the call {name!r}, which does not wait for one; waiting: {there}. "
+                "It was decided before, belongs to another run, or never was.",
+                call_id=name,
+            )
+    times = decided_at or {}
+    facts = [
+        _taken(call, times.get(name, at), decisions[name], functions, state)
+        for name, call in waiting.items()
+        if name in decisions
+    ]
+    undecided = [call for name, call in waiting.items() if name not in decisions]
+    return (*facts, *filter(None, (_left(call, functions, state, at) for call in undecided)))
+
+
+def _left(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
+    """Expire a question that was not answered, or ask it anew; None where it waits as it did."""
+    if _late(call.decided, at):
+        return _expired(call.decided, at)
+    return _asked_anew(call, functions, state, at)
+
+
+def _asked_anew(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
+    """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
+    fact, checked = call.decided, functions.check(call.request, call.decided.edited)
+    if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
+        return None
+    digest, signature = digest_of(checked.function, checked.arguments), checked.signature
+    return replace(
+        fact,
+        digest=digest,
+        signature=signature,
+        fingerprint=fingerprint_of(state.run_id, fact.iteration, call.request.id, digest, signature),
+        arguments=checked.converted,
+        at=at,
+    )
+
+
+def _taken(
+    call: WaitingCall, at: float, decision: Decision, functions: Functions, state: State
+) -> CallDecided | Clarified:
+    if call.decided.kind == "question":
+        return _answered(call, at, decision, functions)
+    return _decided(call, at, decision, functions, state)
+
+
+def _answered(call: WaitingCall, at: float, decision: Decision, functions: Functions) -> Clarified:
+    """Take a person's answer, who took no active time; that nobody answers is an answer, too."""
+    question = call.decided.prompt
+    if not isinstance(decision, Supply | Deny):
+        problem = (
+            f"The question {shown(question)} was answered {shown(decision)}: there is nothing in it to approve. "
+            "Answer it with Supply(text), or with Deny(reason) where nobody will."
+        )
+        raise DecisionRefusedError(problem, call_id=call.request.id)
+    if (problem := problem_of(decision)) is not None:
+        problem = f"The answer to the question {shown(question)} cannot be taken: {problem}. The question still waits."
+        raise DecisionRefusedError(problem, call_id=call.request.id)
+    if isinstance(decision, Deny):
+        answer = " ".join(filter(None, ("Nobody answers this.", decision.reason, "Go on with what you know.")))
+    else:
+        answer = functions.encode(decision.result)
+    if not answer.strip():
+        problem = f"The answer to the question {shown(question)} is blank. Supply a text, or Deny where nobody answers."
+        raise DecisionRefusedError(problem, call_id=call.request.id)
+    return Clarified(
+        question=question,
+        answer=answer,
+        iteration=call.decided.iteration,
+        index=call.index,
+        by=decision.by or "",
+        denied=decision.reason if isinstance(decision, Deny) else None,
+        at=at,
+        seconds=0.0,
+    )
+
+
+def _decided(call: WaitingCall, at: float, decision: Decision, functions: Functions, state: State) -> CallDecided:
+    fact = replace(call.decided, at=at)
+    name = f"{call.request.id!r} ({fact.function})"
+    problem = _problem(call, fact, decision, functions, name)
+    if problem is not None:
+        changed = not _late(fact, at) and _asked_anew(call, functions, state, at) is not None
+        raise DecisionRefusedError(problem, call_id=call.request.id, changed=changed)
+    decided = apply_decision(fact, decision, functions, state)
+    if isinstance(decision, Approve) and decided.verdict != "run":
+        problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
+        raise DecisionRefusedError(problem, call_id=call.request.id)
+    if isinstance(decision, Deny) and call.in_doubt:
+        answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
+        decided = replace(decided, verdict="answer", answer=answer)
+    return replace(decided, person=True)
+
+
+def _problem(call: WaitingCall, fact: CallDecided, decision: Decision, functions: Functions, name: str) -> str | None:
+    """Say why a decision cannot be taken, or None."""
+    if not isinstance(decision, Approve | Deny | Supply):
+        return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply."
+    if _late(fact, fact.at):
+        return f"The decision on {name} came too late: the question expired. Resume without it to let the model know."
+    if (problem := problem_of(decision)) is not None:
+        return f"The decision on {name} cannot be taken: {problem}. The call still waits."
+    return _unbound(call, decision, functions, name) if isinstance(decision, Approve) else None
+
+
+def _unbound(call: WaitingCall, decision: Approve, functions: Functions, name: str) -> str | None:
+    """Say why an approval is not one of what will run, or None."""
+    if decision.fingerprint is not None and decision.fingerprint != call.fingerprint:
+        return (
+            f"The approval of {name} was given for another call or other arguments: its fingerprint is "
+            f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide anew."
+        )
+    checked = functions.check(call.request, call.decided.edited)
+    if not is_as_decided(checked, call.decided):
+        changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
+        if checked.kind != "function" or call.in_doubt:
+            way_out = "Deny it, supply its result, or resume with the kernel that it was asked for."
+            return " ".join(filter(None, (changed, checked.answer, way_out)))
+        return (
+            f"{changed} It would now get {quoted(checked.arguments)}. Resume without a decision on it: then it waits "
+            "as what it is now, and can be decided."
+        )
+    return None
+
+
+def _late(fact: CallDecided, at: float) -> bool:
+    return fact.expires_at is not None and at >= fact.expires_at
+
+
+def _expired(fact: CallDecided, at: float) -> CallDecided:
+    answer = "The call did not run: it needed a person's approval, and nobody decided in time."
+    return replace(fact, verdict="answer", answer=answer, reason="expired", at=at)
+
+
+_REMEMBERED = 100_000
+"""Decisions that one object remembers, the newest; some 15 MB."""
+
+
+class DecisionsTaken:
+    """The decisions that one object took. Copies of the object share it; a pickled object begins with none."""
+
+    def __init__(self) -> None:
+        self._takings: dict[bytes, object] = {}
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return DecisionsTaken, ()
+
+    def take(self, name: bytes, by: object) -> bool:
+        """Take one decision, in one step for all threads; False where another resume has taken it."""
+        while len(self._takings) >= _REMEMBERED:
+            self._takings.pop(next(iter(self._takings)), None)
+        return self._takings.setdefault(name, by) is by
+
+    def give_back(self, name: bytes, by: object) -> None:
+        """Forget a decision that this resume has taken."""
+        if self._takings.get(name) is by:
+            self._takings.pop(name, None)
+
+
+class Taking:
+    """The decisions of one resume."""
+
+    def __init__(self, taken: Sequence[DecisionsTaken], calls: Mapping[bytes, str]) -> None:
+        """Name what is to be taken; nothing is taken yet.
+
+        Args:
+            taken: What each object remembers that is resumed: the one the caller has, and the services inside it.
+            calls: Call ids, by the name under which the decision on the call is remembered.
+        """
+        self._taken = taken
+        self._calls = calls
+        self._resume = object()
+
+    def take(self) -> None:
+        """Take all decisions, or none.
+
+        Raises:
+            DecisionRefusedError: If one was taken before; nothing was recorded.
+        """
+        for memory in self._taken:
+            for name, call_id in self._calls.items():
+                if not memory.take(name, self._resume):
+                    self._give_back()
+                    raise DecisionRefusedError(
+                        f"The call {call_id!r} was decided before: this object has taken a decision on it already, in "
+                        "an earlier resume of this checkpoint or one that still runs. Nothing was run again. Resume "
+                        "the checkpoint of that resume's result or error.",
+                        call_id=call_id,
+                    )
+
+    @contextmanager
+    def held(self, engine: Engine) -> Generator[None]:
+        """Take all decisions, or none; give them back where what follows fails before it starts a function.
+
+        Raises:
+            DecisionRefusedError: If one was taken before; nothing was recorded.
+        """
+        known = len(engine.facts)
+        self.take()
+        try:
+            yield
+        except BaseException:
+            if not any(isinstance(fact, CallStarted) for fact in engine.facts[known:]):
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        for memory in self._taken:
+            for name in self._calls:
+                memory.give_back(name, self._resume)
+
+
+NOTHING_TAKEN = Taking((), {})
+"""What a run takes that starts: there are no decisions."""
+
+
+def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:
+    """Name the calls that a resume decides, and those that it would start or have reviewed again; with their ids.
+
+    The names are of this place in the journal: a call that was started since and is in doubt has another one, and so
+    has one of an ended run, whose decisions were forgotten.
+
+    Args:
+        facts: The checkpoint's.
+        more: What the run is resumed with.
+    """
+    state = fold(facts)
+    decided = [call.request for call in waiting_calls(state) if _is_decided(call, more)]
+    iteration = state.batch.iteration if state.batch is not None else state.iteration
+    after = reduce(apply, more, state)
+    action = next_action(after)
+    next_calls: list[RequestedCall] = []
+    if isinstance(action, RunCalls | ReviewCalls) and after.batch is not None:
+        next_calls = [after.batch.calls[index].request for index in action.indexes]
+    starts = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted) and fact.iteration == iteration)
+    ends = sum(isinstance(fact, Ended) for fact in facts)
+
+    def name(kind: str, request: RequestedCall) -> bytes:
+        call = (request.id, request.name, request.arguments, starts[request.id])
+        return hashlib.sha256(json.dumps((kind, state.run_id, iteration, ends, call)).encode()).digest()
+
+    return {
+        **{name("decided", request): request.id for request in decided},
+        **{name(type(action).__name__, request): request.id for request in next_calls},
+    }
+
+
+def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
+    return any(
+        isinstance(fact, Ended)  # a cancelled run: whatever waits is decided
+        or (isinstance(fact, CallDecided) and fact.call_id == call.request.id and fact.verdict != "defer")
+        or (isinstance(fact, Clarified) and fact.index == call.index)
+        for fact in facts
+    )

@@ -1,0 +1,243 @@
+"""A run as JSON text: what an approver's answer, a larger budget or another process resumes."""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+from pydantic import ValidationError
+from semantic_kernel.exceptions import ContentException
+
+from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
+from planner_ext.core.facts import Fact, RunStarted
+from planner_ext.core.fold import fold
+from planner_ext.core.state import Phase, State
+from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts, messages_of
+from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.sk.messages import dump_message, load_message
+
+__all__ = ["Checkpoint", "InvalidCheckpointError", "SigningKey", "signature_of"]
+
+
+class InvalidCheckpointError(PlannerException, InvalidJournalError):
+    """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
+
+
+class SigningKey(bytes):
+    """A key that signs checkpoints; it is not shown where it is printed, and left behind where it is pickled."""
+
+    @classmethod
+    def of(cls, key: object, name: str = "checkpoint_key") -> "SigningKey | None":
+        """Read a key, or None for no signature.
+
+        Args:
+            key: What was given.
+            name: The option that it was given for.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the key is not bytes, or is empty. The error does not show it.
+        """
+        if key is None or isinstance(key, SigningKey):
+            return key
+        if not isinstance(key, bytes) or not key:
+            raise PlannerInvalidConfigurationError(
+                f"{name} must be bytes, at least one, or None for no signature; got {_kind(key)}."
+            )
+        return cls(key)
+
+    def __repr__(self) -> str:
+        return "SigningKey(...)"
+
+    __str__ = __repr__
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return SigningKey, ()
+
+    def sign(self, schema: object, facts: object) -> str:
+        """Sign a journal (HMAC-SHA256).
+
+        Raises:
+            PlannerInvalidConfigurationError: If the key was left behind by pickling.
+        """
+        if not self:
+            raise PlannerInvalidConfigurationError(
+                "The checkpoint_key is missing: a key is left behind where its object is pickled. Set it again."
+            )
+        text = json.dumps({"schema": schema, "facts": facts}, sort_keys=True, separators=(",", ":"))
+        return hmac.new(self, text.encode("ascii"), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A run's journal. It holds the run's messages and its budget, and never the application's arguments.
+
+    One that is made of facts is unsigned. One that a planner, service or handler with a ``checkpoint_key`` returns is
+    signed with that key, and such a door refuses every other. Who can write an unsigned checkpoint can put an approval
+    in it: what contradicts itself is refused, a record that agrees with itself is believed. Without a key keep a
+    checkpoint where only those can write who may decide.
+
+    Attributes:
+        facts: The journal's facts.
+    """
+
+    facts: tuple[Fact, ...]
+    _signature: str | None = field(default=None, kw_only=True, repr=False, compare=False)
+    _stays_signed: bool = field(default=False, kw_only=True, repr=False, compare=False)
+
+    @classmethod
+    def of_run(cls, facts: Sequence[Fact], key: SigningKey | None) -> Self:
+        """Make the checkpoint that leaves a door, signed where the door has a key."""
+        return cls.signed_as(facts, signature_of(facts, key))
+
+    @classmethod
+    def signed_as(cls, facts: Sequence[Fact], signature: str | None) -> Self:
+        """Make a checkpoint with the signature that its facts were given when they left a door."""
+        return cls(tuple(facts), _signature=signature, _stays_signed=signature is not None)
+
+    def verified(self, key: SigningKey | None) -> Self:
+        """Return this checkpoint, if it was signed with the key and not altered since; without a key, in any case.
+
+        Raises:
+            InvalidCheckpointError: If it is unsigned, altered, or signed with another key.
+        """
+        if key is not None and (self._signature is None or not _same(self._signature, signature_of(self.facts, key))):
+            raise InvalidCheckpointError(_NOT_SIGNED)
+        return self
+
+    @property
+    def run_id(self) -> str:
+        """The run it is of."""
+        return next((fact.run_id for fact in self.facts if isinstance(fact, RunStarted)), "")
+
+    def state(self) -> State:
+        """Fold the facts.
+
+        Raises:
+            InvalidCheckpointError: If they do not make a run.
+        """
+        try:
+            return fold(self.facts)
+        except (IllegalTransitionError, IndexError) as error:
+            raise InvalidCheckpointError(f"Expected the journal of a run; its facts contradict: {error}") from error
+
+    def to_json(self, key: bytes | None = None) -> str:
+        """Write the checkpoint as JSON text.
+
+        Args:
+            key: Signs the text (HMAC-SHA256), so that `from_json` with the same key refuses any other. None keeps the
+                signature of the door that returned the checkpoint, if that has a ``checkpoint_key``; every other
+                checkpoint is then written unsigned.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
+        """
+        signing, facts = SigningKey.of(key, "key"), _dumped(self.facts)
+        signature = self._signature if self._stays_signed else None
+        if signing is not None:
+            signature = signing.sign(SCHEMA, facts)
+        data: dict[str, Any] = {"schema": SCHEMA, "facts": facts}
+        return json.dumps(data if signature is None else {**data, "signature": signature}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str, key: bytes | None = None) -> Self:
+        """Read a checkpoint.
+
+        Args:
+            text: What `to_json` wrote.
+            key: With a key, text that is unsigned, altered or signed with another key is refused. None leaves the
+                signature to the door that resumes the checkpoint, which checks it where it has a ``checkpoint_key``.
+
+        Raises:
+            InvalidCheckpointError: If the text is damaged, refused by its signature, has a key that no checkpoint has
+                or one key twice, or is newer than this version reads.
+            PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
+        """
+        signing = SigningKey.of(key, "key")
+        try:
+            data: object = json.loads(text, object_pairs_hook=_without_duplicates)
+        except (ValueError, RecursionError, TypeError) as error:
+            raise InvalidCheckpointError(f"Expected a checkpoint as JSON text; this is not JSON: {error}.") from error
+        if not isinstance(data, dict) or not {"schema", "facts"} <= cast("dict[str, object]", data).keys():
+            raise InvalidCheckpointError("Expected a checkpoint: a JSON object with the keys schema and facts.")
+        return cls._of(cast("dict[str, object]", data), signing)
+
+    @classmethod
+    def _of(cls, data: dict[str, object], key: SigningKey | None) -> Self:
+        if unknown := sorted(data.keys() - {"schema", "facts", "signature"}):
+            raise InvalidCheckpointError(
+                f"Expected the keys schema, facts and signature; got {', '.join(map(repr, unknown))[:200]}, too. "
+                "The text was altered."
+            )
+        if key is not None and not _same(data.get("signature"), key.sign(data["schema"], data["facts"])):
+            raise InvalidCheckpointError(_NOT_SIGNED)
+        try:
+            check_schema(data["schema"])
+            facts = load_facts(data["facts"])
+        except InvalidJournalError as error:
+            raise InvalidCheckpointError(str(error)) from error
+        signature = data.get("signature") if key is None else signature_of(facts, key)
+        return cls(facts, _signature=signature if isinstance(signature, str) else None).checked()
+
+    def checked(self) -> Self:
+        """Return this checkpoint, if its facts are those of a run and its messages can be read.
+
+        Raises:
+            InvalidCheckpointError: Naming what is wrong.
+        """
+        if self.state().phase is Phase.NEW:
+            raise InvalidCheckpointError("Expected the journal of a run; this one has no facts.")
+        self._check_messages()
+        return self
+
+    def _check_messages(self) -> None:
+        for fact in self.facts:
+            for message in messages_of(fact):
+                try:
+                    load_message(message)
+                except (ValidationError, TypeError, ValueError, ContentException) as error:
+                    raise InvalidCheckpointError(
+                        f"Expected messages of Semantic Kernel; one in {fact.type} cannot be read: {error}"
+                    ) from error
+
+
+_NOT_SIGNED = (
+    "Expected a checkpoint signed with this key; it is unsigned, altered or signed with another one. "
+    "Read it with the key that it was written with."
+)
+
+
+def signature_of(facts: Sequence[Fact], key: SigningKey | None) -> str | None:
+    """Sign a run's facts; None without a key."""
+    return None if key is None else key.sign(SCHEMA, _dumped(facts))
+
+
+def _dumped(facts: Sequence[Fact]) -> list[Any]:
+    return dump_facts(facts, dump_message)
+
+
+def _same(given: object, signature: str | None) -> bool:
+    if not isinstance(given, str) or signature is None:
+        return False
+    return hmac.compare_digest(signature.encode(), given.encode(errors="replace"))
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse an object with one key twice: of such a text two readers may see two different runs."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidCheckpointError(f"The key {twice[:80]!r} stands twice in one JSON object. The text was altered.")
+    return data
+
+
+def _kind(value: object) -> str:
+    return "b''" if value == b"" else type(value).__name__

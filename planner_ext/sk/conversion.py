@@ -1,0 +1,334 @@
+"""One value for every reader: an argument is converted to its parameter's type once, before anything is decided on it.
+
+Promises that the result is JSON again, that Semantic Kernel's own conversion of it (``_parse_parameter``) no longer
+changes its meaning, that converting it again changes nothing, and that the spellings of one value have one digest. A
+number stays as the model wrote it where its type takes it: 7.0 and 7 are equal to a condition and to a digest. It runs
+no code of the application but its pydantic models and dataclasses. Must not know the call or the function.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from copy import deepcopy
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from enum import Enum
+from functools import lru_cache, partial
+from numbers import Number
+from types import UnionType
+from typing import Annotated, Any, Final, Union, cast, get_args, get_origin
+from uuid import UUID
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+
+from planner_ext.approval.decisions import with_plain_numbers
+
+__all__ = ["Convert", "Unfit", "as_sent", "conversion_to", "quoted", "to_integer", "to_one_of", "validation_details"]
+
+Convert = Callable[[Any], Any]
+"""Converts a JSON value to the one that a function gets, the same object where nothing changes; raises `Unfit`."""
+
+_SHOWN_CHARACTERS: Final = 80
+_PROBLEMS_SHOWN: Final = 10
+
+
+class Unfit(Exception):
+    """A value that cannot be converted unambiguously.
+
+    Attributes:
+        problem: What is wrong with it, to be read after its name.
+        place: Where in the argument it stands, as ``[1]["name"]``; "" for the argument itself.
+    """
+
+    def __init__(self, problem: str, place: str = "") -> None:
+        super().__init__(f"{place} {problem}")
+        self.problem = problem
+        self.place = place
+
+
+def _unfit(expected: str, value: Any) -> Unfit:
+    return Unfit(f"must be {expected}, not {quoted(value)}")
+
+
+def quoted(value: Any) -> str:
+    """Write a value that the model sent as JSON, shortened and fit to be sent back."""
+    text = json.dumps(value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value, ensure_ascii=False)
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= _SHOWN_CHARACTERS + 2 else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def as_sent(value: Any) -> Any:
+    """Leave a value as the model sent it: its type says nothing of it."""
+    return value
+
+
+def _items(values: list[Any], convert: Convert) -> list[Any]:
+    return _kept(values, [_at(index, convert, value) for index, value in enumerate(values)])
+
+
+def _members(values: dict[str, Any], convert: Convert) -> dict[str, Any]:
+    converted = {name: _at(name, convert, value) for name, value in values.items()}
+    return values if all(converted[name] is value for name, value in values.items()) else converted
+
+
+def _kept(values: list[Any], converted: list[Any]) -> list[Any]:
+    same = len(values) == len(converted) and all(new is old for new, old in zip(converted, values, strict=True))
+    return values if same else converted
+
+
+def _at(place: int | str, convert: Convert, value: Any) -> Any:
+    try:
+        return convert(value)
+    except Unfit as unfit:
+        raise Unfit(unfit.problem, f"[{quoted(place)}]{unfit.place}") from None
+
+
+def to_integer(value: Any) -> Any:
+    """Convert as ``int`` does, but neither a boolean nor a fraction."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) or (isinstance(value, float) and value.is_integer()):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise _unfit("integer", value)
+
+
+def _to_number(value: Any) -> Any:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            if isinstance(value, str):
+                return with_plain_numbers(number)
+            return value if value == number else number  # an integer that no float stands for is rounded once, here
+    raise _unfit("number", value)
+
+
+def _to_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return str(value)
+    raise _unfit("string", value)
+
+
+def _to_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value  # never "false", of which Semantic Kernel would make True
+    raise _unfit("boolean", value)
+
+
+def to_one_of(values: tuple[Any, ...], value: Any) -> Any:
+    """Give the declared value that this one equals; a boolean is no number."""
+    for one in values:
+        if isinstance(value, bool) is isinstance(one, bool) and value == one:
+            return one if isinstance(one, bool | int | float | str) else value
+    shown = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in values[:_PROBLEMS_SHOWN])
+    raise _unfit(f"one of {shown}", value)
+
+
+def _to_optional(convert: Convert, value: Any) -> Any:
+    return None if value is None else convert(value)
+
+
+def _to_list(convert: Convert, value: Any) -> Any:
+    if isinstance(value, list):
+        return _items(cast("list[Any]", value), convert)
+    raise _unfit("array", value)
+
+
+def _to_set(convert: Convert, value: Any) -> Any:
+    """List each item once, in an order of their own."""
+    items = {_text(with_plain_numbers(item)): item for item in _to_list(convert, value)}
+    return _kept(value, [items[text] for text in sorted(items)])
+
+
+def _to_tuple(converts: tuple[Convert, ...], value: Any) -> Any:
+    if not isinstance(value, list) or len(cast("list[Any]", value)) != len(converts):
+        raise _unfit(f"array of {len(converts)}", value)
+    values = cast("list[Any]", value)
+    return _kept(
+        values, [_at(i, convert, item) for i, (convert, item) in enumerate(zip(converts, values, strict=True))]
+    )
+
+
+def _to_dict(convert: Convert, value: Any) -> Any:
+    if isinstance(value, dict):
+        return _members(cast("dict[str, Any]", value), convert)
+    raise _unfit("object", value)
+
+
+def _to_model(model: type[BaseModel], value: Any) -> Any:
+    """Convert to what a pydantic model reads: near types converted, extra keys left out, its defaults filled in.
+
+    A default that is drawn anew each time is no part of the value. What a model writes and does not read again as the
+    same, as one with a serializer of its own may, stays as it was sent: then a condition sees the model's own spelling.
+    """
+
+    def reading(data: Any) -> BaseModel:
+        return model.model_validate(deepcopy(data))  # a validator of the application's may change what it is given
+
+    try:
+        read, again = reading(value), reading(value)
+    except ValidationError as error:
+        raise Unfit(f"cannot be converted to {model.__name__}{validation_details(error)}") from None
+    except Exception as error:
+        raise Unfit(f"cannot be converted to {model.__name__}") from error
+    drawn = read != again
+    for by_alias in (False, True):
+        write = partial(model.model_dump, round_trip=True, by_alias=by_alias, warnings=False)
+        try:
+            written = _written(write(read, exclude_unset=drawn))
+            reread = reading(written)
+        except Exception:  # noqa: S112  (of the application's serializers and validators: it does not read it again)
+            continue
+        if (write(reread, exclude_unset=True) == write(read, exclude_unset=True)) if drawn else reread == read:
+            return _finite(value, written)
+    return value
+
+
+def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
+    """Convert to what an object of the standard library, a dataclass or a typed dict is made of; see `_to_model`."""
+
+    def made(data: Any) -> Any:
+        return kind(**data) if isinstance(data, dict) else kind(data)  # as Semantic Kernel does
+
+    try:
+        read = adapter.validate_python(value)
+        written = _written(adapter.dump_python(read, round_trip=True, warnings=False))
+        same = not isinstance(value, bool) and made(written) == read
+    except Exception:
+        written, same = None, False
+    if same:
+        return _finite(value, written)
+    try:
+        if isinstance(value, bool) or issubclass(kind, Number | UUID):
+            raise TypeError  # a number of true, of {} or of its parts is a spelling that means something else
+        made(value)
+    except Exception:
+        raise Unfit(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
+    return value
+
+
+def _finite(value: Any, written: Any) -> Any:
+    try:
+        return value if _text(value) == _text(written) else written
+    except ValueError:
+        raise Unfit(f"holds a number that is not finite: {quoted(value)}") from None
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _written(value: Any) -> Any:
+    """Write what pydantic read as JSON, each value in one way."""
+    match value:
+        case Enum():
+            return _written(value.value)
+        case dict():
+            return {_key(name): _written(one) for name, one in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_written(one) for one in cast("list[Any]", value)]
+        case set() | frozenset():
+            return sorted((_written(one) for one in cast("set[Any]", value)), key=_text)
+        case Decimal():
+            return _decimal(value)
+        case float():
+            return value + 0.0  # which makes 0.0 of -0.0
+        case _:
+            return to_jsonable_python(value)
+
+
+def _key(name: Any) -> str:
+    return name if isinstance(name, str) else str(to_jsonable_python(name))
+
+
+def _decimal(value: Decimal) -> str:
+    """Write a decimal without the zeros that mean nothing."""
+    if not value.is_finite():
+        return str(value)
+    exact = Context(prec=len(value.as_tuple().digits), Emin=MIN_EMIN, Emax=MAX_EMAX)
+    value = value.normalize(exact) if value else Decimal(0)
+    return str(value) if abs(value.adjusted()) > _SHOWN_CHARACTERS else format(value, "f")
+
+
+def conversion_to(kind: Any) -> Convert:
+    """Give the conversion to a type, as a function's signature names it; a type that says nothing is `as_sent`."""
+    if hasattr(kind, "__supertype__"):  # of NewType
+        return conversion_to(kind.__supertype__)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return conversion_to(inner[0])
+    if origin in (Union, UnionType):
+        types = [one for one in inner if one is not type(None)]
+        return partial(_to_optional, conversion_to(types[0])) if len(types) == 1 else as_sent
+    if inner:
+        return _generic(origin, inner)
+    kind = origin or kind
+    return _of_class(kind) if isinstance(kind, type) and kind not in (Any, object) else as_sent
+
+
+def _generic(origin: Any, inner: tuple[Any, ...]) -> Convert:
+    if origin is list:
+        return partial(_to_list, conversion_to(inner[0]))
+    if origin in (set, frozenset):
+        return partial(_to_set, conversion_to(inner[0]))
+    if origin is tuple and inner and inner[-1] is Ellipsis:
+        return partial(_to_list, conversion_to(inner[0]))
+    if origin is tuple:
+        return partial(_to_tuple, tuple(conversion_to(one) for one in inner))
+    if origin in (dict, Mapping, MutableMapping):
+        return partial(_to_dict, conversion_to(inner[1]))
+    return as_sent
+
+
+_CLASSES: Final[Mapping[type[Any], Convert]] = {
+    bool: _to_boolean,
+    int: to_integer,
+    float: _to_number,
+    str: _to_text,
+    list: partial(_to_list, as_sent),
+    tuple: partial(_to_list, as_sent),
+    set: partial(_to_set, as_sent),
+    frozenset: partial(_to_set, as_sent),
+    dict: partial(_to_dict, as_sent),
+}
+
+
+def _of_class(kind: type[Any]) -> Convert:
+    if kind in _CLASSES:
+        return _CLASSES[kind]
+    if issubclass(kind, Enum):
+        return partial(to_one_of, tuple(member.value for member in kind))
+    if issubclass(kind, BaseModel):
+        return partial(_to_model, kind)
+    for base in (int, float, str):
+        if issubclass(kind, base):
+            return _CLASSES[base]
+    adapter = _adapter(kind)
+    return as_sent if adapter is None else partial(_to_value, kind, adapter)
+
+
+@lru_cache(maxsize=512)
+def _adapter(kind: type[Any]) -> TypeAdapter[Any] | None:
+    """What pydantic knows of a class; None of an arbitrary one, whose constructor is not called before the decision."""
+    try:
+        return TypeAdapter(kind)
+    except Exception:  # pydantic's own errors, and those of annotations that cannot be read
+        return None
+
+
+def validation_details(error: ValidationError) -> str:
+    """What pydantic found, without the words of the application's own validators."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:_PROBLEMS_SHOWN]
+    lines = (
+        f"{'.'.join(str(part) for part in one['loc']) or 'it'}: "
+        f"{'not valid' if one['type'] in ('value_error', 'assertion_error') else one['msg']}"
+        for one in found
+    )
+    return f" ({'; '.join(lines)})"

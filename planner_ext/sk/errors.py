@@ -1,0 +1,150 @@
+"""The errors that leave through a Semantic Kernel door: each is a ``PlannerExtError`` and a ``KernelException``.
+
+``planner_ext.errors`` shows the whole tree and is where applications import them from.
+"""
+
+from typing import TYPE_CHECKING
+
+from semantic_kernel.exceptions import KernelException, ServiceInvalidResponseError, ServiceResponseException
+
+from planner_ext.core.errors import PlannerExtError
+
+if TYPE_CHECKING:
+    from semantic_kernel.contents import ChatHistory
+
+    from planner_ext.core.values import Usage
+    from planner_ext.sk.checkpoint import Checkpoint
+__all__ = [
+    "InvalidHistoryError",
+    "InvalidPriceError",
+    "InvalidReplyError",
+    "LimitReachedError",
+    "NestedRunRefusedError",
+    "PlannerException",
+    "PlannerInvalidConfigurationError",
+    "PromptTooLargeError",
+    "RunNotAnsweredError",
+    "ServiceCallError",
+    "SessionBusyError",
+    "ToolExecutionError",
+    "not_answered",
+]
+
+
+class PlannerException(PlannerExtError, KernelException):
+    """The base of the removed planners' errors, kept by name.
+
+    Attributes:
+        chat_history: The messages of the run so far, fit to be sent; None where no run had begun.
+        checkpoint: The run, to be resumed once the cause is mended; None likewise.
+    """
+
+    chat_history: "ChatHistory | None" = None
+    checkpoint: "Checkpoint | None" = None
+
+
+class PlannerInvalidConfigurationError(PlannerException):
+    """A goal, an option, a limit, a service or a function choice that cannot be used; names the field and the way out.
+
+    Raised before any request is made, so nothing was spent and nothing is lost.
+    """
+
+
+class InvalidPriceError(PlannerException):
+    """The application's price is not an amount of US dollars. The reply is lost; no further request was made."""
+
+
+class InvalidHistoryError(PlannerException):
+    """The history has an unanswered call, an orphan result or a duplicate one; names the ids. Nothing was sent."""
+
+
+class ServiceCallError(PlannerException, ServiceResponseException):
+    """A request to the service failed; the connector's own exception is the cause."""
+
+
+class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
+    """The connector answered with something that is no reply: no choices, null choices, no JSON, an unknown role."""
+
+
+class NestedRunRefusedError(PlannerException):
+    """What a function of a run asked for was refused, and did not run; the message says why.
+
+    A planner where nothing is set aside for it, or inside a run of its own; a function that the run's gate denied, or
+    that needs a person; anything once the call has ended, or its run is to stop.
+    """
+
+
+class ToolExecutionError(PlannerException):
+    """A function failed and ``ToolExecution.on_error`` is ``"raise"``. The function's own exception is the cause."""
+
+
+class SessionBusyError(PlannerException):
+    """A session was given a prompt or messages while it answers another prompt; nothing was sent or added."""
+
+
+class PromptTooLargeError(PlannerException):
+    """A request would have sent more tokens than ``max_prompt_tokens``; nothing was sent, and the run can be resumed.
+
+    Attributes:
+        prompt_tokens: What it would have sent, counted or estimated: the message says which.
+        max_prompt_tokens: The limit.
+    """
+
+    def __init__(self, message: str, *, prompt_tokens: int, max_prompt_tokens: int) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
+
+
+class RunNotAnsweredError(PlannerException):
+    """A run ended without an answer, or waits; raised by ``raise_for_status()``, and by a session for one that waits.
+
+    Attributes:
+        status: How the run ended.
+        iterations: Round trips charged.
+        tool_calls: Functions started.
+        usage: Tokens, cost and active time.
+        limit: The limit that ended the run, or None.
+    """
+
+    status: str = ""
+    iterations: int = 0
+    tool_calls: int = 0
+    usage: "Usage | None" = None
+    limit: str | None = None
+
+
+class LimitReachedError(RunNotAnsweredError):
+    """A limit of the budget was reached; raised by itself where ``Budget.on_limit`` is ``"raise"``.
+
+    Raised also to a function of a run that asks a model, or calls a function, when the run's budget has nothing left.
+    """
+
+
+_WAITING = {
+    "paused": "Calls wait for a decision; resume the run with decisions.",
+    "asked": "The model asks, and its questions wait for an answer; resume the run with Supply(text) for each.",
+}
+
+
+def not_answered(
+    *,
+    status: str,
+    reason: str,
+    limit: str | None,
+    iterations: int,
+    tool_calls: int,
+    usage: "Usage",
+    chat_history: "ChatHistory | None",
+    checkpoint: "Checkpoint | None",
+) -> RunNotAnsweredError:
+    """Make the error for a run without an answer; it carries the history and the ledger."""
+    reason = reason or _WAITING.get(status, "")
+    if limit == "max_tool_calls":
+        reason = f"Max number of tool call reached. {reason}"
+    kind = LimitReachedError if status == "limit_reached" else RunNotAnsweredError
+    error = kind(reason or f"The run ended {status}.")
+    error.status, error.limit = status, limit
+    error.iterations, error.tool_calls, error.usage = iterations, tool_calls, usage
+    error.chat_history, error.checkpoint = chat_history, checkpoint
+    return error

@@ -1,0 +1,403 @@
+"""Requests to OpenAI and Azure OpenAI whose body grows with the conversation instead of being written anew each time.
+
+Of a conversation only what is new is converted and encoded; the encoded beginning is kept. Everything else is the
+connector's and the client's: settings, structured outputs, retries, headers, responses, usage and errors. Where
+anything is not as expected, a request goes the public way.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+from openai import AsyncAzureOpenAI, AsyncOpenAI, AsyncStream, BadRequestError, BaseModel
+from openai.resources.chat.completions import AsyncCompletions
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import ValidationError
+from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
+from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
+from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
+from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import OpenAIModelTypes
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
+from semantic_kernel.functions import KernelFunctionMetadata
+from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
+
+from planner_ext.sk.transport import ChatRequest, Wire
+
+__all__ = [
+    "BODY_FIELDS",
+    "CALLED",
+    "REPLACED",
+    "OpenAIWire",
+    "ReadChunk",
+    "ReadCompletion",
+    "is_as_expected",
+    "is_own",
+    "keeps_its_fields",
+    "source_digest",
+]
+
+# Whether Semantic Kernel's OpenAI connectors and the openai client are inside what our encoding was made for.
+#
+# The encoding takes the place of some methods and calls others, most of them private. Each is looked at before each
+# request, by itself and not by a version number: one that was changed, patched or wrapped sends the request the
+# connector's own way, which is slower and never wrong.
+
+logger = logging.getLogger(__name__)
+
+REPLACED: Mapping[str, str] = {
+    "get_chat_message_contents": "5507742c0e3dc6f1",
+    "get_streaming_chat_message_contents": "4b8eba9df5e5b029",
+    "_inner_get_chat_message_contents": "30f0a649f1ad1762",
+    "_inner_get_streaming_chat_message_contents": "4aa5a6cb0100fc62",
+    "_prepare_chat_history_for_request": "d18d4ace92ca63a1",
+    "_send_request": "80f1ddbd0009fd3e",
+    "_send_completion_request": "8bcc8ad59490e0b4",
+    "_update_function_choice_settings_callback": "437d3d94f17070c5",
+}
+"""Methods of the connector that are not called, and the digests of the sources of which we do the work."""
+
+CALLED: Mapping[str, tuple[str, ...]] = {
+    "_handle_structured_output": ("request_settings", "settings"),
+    "_get_metadata_from_chat_response": ("response",),
+    "_get_metadata_from_streaming_chat_response": ("response",),
+    "_create_chat_message_content": ("response", "choice", "response_metadata"),
+    "_create_streaming_chat_message_content": ("chunk", "choice", "chunk_metadata", "function_invoke_attempt"),
+    "store_usage": ("response",),
+}
+"""Methods of the connector that are called, and the parameters that they are given by position."""
+
+_POSTED = ("cast_to", "content", "options", "stream", "stream_cls")
+"""What the client's ``post`` is given by name."""
+
+
+def _body_fields() -> frozenset[str]:
+    return frozenset(inspect.signature(AsyncCompletions.create).parameters) - {"self"}
+
+
+BODY_FIELDS = _body_fields()
+"""What the client takes as a request; it raises TypeError for a setting of any other name."""
+
+
+def is_as_expected(service: Any) -> bool:
+    """Whether requests to a connector may go past its own methods."""
+    client = service.client
+    kind, client_kind = cast("tuple[Any, Any]", (type(service), type(client)))
+    return (
+        kind in (OpenAIChatCompletion, AzureChatCompletion)
+        and service.ai_model_type == OpenAIModelTypes.CHAT
+        and service.__dict__.keys() <= kind.model_fields.keys()  # a method put on the object itself
+        and all(is_own(getattr(kind, name, None), digest) for name, digest in REPLACED.items())
+        and all(_takes(getattr(kind, name, None), taken) for name, taken in CALLED.items())
+        and client_kind in (AsyncOpenAI, AsyncAzureOpenAI)
+        and _is_openais(getattr(client.chat.completions.create, "__func__", None))
+        and _takes_named(getattr(client_kind, "post", None))
+    )
+
+
+def keeps_its_fields(settings: PromptExecutionSettings) -> bool:
+    """Whether settings are written as Semantic Kernel writes them."""
+    kind: Any = type(settings)
+    stock: Any = PromptExecutionSettings
+    return kind.prepare_settings_dict is stock.prepare_settings_dict
+
+
+@lru_cache(maxsize=64)
+def is_own(method: Any, digest: str) -> bool:
+    """Whether a method is Semantic Kernel's, unwrapped, with the source of this digest."""
+    own = isinstance(method, FunctionType) and method.__globals__["__name__"].startswith("semantic_kernel.")
+    if own and source_digest(method) == digest:
+        return True
+    logger.info("Requests are encoded anew each time: %r is not what it was when our encoding was written.", method)
+    return False
+
+
+def source_digest(method: Callable[..., Any]) -> str:
+    """Digest a function's source: 16 hexadecimal digits, "" where there is none to be read."""
+    try:
+        source = inspect.getsource(method)
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=64)
+def _takes(method: Any, taken: tuple[str, ...]) -> bool:
+    """Whether a method can be called with these and nothing else, by position."""
+    if not callable(method):
+        return False
+    parameters = [*inspect.signature(method).parameters.values()][1:]
+    return tuple(p.name for p in parameters[: len(taken)]) == taken and all(
+        p.default is not p.empty for p in parameters[len(taken) :]
+    )
+
+
+@lru_cache(maxsize=8)
+def _is_openais(create: Any) -> bool:
+    """Whether the client's method is the package's own; tracing libraries wrap it, and then it has to be called."""
+    return isinstance(create, FunctionType) and create.__globals__["__name__"].startswith("openai.")
+
+
+@lru_cache(maxsize=8)
+def _takes_named(post: Any) -> bool:
+    return callable(post) and set(_POSTED) <= inspect.signature(post).parameters.keys()
+
+
+# What OpenAI answers, read into the openai client's own types by pydantic instead of field by field in Python.
+#
+# The client takes any answer as it is and builds its types by hand, which costs more than all else about a streamed
+# chunk. An answer that is what the types say is read by pydantic into an equal object, five to ten times faster; any
+# other is left to the client, so that nothing is refused here which it would take.
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class ReadCompletion(ChatCompletion):
+    """What to ask the client for where a `ChatCompletion` is wanted; that is also what comes."""
+
+    @classmethod
+    def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
+        """Read a response: the client calls this with its JSON."""
+        return _read(ChatCompletion, values)
+
+
+class ReadChunk(ChatCompletionChunk):
+    """What to ask the client for where a `ChatCompletionChunk` is wanted; that is also what comes."""
+
+    @classmethod
+    def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
+        """Read a chunk: the client calls this with its JSON."""
+        return _read(ChatCompletionChunk, values)
+
+
+def _read(kind: type[M], values: dict[str, Any]) -> M:
+    try:
+        return kind.model_validate(values)
+    except ValidationError:
+        return kind.construct(**values)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""Writes JSON as the openai client does; what JSON has no word for is an error here."""
+
+_OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
+"""Settings that are no part of the body, by the names that the client has for them."""
+
+
+class _UnfitError(Exception):
+    """A request that only the connector's own way does justice to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A request as the client's ``post`` takes it."""
+
+    path: str
+    content: bytes
+    options: dict[str, Any]
+
+
+class _Messages:
+    """The encoded messages of one conversation."""
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+        self._source: list[ChatMessageContent] = []
+        self._known = 0
+        self._encoded = bytearray()
+
+    def encoded(self, messages: list[ChatMessageContent], last: ChatMessageContent | None) -> bytes | bytearray:
+        """Give messages as JSON, without the brackets around them, having converted only those that are new.
+
+        What is sent in place of the newest message is not kept.
+        """
+        lasting = len(messages) - (last is not None)
+        if messages is not self._source or lasting < self._known:
+            self._source, self._known, self._encoded = messages, 0, bytearray()
+        if new := messages[self._known : lasting]:
+            added = self._written(new)
+            self._encoded += b"," + added if self._known else added
+            self._known = lasting
+        if last is None:
+            return self._encoded
+        return b"%b%b%b" % (self._encoded, b"," if lasting else b"", self._written([last]))
+
+    def _written(self, messages: list[ChatMessageContent]) -> bytes:
+        return _encode([self._sent(message) for message in messages])[1:-1].encode()
+
+    def _sent(self, message: ChatMessageContent) -> dict[str, Any]:
+        """Convert a message as the connector does, which also renames the role of instructions where it is told to."""
+        sent = message.to_dict()
+        if sent["role"] == "system" and self._service.instruction_role == "developer":
+            sent["role"] = "developer"
+        return sent
+
+
+class _Tools:
+    """The encoded schemas of the functions on offer."""
+
+    def __init__(self) -> None:
+        self._functions: tuple[KernelFunctionMetadata, ...] | None = None
+        self._schemas: tuple[Any, ...] = ()
+        self._encoded = b""
+
+    def encoded(self, functions: tuple[KernelFunctionMetadata, ...], schemas: tuple[Any, ...]) -> bytes:
+        """Give the schemas as a JSON array, made once for as long as the functions are the same."""
+        if functions is not self._functions or schemas != self._schemas:
+            written = [*map(kernel_function_metadata_to_function_call_format, functions), *schemas]
+            self._encoded = _encode(written).encode()
+            self._functions, self._schemas = functions, schemas
+        return self._encoded
+
+
+class OpenAIWire:
+    """The way to one connector of Semantic Kernel's own for OpenAI, for one run."""
+
+    def __init__(self, service: Any, generic: Wire) -> None:
+        """Bind the wire to a connector; ``generic`` sends what cannot be sent this way."""
+        self._service = service
+        self._generic = generic
+        self._messages = _Messages(service)
+        self._tools = _Tools()
+
+    async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
+        """Send a request; return a message for each choice of the response."""
+        encoded = self._encoded(request, streaming=False)
+        if encoded is None:
+            return await self._generic.ask(request)
+        response = await self._post(encoded, streaming=False)
+        if not isinstance(response, ChatCompletion):
+            raise TypeError(f"a {type(response).__name__} where a ChatCompletion was expected")
+        metadata = self._service._get_metadata_from_chat_response(response)
+        return [self._service._create_chat_message_content(response, each, metadata) for each in response.choices]
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+        """Send a request; yield the chunks of the response's first choice."""
+        encoded = self._encoded(request, streaming=True)
+        if encoded is None:
+            async with aclosing(self._generic.stream(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        response = await self._post(encoded, streaming=True)
+        if not isinstance(response, AsyncStream):
+            raise ServiceInvalidResponseError(f"Expected a stream of chunks; got a {type(response).__name__}.")
+        model = _model(self._service, request)
+        pieces = cast("AsyncStream[ChatCompletionChunk]", response)
+        async with pieces:
+            async for piece in pieces:
+                if (chunk := self._chunk(piece, model)) is not None:
+                    yield chunk
+
+    def _chunk(self, piece: ChatCompletionChunk, model: str) -> StreamingChatMessageContent | None:
+        """Make the connector's chunk of what the server sent; None where nothing of the first choice is in it."""
+        if not piece.choices and piece.usage is None:
+            return None
+        metadata = self._service._get_metadata_from_streaming_chat_response(piece)
+        if piece.choices:
+            first = next((choice for choice in piece.choices if choice.index == 0), None)
+            if first is None:
+                return None
+            return self._service._create_streaming_chat_message_content(piece, first, metadata, 0)
+        return StreamingChatMessageContent(
+            role=AuthorRole.ASSISTANT,
+            items=[],
+            choice_index=0,
+            inner_content=piece,
+            ai_model_id=model,
+            metadata=metadata,
+            function_invoke_attempt=0,
+        )
+
+    def _encoded(self, request: ChatRequest, *, streaming: bool) -> _Encoded | None:
+        """Encode a request; None where it has to go the connector's own way, which says what is wrong, if anything."""
+        service = self._service
+        try:
+            if diagnostics.are_model_diagnostics_enabled() or not is_as_expected(service):
+                return None
+            fields, options = self._fields(request, streaming=streaming)
+            tools = b""
+            if request.choice is not None and "tools" not in fields:
+                tools = b',"tools":' + self._tools.encoded(request.functions, request.schemas)
+            rest = _encode(fields)[1:-1].encode()
+            messages = self._messages.encoded(request.messages, request.last)
+        except Exception:  # the connector meets it again, and raises it in its own words
+            self._messages = _Messages(service)
+            return None
+        return _Encoded(
+            path=_path(service, request),
+            content=b'{"messages":[%b],%b%b}' % (messages, rest, tools),
+            options=options,
+        )
+
+    def _fields(self, request: ChatRequest, *, streaming: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Write everything but messages and functions as the connector does; then how it is to be sent.
+
+        Raises:
+            _UnfitError: If the settings are more than fields of a request.
+        """
+        settings: Any = request.settings
+        if not keeps_its_fields(settings):
+            raise _UnfitError
+        fields: dict[str, Any] = settings.prepare_settings_dict()
+        self._service._handle_structured_output(settings, fields)
+        if not fields.keys() <= BODY_FIELDS:
+            raise _UnfitError
+        fields |= {"model": _model(self._service, request), "stream": streaming}
+        if streaming:
+            fields["stream_options"] = {"include_usage": True}
+        if request.choice is not None:
+            fields["tool_choice"] = request.choice
+            fields.pop("tools", None)
+        elif "tools" not in fields:
+            fields.pop("parallel_tool_calls", None)
+        fields.pop("messages", None)
+        options: dict[str, Any] = {"security": {"bearer_auth": True}}
+        options |= {_OPTIONS[key]: fields.pop(key) for key in _OPTIONS if key in fields}
+        fields |= fields.pop("extra_body", {})
+        if "messages" in fields:
+            raise _UnfitError
+        return fields, options
+
+    async def _post(self, encoded: _Encoded, *, streaming: bool) -> Any:
+        """Send a body through the client's transport, with its authentication, retries and parsing."""
+        service = self._service
+        try:
+            response = await service.client.post(
+                encoded.path,
+                cast_to=ReadCompletion,
+                content=encoded.content,
+                options=encoded.options,
+                stream=streaming,
+                stream_cls=AsyncStream[ReadChunk],
+            )
+            service.store_usage(response)
+        except BadRequestError as error:
+            filtered = error.code == "content_filter"
+            kind = ContentFilterAIException if filtered else ServiceResponseException
+            raise kind(f"{type(service).__name__}: the request was refused", error) from error
+        except Exception as error:
+            raise ServiceResponseException(f"{type(service).__name__}: the request failed", error) from error
+        return response
+
+
+def _model(service: Any, request: ChatRequest) -> str:
+    settings: Any = request.settings
+    return settings.ai_model_id or service.ai_model_id
+
+
+def _path(service: Any, request: ChatRequest) -> str:
+    """Say where a request goes; Azure's client reads the deployment off a body, and cannot look into ours."""
+    path, client = "/chat/completions", service.client
+    if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(client.base_url.path):
+        return f"/deployments/{quote(_model(service, request), safe='')}{path}"
+    return path

@@ -1,0 +1,154 @@
+"""How a run came out, as Semantic Kernel's callers see it: a message, its metadata, or an error where one is due."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from semantic_kernel.contents import ChatHistory, ChatMessageContent
+
+from planner_ext.core.facts import CallFinished, Clarified, Fact, ModelReplied, Planned
+from planner_ext.core.limits import Spent
+from planner_ext.core.state import Phase, State, only_asks
+from planner_ext.core.values import Message, Status
+from planner_ext.sk.approval import pending_calls
+from planner_ext.sk.checkpoint import Checkpoint, SigningKey
+from planner_ext.sk.errors import not_answered
+from planner_ext.sk.messages import as_history, assistant_text, load_message, render, text_of
+from planner_ext.sk.usage import add_reported, as_reported, loaded
+
+__all__ = [
+    "PAUSED_TEXT",
+    "carry_run",
+    "chat_history",
+    "final_message",
+    "raise_at_limit",
+    "returned_message",
+    "status_of",
+]
+
+PAUSED_TEXT = "This run waits for a decision."
+"""The text of the message that a service returns for a paused run; one that only asks returns its questions."""
+
+
+def status_of(state: State) -> Status:
+    """Say how a run ended, or that it waits: for answers alone (``asked``), or for a decision on a call."""
+    if state.ended is not None:
+        return state.ended.status
+    return "asked" if only_asks(state) else "paused"
+
+
+def chat_history(state: State, written: Sequence[ChatMessageContent] | None = None) -> ChatHistory:
+    """Write a run's transcript; a batch that was returned to the caller ends it.
+
+    Args:
+        state: Of the run.
+        written: The transcript as messages, where it was written already.
+    """
+    messages = render(state.transcript) if written is None else list(written)
+    if state.batch is not None and state.ended is not None and state.ended.returned:
+        messages += render((state.batch.message,))
+    return as_history(messages)
+
+
+def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -> ChatMessageContent:
+    """Make the message that a chat completion service returns: an assistant message, safe to add to the history.
+
+    It carries calls only where they are returned to the caller.
+
+    Args:
+        state: Of the run.
+        facts: Its journal.
+        key: Signs the checkpoint in the metadata; None leaves it unsigned.
+    """
+    reply = _last_reply(facts)
+    received = {} if reply is None else load_message(reply.message).metadata
+    message = returned_message(state, facts)
+    return message.model_copy(update={"metadata": _metadata(state, facts, received, key)})
+
+
+def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
+    """Make the message that a service returns, but for the metadata that tell of the run."""
+    if state.phase is Phase.PAUSED:
+        questions = [call.prompt for call in pending_calls(state)] if status_of(state) == "asked" else []
+        return assistant_text("\n".join(questions) or PAUSED_TEXT)
+    reply = _last_reply(facts)
+    if reply is None or not _is_last_word(state):
+        return assistant_text(state.ended.answer if state.ended is not None else "")
+    message = render((reply.message,))[0]
+    if reply.calls and not (state.ended is not None and state.ended.returned):
+        return assistant_text(text_of(message), finish_reason=message.finish_reason, ai_model_id=message.ai_model_id)
+    return message
+
+
+def _last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
+    return next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)
+
+
+def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
+    """Put the run so far on the exception that it ended with, a cancellation included, as attributes."""
+    vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key))
+
+
+def _is_last_word(state: State) -> bool:
+    """Whether the last reply is what the run came to, and not a message of calls that were then handled."""
+    return (state.reply is not None and bool(state.reply.text)) or (state.ended is not None and state.ended.returned)
+
+
+def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any], key: SigningKey | None) -> dict[str, Any]:
+    """Add what the run spent and how it ended to what the connector said."""
+    metadata = {
+        **received,
+        "iterations": state.ledger.iterations,
+        "usage": _reported_usage(facts),
+        "tool_calls": state.ledger.tool_calls,
+        "status": status_of(state),
+        "limit": state.ended.limit if state.ended is not None else None,
+    }
+    if metadata["status"] in ("paused", "asked"):
+        metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
+    if metadata["status"] != "answered":
+        metadata["checkpoint"] = Checkpoint.of_run(facts, key).to_json()
+    return metadata
+
+
+def _reported_usage(facts: Sequence[Fact]) -> Any:
+    """Sum what was reported for each request, a clarifier's and those of nested runs included.
+
+    In the connector's own type; of requests that were not the connector's the tokens alone are known.
+    """
+    total: Any = None
+    for fact in facts:
+        match fact:
+            case ModelReplied(message=message):
+                total = add_reported(total, _usage_in(message))
+            case Planned(usage=usage) | Clarified(usage=usage) | CallFinished(spent=Spent(usage=usage)):
+                total = add_reported(total, as_reported(usage))
+            case _:
+                pass
+    return total
+
+
+def _usage_in(message: Message) -> Any:
+    """Read the usage in a message; of one that was read from JSON, where its own type is lost, as Semantic Kernel's."""
+    if isinstance(message, ChatMessageContent):
+        return message.metadata.get("usage")
+    return loaded(message.get("metadata", {}).get("usage"))
+
+
+def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
+    """Raise for a run that a limit ended, where its budget says ``on_limit="raise"``.
+
+    Raises:
+        LimitReachedError: With the history and the ledger.
+    """
+    ended, ledger = state.ended, state.ledger
+    if state.rules.limits.on_limit == "raise" and ended is not None and ended.status == "limit_reached":
+        raise not_answered(
+            status=ended.status,
+            reason=ended.reason,
+            limit=ended.limit,
+            iterations=ledger.iterations,
+            tool_calls=ledger.tool_calls,
+            usage=ledger.usage,
+            chat_history=chat_history(state),
+            checkpoint=Checkpoint.of_run(facts, key),
+        )

@@ -1,0 +1,159 @@
+"""The functions that the package itself offers a model beside the kernel's: hand over the answer, ask the user."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Protocol
+
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelFunction, KernelPlugin, kernel_function
+
+from planner_ext.core.actions import AskPerson
+from planner_ext.core.errors import shown
+from planner_ext.core.state import State
+from planner_ext.core.values import Usage
+from planner_ext.engine.concurrency import in_thread
+from planner_ext.engine.ports import Clarification
+from planner_ext.sk.errors import PlannerException
+
+__all__ = [
+    "OWN_FUNCTIONS",
+    "OWN_PLUGIN",
+    "AskedClarifier",
+    "Clarification",
+    "Clarifier",
+    "Question",
+    "UserInteraction",
+    "own_function",
+]
+
+# Questions of the model as an application answers them: what a clarifier is shown, and what it may answer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question of the model, or a plain reply of it that may be one.
+
+    Attributes:
+        text: Its words; of a plain reply, all of it.
+        goal: What the run is to reach; "" for a service, which has no goal but its history.
+        chat_history: The run's messages so far, fit to be sent; a copy. A plain reply is its last message, a call that
+            asks is not in it.
+        by_function: Whether the model called ``UserInteraction-AskUser``; False for a plain reply.
+        iteration: The 0-based trip of the loop in which it was asked.
+        clarifications: How many questions of the run were answered before.
+        trips_left: Round trips that an answer may take: one is kept to use it. None where they are not limited.
+    """
+
+    text: str
+    goal: str
+    chat_history: ChatHistory
+    by_function: bool
+    iteration: int
+    clarifications: int
+    trips_left: int | None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Clarifier(Protocol):
+    """Answers the model's questions for the user. A plain function, sync or async, satisfies it.
+
+    A text, or a `Clarification` with what it cost, answers the question, and the run goes on. None, or a blank text,
+    says nothing: a call of ``UserInteraction-AskUser`` then waits for a person, and a plain reply counts as it would
+    without a clarifier. A sync function is asked in a thread. There is no timeout but the run's ``deadline``, since a
+    person takes time; a stop is seen once it has answered, and a cancelled run cancels it. What it raises ends the run
+    as a fault, like a connector that fails.
+    """
+
+    def __call__(self, question: Question, /) -> str | Clarification | Awaitable[str | Clarification | None] | None:
+        """Answer, or return None to leave the question open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedClarifier:
+    """Puts questions to an application's clarifier. Implements `planner_ext.engine.ports.Respondent`.
+
+    Attributes:
+        clarifier: The application's.
+        history: Shows a run's messages.
+    """
+
+    clarifier: Clarifier
+    history: Callable[[State], ChatHistory]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the clarifier says that it is one."""
+        return getattr(self.clarifier, "is_model", False) is True
+
+    async def answer(self, request: AskPerson, state: State) -> Clarification:
+        """Ask, and take the answer for what it is.
+
+        Raises:
+            PlannerException: If it is none.
+            Exception: Whatever the clarifier raises.
+        """
+        question = Question(
+            text=request.question,
+            goal=state.goal,
+            chat_history=self.history(state),
+            by_function=request.index is not None,
+            iteration=request.iteration,
+            clarifications=state.clarifications,
+            trips_left=request.trips,
+        )
+        given = await _asked(self.clarifier, question)
+        if given is None or isinstance(given, str):
+            return Clarification(text=given)
+        if not isinstance(given, Clarification) or not _is_sound(given):
+            raise PlannerException(
+                f"The clarifier must answer with text, a Clarification or None; got {shown(given)}. A Clarification "
+                "has text or None, and iterations, 0 or more."
+            )
+        return given
+
+
+async def _asked(clarifier: Any, question: Question) -> object:
+    """Await whoever is async; ask others in a thread, so that nobody who is waited for blocks the event loop."""
+    # B004: not whether it can be called is asked, but whether what is called is async.
+    is_async = inspect.iscoroutinefunction(clarifier) or inspect.iscoroutinefunction(getattr(clarifier, "__call__", 0))  # noqa: B004  (an object whose call is async)
+    given = clarifier(question) if is_async else await in_thread(lambda: clarifier(question))
+    return await given if inspect.isawaitable(given) else given
+
+
+def _is_sound(given: Clarification) -> bool:
+    """Whether what application code put into it is of the kinds that it says."""
+    text = "" if given.text is None else given.text
+    values: list[tuple[object, type]] = [(text, str), (given.by, str), (given.usage, Usage), (given.iterations, int)]
+    typed = all(isinstance(value, kind) for value, kind in values)
+    return typed and not isinstance(given.iterations, bool) and given.iterations >= 0
+
+
+OWN_PLUGIN: Final = "UserInteraction"
+OWN_FUNCTIONS: Final = ("SendFinalAnswer", "AskUser")
+
+
+class UserInteraction:
+    """The planner's own functions, as the model sees them."""
+
+    @kernel_function(name="SendFinalAnswer", description="Hand the final answer over to the user; this ends the work.")
+    def send_final_answer(self, answer: Annotated[str, "The whole answer, as the user shall read it"]) -> str:  # noqa: ARG002  (what the model is told of it)
+        """Take the final answer; returns what the removed planner's function did."""
+        return "Thanks"
+
+    @kernel_function(
+        name="AskUser",
+        description="Ask the user one question, where something that is needed is missing or ambiguous and no other "
+        "function tells it. The result is the user's answer.",
+    )
+    def ask_user(self, question: Annotated[str, "The question, as the user shall read it"]) -> str:
+        """Take a question."""
+        return question
+
+
+def own_function(name: str) -> KernelFunction:
+    """Make one of the functions of `UserInteraction`, by its own name."""
+    return KernelPlugin.from_object(OWN_PLUGIN, UserInteraction()).functions[name]

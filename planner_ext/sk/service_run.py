@@ -1,0 +1,350 @@
+"""A request that offers no functions to invoke: one round trip of the connector, and what it cost in the metadata."""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    StreamingChatMessageContent,
+    StreamingTextContent,
+)
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallsWithheld,
+    Clarified,
+    Fact,
+    IterationCompleted,
+    ModelReplied,
+)
+from planner_ext.core.fold import CUT_SHORT
+from planner_ext.core.state import Phase, State
+from planner_ext.core.values import Status
+from planner_ext.engine.engine import Engine, StopHandle, watch
+from planner_ext.engine.ports import Emit, Event, TextDelta
+from planner_ext.sk.approval import NOTHING_TAKEN, Taking
+from planner_ext.sk.assembly import ReplyAssembly
+from planner_ext.sk.chat import named_errors, no_reply
+from planner_ext.sk.connectors import received
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.history import bring_up_to_date
+from planner_ext.sk.messages import accepted_reply, calls_of, merge_reply, text_of
+from planner_ext.sk.outcome import final_message, raise_at_limit
+from planner_ext.sk.run_context import FunctionNames, Loop, check_service, connector_settings
+from planner_ext.sk.toolset import Offer
+from planner_ext.sk.usage import read_iterations
+from planner_ext.sk.view import Charge
+
+__all__ = ["ServiceRun", "StreamedRun", "World", "pass_through", "pass_through_streaming", "store"]
+
+# One run of a service, and the caller's history that it keeps up to date.
+
+_SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
+"""Facts with which the last call of a batch may have got its result."""
+
+_SHOWN = (TextDelta, ModelReplied, IterationCompleted)
+"""Events that make chunks, and the one after which a caller may leave before the calls of a reply begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What a caller hands over with each request, beside history and settings.
+
+    Raises:
+        PlannerInvalidConfigurationError: If one of it is something else, naming it.
+    """
+
+    kernel: Kernel
+    arguments: KernelArguments | None = None
+    stop: StopHandle | None = None
+    store_final: bool = False
+
+    def __post_init__(self) -> None:
+        given: dict[str, tuple[object, type]] = {
+            "kernel": (self.kernel, Kernel),
+            "arguments": (self.arguments, KernelArguments),
+            "stop": (self.stop, StopHandle),
+        }
+        for name, (value, kind) in given.items():
+            if not isinstance(value, kind) and (value is not None or name == "kernel"):
+                raise PlannerInvalidConfigurationError(
+                    f"{name}= must be a {kind.__name__}; got a {type(value).__name__}."
+                )
+
+
+class ServiceRun:
+    """Drives one run and adds each settled batch to the caller's history, as soon as it has settled."""
+
+    def __init__(
+        self,
+        history: ChatHistory,
+        loop: Loop,
+        *,
+        known: int,
+        world: World,
+        facts: Sequence[Fact] = (),
+        first: Sequence[Fact],
+        taking: Taking = NOTHING_TAKEN,
+        transcript: Sequence[ChatMessageContent] | None = None,
+    ) -> None:
+        """Bind a run to a history.
+
+        Args:
+            history: The caller's.
+            loop: The world of the run.
+            known: How many messages of the run's transcript are in the history already.
+            world: What the caller handed over.
+            facts: The journal that the run goes on from.
+            first: What the run begins with, or is resumed with.
+            taking: The decisions among that.
+            transcript: Of a run that is resumed, its messages so far; the history is brought up to date with them.
+        """
+        self._loop = loop
+        self._first = first
+        self._taking = taking
+        self._transcript = transcript
+        self._store_final = world.store_final
+        self._history = history
+        self._known = known
+        self._facts = tuple(facts)
+        self._stop = world.stop
+        self._settled: deque[list[ChatMessageContent]] = deque()
+
+    async def message(self) -> ChatMessageContent:
+        """Run, and make the message that the caller gets."""
+        return self._returned(await self._drive(None))
+
+    async def chunks(self, ai_model_id: str) -> AsyncGenerator[StreamingChatMessageContent, Any]:
+        """Run, and yield the chunks that the caller gets."""
+        streamed = StreamedRun(ai_model_id)
+        engines: list[Engine] = []
+
+        async def run(emit: Emit) -> None:
+            engines.append(await self._drive(_shown(emit)))
+
+        async with aclosing(watch(run)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    if (chunk := streamed.chunk(event)) is not None:
+                        yield chunk
+                elif isinstance(event, IterationCompleted) and self._settled:
+                    for chunk in streamed.settled(self._settled.popleft(), event.iteration):
+                        yield chunk
+        yield streamed.last(self._returned(engines[0]))
+
+    async def _drive(self, emit: Emit | None) -> Engine:
+        engine = self._loop.engine(self._facts, emit=emit, stop=self._stop, follow=self._follow)
+        with self._taking.held(engine):
+            if self._transcript is not None:
+                bring_up_to_date(self._history, self._transcript, engine.state, self._facts)
+            for fact in self._first:
+                await engine.record(fact)
+            await self._loop.drive(engine)
+        return engine
+
+    def _returned(self, engine: Engine) -> ChatMessageContent:
+        key = self._loop.checkpoint_key
+        raise_at_limit(engine.state, engine.facts, key)
+        message = final_message(engine.state, engine.facts, key)
+        if self._store_final and engine.state.ended is not None:
+            store(self._history, message)
+        return message
+
+    def _follow(self, state: State, fact: Fact) -> None:
+        """Bring the history up to date with a fact."""
+        if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
+            settled = self._added(state)
+            self._history.messages.extend(settled)
+            self._settled.append(settled)
+        elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
+            self._history.messages.extend(self._added(state))
+        elif isinstance(fact, IterationCompleted) and fact.messages is not None:
+            self._known = 0
+            self._history.messages[:] = self._added(state)
+
+    def _added(self, state: State) -> list[ChatMessageContent]:
+        """Give the messages of the transcript that are not in the history yet."""
+        transcript = self._loop.chat.messages(state.transcript)
+        known, self._known = self._known, len(transcript)
+        return transcript[known:]
+
+
+def _shown(emit: Emit) -> Emit:
+    """Hand over only what a stream of chunks has a use for."""
+
+    async def show(event: Event) -> None:
+        if isinstance(event, _SHOWN):
+            await emit(event)
+
+    return show
+
+
+def store(history: ChatHistory, message: ChatMessageContent) -> None:
+    """Add a final message to a history, unless there is nothing in it."""
+    if calls_of(message) or text_of(message):
+        history.add_message(message)
+
+
+# A run's events as the chunks of one Semantic Kernel stream.
+
+
+class StreamedRun:
+    """Makes chunks that carry their round trip and one model id, so that those of a round trip can be added up.
+
+    Text is passed on as it comes. Calls are shown once their batch has its results, or where they go back to the
+    caller: whole, under the ids and with the arguments of the history, and never left without a result in the stream.
+    """
+
+    def __init__(self, ai_model_id: str) -> None:
+        self._model = ai_model_id
+        self._trip = 0
+        self._text: list[str] = []
+
+    def chunk(self, delta: TextDelta) -> StreamingChatMessageContent | None:
+        """Pass a connector's chunk on, but for the calls in it; None where nothing is left, or results are in it."""
+        chunk: StreamingChatMessageContent = delta.chunk
+        if delta.iteration != self._trip:  # a question that was answered is no part of the answer
+            self._trip, self._text = delta.iteration, []
+        items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
+        if chunk.role == AuthorRole.TOOL or (chunk.items and not items and chunk.finish_reason is None):
+            return None
+        self._text.append(delta.text)
+        own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
+        return chunk.model_copy(update=own)
+
+    def settled(self, messages: Sequence[ChatMessageContent], iteration: int) -> Iterator[StreamingChatMessageContent]:
+        """Show a batch that has its results: its calls, then the results in one tool message."""
+        self._trip, self._text = iteration, []
+        calls = [call for message in messages for call in _numbered(calls_of(message))]
+        results = [item for message in messages for item in message.items if isinstance(item, FunctionResultContent)]
+        if calls:
+            yield self._message(AuthorRole.ASSISTANT, calls)
+        if results:
+            yield self._message(AuthorRole.TOOL, results)
+
+    def last(self, message: ChatMessageContent) -> StreamingChatMessageContent:
+        """Close the stream with the final message's metadata, and with what of it was not sent yet."""
+        text = text_of(message)
+        items: list[Any] = _numbered(calls_of(message))
+        if not items or text != "".join(self._text):
+            unsent = "" if text == "".join(self._text) else text
+            items.append(StreamingTextContent(choice_index=0, text=unsent))
+        return self._message(
+            AuthorRole.ASSISTANT, items, metadata=message.metadata, finish_reason=message.finish_reason
+        )
+
+    def _message(self, role: AuthorRole, items: Sequence[Any], **fields: Any) -> StreamingChatMessageContent:
+        return StreamingChatMessageContent(
+            role=role,
+            items=[*items],
+            choice_index=0,
+            ai_model_id=self._model,
+            function_invoke_attempt=self._trip,
+            **fields,
+        )
+
+
+def _numbered(calls: Sequence[FunctionCallContent]) -> list[Any]:
+    """Number calls as streamed ones are, so that adding chunks up does not take two of them for one."""
+    return [call.model_copy(update={"index": place}) for place, call in enumerate(calls)]
+
+
+async def pass_through(
+    inner: ChatCompletionClientBase,
+    chat_history: ChatHistory,
+    settings: PromptExecutionSettings,
+    kwargs: dict[str, Any],
+    request: AbstractContextManager[Charge],
+) -> list[ChatMessageContent]:
+    """Ask the connector once; calls in the reply are the caller's to run."""
+    stored = kwargs.pop("store_final", False)
+    settings = _request_settings(inner, settings, kwargs.get("kernel"))
+    with request as charge, named_errors(inner):
+        messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
+        charge(messages[0] if messages else None)
+    if not messages:
+        raise no_reply("a response without choices")
+    messages = [*map(received, messages)]
+    if stored:
+        messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
+        for message in messages:
+            store(chat_history, message)
+    own = [_one_request(message.metadata) | _ended(message) for message in messages]
+    return [m.model_copy(update={"metadata": metadata}) for m, metadata in zip(messages, own, strict=True)]
+
+
+async def pass_through_streaming(
+    inner: ChatCompletionClientBase,
+    chat_history: ChatHistory,
+    settings: PromptExecutionSettings,
+    kwargs: dict[str, Any],
+    request: AbstractContextManager[Charge],
+) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+    """Ask the connector once, as a stream; calls in the reply are the caller's to run."""
+    stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
+    settings = _request_settings(inner, settings, kwargs.get("kernel"))
+    ended: dict[str, Any] = {}
+    last: StreamingChatMessageContent | None = None
+    with request as charge, named_errors(inner):
+        try:
+            async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
+                async for chunks in stream:
+                    complete = [chunk and received(chunk) for chunk in chunks]
+                    for chunk in complete:
+                        if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                            reply.add(chunk)
+                            if chunk.finish_reason is not None:
+                                ended = _ended(reply.message())
+                            chunk.metadata = _one_request(chunk.metadata) | ended
+                            last = chunk
+                    yield complete
+        finally:  # of a stream that is left early, what came
+            charge(reply.message() if reply.any else None)
+    if last is not None and reply.any and not ended:
+        own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
+        yield [last.model_copy(update=own)]
+    if not reply.any:
+        raise no_reply("a stream without any choice")
+    if stored:
+        store(chat_history, _accepted(reply.message(), kwargs.get("kernel")))
+
+
+def _accepted(message: ChatMessageContent, kernel: Kernel | None) -> ChatMessageContent:
+    """Write a reply for the history, in which every later request sends it."""
+    return accepted_reply(merge_reply([message]), () if kernel is None else FunctionNames(kernel))[0]
+
+
+def _request_settings(
+    inner: ChatCompletionClientBase, settings: PromptExecutionSettings, kernel: Kernel | None
+) -> PromptExecutionSettings:
+    """Refuse functions that the connector would ignore, and let it invoke none by itself."""
+    behavior = settings.function_choice_behavior
+    if behavior is None or kernel is None or behavior.type_ is FunctionChoiceType.NONE:
+        return settings
+    own = connector_settings(inner, settings)
+    check_service(inner, own, Offer(kernel, behavior, own))
+    return own.model_copy(update={"function_choice_behavior": None}) if behavior.auto_invoke_kernel_functions else own
+
+
+def _ended(message: ChatMessageContent) -> dict[str, Any]:
+    """Say how one request ended: with calls that are the caller's to run it is not answered yet."""
+    cut = message.finish_reason is not None and message.finish_reason.value in CUT_SHORT
+    status: Status = "incomplete" if cut or not (calls_of(message) or text_of(message)) else "answered"
+    return {"status": "stopped" if status == "answered" and calls_of(message) else status, "limit": None}
+
+
+def _one_request(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {**metadata, "iterations": read_iterations(metadata), "tool_calls": 0}
