@@ -1,12 +1,16 @@
-"""The tree: imports only point down, every module says what it exports, no file is too long."""
+"""The tree: imports only point down, every module says what it exports, no file is too long.
+
+One test for each rule; it lists every module that breaks it.
+"""
 
 import ast
+import json
+import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 SPEC = find_spec("planner_ext")
 assert SPEC is not None
@@ -23,14 +27,19 @@ FLOORS: dict[str, float] = {
     "testing": 3.5,
     "compare": 5,
     "cli": 6,
-    "inbox": 6,
 }
 """The floor of each folder; every other module of the root is a door."""
 DOORS = 4.0
 ROOF = 4.5
 """The root passes on names of the doors and of what is below; whoever stands above may use it."""
 FREE_OF_SEMANTIC_KERNEL = ("core", "approval", "engine", "durable")
+"""Folders that do not import Semantic Kernel."""
+NOT_YET_FREE = ("durable",)
+"""Of these, what imports it by way of other modules."""
 
+NO_BUSINESS_OF_THE_CORE = {
+    *("asyncio", "logging", "time", "uuid", "random", "secrets", "threading", "io", "os", "socket"),
+}
 MAY_SCRIPT = ("testing", "compare", "cli")
 """What may stand on the scripted services: the tools of the tests, the comparison, and the demonstration."""
 
@@ -55,16 +64,21 @@ def floor_of(module: str) -> float:
 
 
 @cache
+def tree_of(file: Path) -> ast.Module:
+    """Parse a file, once for all tests."""
+    return ast.parse(file.read_text("utf-8"))
+
+
+@cache
 def imports_of(file: Path, *, of_types: bool = True) -> tuple[str, ...]:
     """List the modules that a file imports, anywhere in it; those imported for type checkers alone on request."""
     found: list[str] = []
     package = name_of(file).split(".") if file.name == "__init__.py" else name_of(file).split(".")[:-1]
-    tree = ast.parse(file.read_text("utf-8"))
-    left_out = set() if of_types else _for_types(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and node not in left_out:
+    skipped = set[ast.AST]() if of_types else imports_for_types(tree_of(file))
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Import) and node not in skipped:
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node not in left_out:
+        elif isinstance(node, ast.ImportFrom) and node not in skipped:
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             named = [f"{source}.{alias.name}" for alias in node.names]
@@ -72,7 +86,7 @@ def imports_of(file: Path, *, of_types: bool = True) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _for_types(tree: ast.Module) -> set[ast.AST]:
+def imports_for_types(tree: ast.Module) -> set[ast.AST]:
     """Collect what stands under ``if TYPE_CHECKING``."""
     blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
@@ -90,56 +104,110 @@ def own(file: Path, *, of_types: bool = True) -> list[str]:
     return [name for name in imports if name == "planner_ext" or name.startswith("planner_ext.")]
 
 
-def label(file: Path) -> str:
-    """Name a test after its file."""
-    return str(file.relative_to(PACKAGE))
-
-
-every_file = pytest.mark.parametrize("file", FILES, ids=label)
-
-
-def in_part(*parts: str) -> list[Path]:
-    """List the files of some folders and root modules; those that do not exist yet have none."""
+def in_parts(*parts: str) -> list[Path]:
+    """List the files of some folders and root modules."""
     return [file for file in FILES if part_of(name_of(file)) in parts]
 
 
-@every_file
-def test_imports_point_down(file: Path) -> None:
+def check(rule: str, broken: Iterable[str]) -> None:
+    """Fail with the rule and a line for each break of it."""
+    lines = list(broken)
+    assert not lines, "\n    ".join([rule, *lines])
+
+
+def test_imports_point_down() -> None:
     """No module imports one of a higher floor."""
-    floor = floor_of(name_of(file))
-    assert [name for name in own(file) if floor_of(name) > floor] == []
+    check(
+        "A module imports only what is on its own floor or below (FLOORS):",
+        (
+            f"{name_of(file)} (floor {floor_of(name_of(file))}) imports {name} (floor {floor_of(name)})"
+            for file in FILES
+            for name in own(file)
+            if floor_of(name) > floor_of(name_of(file))
+        ),
+    )
 
 
-@pytest.mark.parametrize("file", in_part("core"), ids=label)
-def test_the_core_imports_the_standard_library_alone(file: Path) -> None:
+def test_the_core_imports_the_standard_library_alone() -> None:
     """The core knows nothing of pydantic, Semantic Kernel or the floors above it, nor of clocks, loops and logs."""
-    foreign = {"asyncio", "logging", "time", "uuid", "random", "secrets", "threading", "io", "os", "socket"}
-    for name in imports_of(file):
-        root = name.split(".")[0]
-        assert name.startswith("planner_ext.core") or (root in sys.stdlib_module_names and root not in foreign), name
+    allowed = sys.stdlib_module_names - NO_BUSINESS_OF_THE_CORE
+    check(
+        "The core is pure: it imports itself and what computes, of the standard library alone:",
+        (
+            f"{name_of(file)} imports {name}"
+            for file in in_parts("core")
+            for name in imports_of(file)
+            if part_of(name) != "core" and name.split(".")[0] not in allowed
+        ),
+    )
 
 
-@pytest.mark.parametrize("file", in_part(*FREE_OF_SEMANTIC_KERNEL), ids=label)
-def test_semantic_kernel_is_known_above_the_engine_alone(file: Path) -> None:
-    """Only the kernel's folder, the test tools and what stands on them may import Semantic Kernel."""
-    assert [name for name in imports_of(file) if name.split(".")[0] == "semantic_kernel"] == []
+def test_the_lower_floors_do_not_name_semantic_kernel() -> None:
+    """Only the adapters, the test tools and what stands on them may import Semantic Kernel."""
+    check(
+        "Semantic Kernel is imported by the adapters and what stands on them:",
+        (
+            f"{name_of(file)} imports {name}"
+            for file in in_parts(*FREE_OF_SEMANTIC_KERNEL)
+            for name in imports_of(file)
+            if name.split(".")[0] == "semantic_kernel"
+        ),
+    )
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if part_of(name_of(file)) not in MAY_SCRIPT], ids=label)
-def test_production_code_does_not_import_test_tools(file: Path) -> None:
+IMPORT_WITHOUT_SEMANTIC_KERNEL = """
+import importlib, json, sys
+sys.modules["semantic_kernel"] = None  # so that an import of it, or of anything in it, fails
+failed = []
+for name in json.load(sys.stdin):
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed.append(f"{name}: {error!r}")
+print(json.dumps(failed))
+"""
+
+
+def test_the_lower_floors_can_be_imported_without_semantic_kernel() -> None:
+    """Core, engine and approval work in a process in which Semantic Kernel cannot be imported, in whatever way."""
+    parts = set(FREE_OF_SEMANTIC_KERNEL) - set(NOT_YET_FREE)
+    modules = [name_of(file) for file in in_parts(*parts)]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT_SEMANTIC_KERNEL],
+        input=json.dumps(modules),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    check("These modules cannot be imported where Semantic Kernel is missing:", json.loads(done.stdout))
+
+
+def test_production_code_does_not_import_test_tools() -> None:
     """What runs in an application does not pull in scripted services, but for the crash points of the stores."""
-    allowed = "planner_ext.testing.crash" if part_of(name_of(file)) == "durable" else "nothing"
-    assert [n for n in own(file) if part_of(n) == "testing" and not n.startswith(allowed)] == []
+    check(
+        "Scripted services are for tests, the comparison and the demonstration:",
+        (
+            f"{name_of(file)} imports {name}"
+            for file in FILES
+            for name in own(file)
+            if part_of(name) == "testing"
+            and part_of(name_of(file)) not in MAY_SCRIPT
+            and not (part_of(name_of(file)) == "durable" and name == "planner_ext.testing.crash")
+        ),
+    )
 
 
-@pytest.mark.parametrize("file", [PACKAGE / "__init__.py"] if (PACKAGE / "__init__.py").is_file() else [], ids=label)
-def test_the_root_shows_doors_alone(file: Path) -> None:
+def test_the_root_shows_doors_alone() -> None:
     """The root only passes names on, when they are asked for, of nothing above the doors, sorted, each of them once."""
+    file = PACKAGE / "__init__.py"
     ours = [name for name in imports_of(file) if name not in ("importlib", "typing")]
-    assert [name for name in ours if floor_of(name) > DOORS or not name.startswith("planner_ext.")] == []
-    functions = [node.name for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)]
+    check(
+        "The root passes on names of the doors and of what is below them:",
+        (name for name in ours if floor_of(name) > DOORS or not name.startswith("planner_ext.")),
+    )
+    functions = [node.name for node in tree_of(file).body if isinstance(node, ast.FunctionDef)]
     assert functions == ["__getattr__", "__dir__"]
-    exported = _exported(file)
+    exported = exported_by(file)
     assert exported is not None
     assert exported == sorted(set(exported))
 
@@ -150,59 +218,73 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while ready := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
         for name in ready:
             del waiting[name]
-    assert waiting == {}
+    circle = (f"{name} imports {', '.join(sorted(needs & waiting.keys()))}" for name, needs in waiting.items())
+    check("These modules import each other, or such as do:", circle)
 
 
-@every_file
-def test_a_module_says_what_it_exports(file: Path) -> None:
+def test_a_module_says_what_it_exports() -> None:
     """Each module with code has an ``__all__``, which names what is in it, once each."""
-    body = ast.parse(file.read_text("utf-8")).body
-    code = [node for node in body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-    if file.name == "__main__.py" or (file.name == "__init__.py" and not code):
-        return
-    exported = _exported(file)
-    assert exported is not None, f"{label(file)} has no __all__"
-    assert len(exported) == len(set(exported))
-    assert set(exported) <= _names(body)
+    broken: list[str] = []
+    for file in FILES:
+        exported, body = exported_by(file), tree_of(file).body
+        code = [node for node in body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+        if file.name == "__main__.py" or (file.name == "__init__.py" and not code):
+            continue
+        if exported is None:
+            broken.append(f"{name_of(file)} has none")
+        else:
+            broken += [f"{name_of(file)} names {name} twice" for name in set(exported) if exported.count(name) > 1]
+            broken += [f"{name_of(file)} names {name}, which is not there" for name in set(exported) - names_in(body)]
+    check("Each module has an __all__ of what is in it:", broken)
 
 
-@every_file
-def test_a_module_says_what_it_promises(file: Path) -> None:
+def test_a_module_says_what_it_promises() -> None:
     """Each module opens with a docstring."""
-    assert ast.get_docstring(ast.parse(file.read_text("utf-8")))
+    check(
+        "Each module opens with a docstring:", (name_of(file) for file in FILES if not ast.get_docstring(tree_of(file)))
+    )
 
 
-@every_file
-def test_a_file_can_be_held_in_mind(file: Path) -> None:
+def test_a_file_can_be_held_in_mind() -> None:
     """No file has more than 400 lines of code: blank lines, comments and docstrings do not count."""
-    text = file.read_text("utf-8")
+    lengths = {name_of(file): lines_of_code(file) for file in FILES}
+    check(
+        f"A file has at most {LINES_OF_CODE} lines of code:",
+        (f"{name} has {length}" for name, length in lengths.items() if length > LINES_OF_CODE),
+    )
+
+
+def test_the_floors_are_those_of_the_tree() -> None:
+    """The names in the floor plan are names of the package."""
+    standing = {part_of(name_of(file)) for file in FILES}
+    check(
+        "These have a floor in FLOORS, or are free of Semantic Kernel, and do not exist:",
+        (sorted({*FLOORS, *FREE_OF_SEMANTIC_KERNEL, *NOT_YET_FREE, *MAY_SCRIPT} - standing)),
+    )
+
+
+def lines_of_code(file: Path) -> int:
+    """Count the lines that are neither blank, comment nor docstring."""
     documented: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
             node
         ):
             documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines = enumerate(map(str.strip, text.splitlines()), 1)
-    code = [line for number, line in lines if line and number not in documented and not line.startswith("#")]
-    assert len(code) <= LINES_OF_CODE
+    lines = enumerate(map(str.strip, file.read_text("utf-8").splitlines()), 1)
+    return sum(bool(line) and number not in documented and not line.startswith("#") for number, line in lines)
 
 
-def test_the_floors_are_those_of_the_tree() -> None:
-    """The names in the floor plan are names of the package, or of what is still to come."""
-    to_come = {"inbox"}
-    standing = {part_of(name_of(file)) for file in FILES}
-    assert set(FLOORS) - to_come <= standing
-
-
-def _exported(file: Path) -> list[str] | None:
-    for node in ast.parse(file.read_text("utf-8")).body:
+def exported_by(file: Path) -> list[str] | None:
+    """Read a module's ``__all__``, or None."""
+    for node in tree_of(file).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == "__all__" for one in targets):
             return list(ast.literal_eval(node.value))
     return None
 
 
-def _names(body: list[ast.stmt]) -> set[str]:
+def names_in(body: list[ast.stmt]) -> set[str]:
     """List the names that a module's top level binds, also under an if or a try."""
     found: set[str] = set()
     for node in body:
@@ -216,7 +298,7 @@ def _names(body: list[ast.stmt]) -> set[str]:
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 found |= {(alias.asname or alias.name).split(".")[0] for alias in names}
             case ast.If(body=inner, orelse=other) | ast.Try(body=inner, orelse=other):
-                found |= _names(inner) | _names(other)
+                found |= names_in(inner) | names_in(other)
             case _:
                 pass
     return found
