@@ -16,7 +16,7 @@ from planner_ext.core.facts import (
     RunStarted,
 )
 from planner_ext.core.state import State
-from planner_ext.core.values import CallResult, Checked, Entry, Reply, RequestedCall, Usage
+from planner_ext.core.values import CallResult, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
 from planner_ext.engine.journal import dump_journal, load_journal
 from planner_ext.engine.ports import Emit, Finished, Ports, TextDelta
@@ -52,9 +52,9 @@ class FakeChat:
     turns: list[Any]
     on_ask: Callable[[], object] = lambda: None
     requests: list[AskModel] = field(default_factory=list)
-    sent: list[Sequence[Entry]] = field(default_factory=list)
+    sent: list[Sequence[TranscriptItem]] = field(default_factory=list)
 
-    async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
         self.requests.append(request)
         self.sent.append(tuple(transcript))
         if isinstance(waiting := self.on_ask(), Awaitable):
@@ -83,16 +83,16 @@ class FakeFunctions:
     trace: list[str] = field(default_factory=list)
     version: int = 0
 
-    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+    def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         kinds: dict[str, Any] = {"unknown": "unknown", "bad": "invalid", "final": "final_answer", "mine": "external"}
         kind = kinds.get(call.name, "function")
         if edited is not None and "bad" in edited:
             kind = "invalid"
         arguments = {"version": self.version, "edited": edited} if kind == "function" else {}
         answer = {"invalid": "Bad arguments.", "unknown": "No such function.", "final_answer": "42"}.get(kind, "")
-        return Checked(kind=kind, function=call.name, function_name=call.name, arguments=arguments, answer=answer)
+        return ResolvedCall(kind=kind, function=call.name, function_name=call.name, arguments=arguments, answer=answer)
 
-    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         self.trace.append(f"start {call.name}")
         result = self.does.get(call.name, lambda: None)()
         if isinstance(result, Awaitable):

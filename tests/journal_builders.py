@@ -29,7 +29,7 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
-from planner_ext.core.limits import Limits, Share, Spent
+from planner_ext.core.limits import BudgetShare, Consumption, Limits
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.engine.journal import dump_journal, load_journal
 
@@ -132,7 +132,7 @@ FACTS: tuple[Fact, ...] = (
         index=1,
         call_id="c1",
         function="plugin-f",
-        reserved=Share(iterations=3, cost=0.1),
+        reserved=BudgetShare(iterations=3, cost=0.1),
         attempt=2,
         at=6.0,
     ),
@@ -145,7 +145,7 @@ FACTS: tuple[Fact, ...] = (
         result="text",
         error="TimeoutError: late",
         terminate=True,
-        spent=Spent(iterations=2, tool_calls=1, usage=USAGE),
+        spent=Consumption(iterations=2, tool_calls=1, usage=USAGE),
         at=7.0,
     ),
     IterationCompleted(

@@ -21,7 +21,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.values import ReplyEntry
+from planner_ext.core.values import EditedReply
 from planner_ext.engine.journal import (
     SCHEMA,
     check_schema,
@@ -147,7 +147,7 @@ def test_the_messages_of_a_fact_are_those_that_are_written() -> None:
 
 def test_an_entry_of_the_transcript_is_no_message() -> None:
     """What only a fold may make is never written as if it had been received."""
-    entry = ReplyEntry(message=None, kept=())
+    entry = EditedReply(message=None, kept=())
     with pytest.raises(AssertionError):
         dump_journal([MessageAdded(message=entry, purpose="step", at=0.0)], plain)
 

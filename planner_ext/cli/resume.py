@@ -14,7 +14,7 @@ from planner_ext.cli.conduct import Work, conduct, is_terminal, with_trips
 from planner_ext.cli.console import say
 from planner_ext.cli.journey import Journey, Setup
 from planner_ext.core.state import TRANSITIONS, State
-from planner_ext.core.termination import cancellation
+from planner_ext.core.termination import cancellation_reason
 from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, Supply
 from planner_ext.planner.result import result_of
@@ -92,7 +92,7 @@ class _Stretch:
                 "--cancel ends the run; leave --approve, --deny, --edit and --answer out."
             )
         if _is_cut_short(self.checkpoint.state()):
-            return self.journey.stopped(cancellation(self.setup.by or "", reason))
+            return self.journey.stopped(cancellation_reason(self.setup.by or "", reason))
         return FunctionCallingStepwisePlanner().cancel(self.checkpoint, by=self.setup.by or "", reason=reason)
 
     def _recover(self) -> FunctionCallingStepwisePlannerResult:

@@ -29,7 +29,7 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
-from planner_ext.core.limits import Spent
+from planner_ext.core.limits import Consumption
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
@@ -119,7 +119,7 @@ class Progress:
                 return fact.iterations if self._charge_plan else 0
             case ModelReplied() | Clarified():
                 return fact.iterations
-            case CallFinished(spent=Spent(iterations=inside)):
+            case CallFinished(spent=Consumption(iterations=inside)):
                 return inside
             case _:
                 return 0

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner_ext.core.actions import Action, AskModel, AskPerson, AskPlan, RunCalls
-from planner_ext.core.limits import Ledger, Share, Spent, merged_counts
+from planner_ext.core.limits import BudgetShare, Consumption, Ledger, merged_counts
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Usage
@@ -45,14 +45,14 @@ class Tab:
 
     __slots__ = ("_before", "_expected", "_runs", "_taken", "account", "around", "closed", "index", "lost", "share")
 
-    def __init__(self, account: "Account", index: int, share: Share | None) -> None:
+    def __init__(self, account: "Account", index: int, share: BudgetShare | None) -> None:
         self.account = account
         self.index = index
         self.share = share
         self.closed = False
         self.lost = False
         self.around: Callable[[Tab], Any] | None = None
-        self._taken: Spent | None = None
+        self._taken: Consumption | None = None
         self._expected: dict[object, Usage] = {}
         self._runs: list[Account] | None = None
 
@@ -65,7 +65,7 @@ class Tab:
             self.closed = True
 
     @property
-    def spent(self) -> Spent | None:
+    def spent(self) -> Consumption | None:
         """What the call has spent, as `CallFinished` records it: None is its whole share, round trips included."""
         if self.share is None:
             return self.taken if self.used else None
@@ -79,12 +79,12 @@ class Tab:
         return self._taken is not None or self._runs is not None
 
     @property
-    def taken(self) -> Spent:
+    def taken(self) -> Consumption:
         """What was taken so far, requests that are under way included."""
         with self.account.lock:
-            taken = self._taken or Spent()
+            taken = self._taken or Consumption()
             for usage in self._expected.values():
-                taken += Spent(usage=usage)
+                taken += Consumption(usage=usage)
             for run in self._runs or ():
                 taken += run.total()
             return taken
@@ -94,11 +94,11 @@ class Tab:
         """Round trips that the runs in the call keep for their answers."""
         return sum(run.held for run in self._runs or ())
 
-    def left(self) -> Share:
+    def left(self) -> BudgetShare:
         """What may still be taken."""
         with self.account.lock:
             if self.closed:
-                return Share(iterations=0, tool_calls=0)
+                return BudgetShare(iterations=0, tool_calls=0)
             if self.share is None:
                 return self.account.left()
             taken, usage = self.taken, self.taken.usage
@@ -112,7 +112,7 @@ class Tab:
         """Take one round trip for a request that is about to be sent; or name the limit that forbids it."""
         with self.account.lock:
             if (limit := self.left().used_up()) is None:
-                self.charge(Spent(iterations=1))
+                self.charge(Consumption(iterations=1))
             return limit
 
     def take_call(self, function: str) -> str | None:
@@ -120,7 +120,7 @@ class Tab:
         with self.account.lock:
             limit = _forbids_start(function, self.left(), self.calls_left())
             if limit is None:
-                self.charge(Spent(tool_calls=1, calls_by_function={function: 1}))
+                self.charge(Consumption(tool_calls=1, calls_by_function={function: 1}))
             return limit
 
     def expect(self, request: object, usage: Usage) -> None:
@@ -128,7 +128,7 @@ class Tab:
         with self.account.lock:
             self._expected[request] = usage
 
-    def charge(self, spent: Spent, *, instead_of: object = None) -> None:
+    def charge(self, spent: Consumption, *, instead_of: object = None) -> None:
         """Add what a request came to, once that is known, in the place of what was expected."""
         with self.account.lock:
             self._expected.pop(instead_of, None)
@@ -157,10 +157,10 @@ class Account:
         self._before = Ledger()
         self._tabs: dict[int, Tab] = {}
         self._starting: tuple[int, ...] = ()
-        self._share: Share | None = None
+        self._share: BudgetShare | None = None
         self._under_way = 0
         self._charged = 0
-        self._restarting = Spent()
+        self._restarting = Consumption()
 
     @property
     def state(self) -> State:
@@ -176,7 +176,7 @@ class Account:
             limit = within.left().used_up()
             if limit is None:
                 self._before = self.state.ledger
-                self.held = self.state.rules.limits.trips_kept
+                self.held = self.state.rules.limits.iterations_kept
                 within.begin(self)
         return limit
 
@@ -208,7 +208,7 @@ class Account:
                 self.held = 0  # this is the request that it was held for
             return action
 
-    def starting(self, indexes: Sequence[int], share: Share | None) -> None:
+    def starting(self, indexes: Sequence[int], share: BudgetShare | None) -> None:
         """Note which calls are about to start, and the share of each that is a planner: both are as good as taken."""
         with self.lock:
             self._starting, self._share = tuple(indexes), share
@@ -217,15 +217,15 @@ class Account:
         """Take one more start of a running call; or name the limit that forbids it."""
         with self.lock:
             if (limit := _forbids_start(function, self.left(), self.calls_left())) is None:
-                self._restarting = Spent(tool_calls=1, calls_by_function={function: 1})
+                self._restarting = Consumption(tool_calls=1, calls_by_function={function: 1})
             return limit
 
     def restarted(self) -> None:
         """Forget a start that is in the ledger by now."""
         with self.lock:
-            self._restarting = Spent()
+            self._restarting = Consumption()
 
-    def tab(self, index: int, share: Share | None) -> Tab:
+    def tab(self, index: int, share: BudgetShare | None) -> Tab:
         """Make the tab of a call that starts."""
         with self.lock:
             tab = self._tabs[index] = Tab(self, index, share)
@@ -236,19 +236,21 @@ class Account:
         with self.lock:
             self._tabs.pop(index, None)
 
-    def unrecorded(self) -> dict[int, Spent]:
+    def unrecorded(self) -> dict[int, Consumption]:
         """Give what the calls have spent that are not recorded yet, by index, but for whole shares."""
         spent = {index: tab.spent for index, tab in self._tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
 
-    def left(self) -> Share:
+    def left(self) -> BudgetShare:
         """What the functions of the run may still take."""
         with self.lock:
             state = self.state
             limits, ledger = state.rules.limits, state.ledger
             taken, held = self._open(state)
-            iterations = ledger.iterations + taken.iterations + held + limits.trips_kept
-            left = _less(Share.of(limits), iterations, ledger.tool_calls + taken.tool_calls, ledger.usage + taken.usage)
+            iterations = ledger.iterations + taken.iterations + held + limits.iterations_kept
+            left = _less(
+                BudgetShare.of(limits), iterations, ledger.tool_calls + taken.tool_calls, ledger.usage + taken.usage
+            )
             return left if self._within is None else _least(left, self._within.left())
 
     def calls_left(self) -> dict[str, int]:
@@ -263,23 +265,23 @@ class Account:
                     around[name] = min(limit - used.get(name, 0), around.get(name, limit))
             return around
 
-    def total(self) -> Spent:
+    def total(self) -> Consumption:
         """What the run has spent since it was opened, with what is under way in it."""
         state = self.state
         spent = _since(self._before, state.ledger) + self._open(state)[0]
         waits = self._under_way and state.ledger.iterations == self._charged  # a reply that came is in the ledger
-        return spent + Spent(iterations=self._under_way) if waits else spent
+        return spent + Consumption(iterations=self._under_way) if waits else spent
 
-    def _open(self, state: State) -> tuple[Spent, int]:
+    def _open(self, state: State) -> tuple[Consumption, int]:
         """Sum what is taken and not in the ledger: by the open tabs, and by the calls that are about to start."""
         batch = state.batch
         if batch is None:
-            return Spent(), 0
+            return Consumption(), 0
         taken, held = self._restarting, 0
         for index, tab in self._tabs.items():
             if tab.used and index < len(batch.calls) and batch.calls[index].answer is None:
                 own = tab.taken
-                taken += own if tab.share is None else Spent(calls_by_function=own.calls_by_function)
+                taken += own if tab.share is None else Consumption(calls_by_function=own.calls_by_function)
                 held += tab.held if tab.share is None else 0
         self._starting = tuple(i for i in self._starting if i < len(batch.calls) and _is_to_start(batch.calls[i]))
         for index in self._starting:
@@ -324,10 +326,10 @@ def _is_to_start(call: Call) -> bool:
     return not call.started and call.answer is None
 
 
-def _start_of(call: Call, share: Share | None) -> Spent:
+def _start_of(call: Call, share: BudgetShare | None) -> Consumption:
     """What the start of a call will be charged."""
     assert call.decided is not None, "a call that is about to start was decided"
-    start = Spent(tool_calls=1, calls_by_function={call.decided.function: 1})
+    start = Consumption(tool_calls=1, calls_by_function={call.decided.function: 1})
     if share is None or not call.decided.nested:
         return start
     return start + share.whole()
@@ -340,8 +342,8 @@ def _shown(limit: Any, used: Any, left: Any) -> tuple[Any, Any]:
     return limit, max(used, limit - left)
 
 
-def _less(share: Share, iterations: int, tool_calls: int, usage: Usage) -> Share:
-    return Share(
+def _less(share: BudgetShare, iterations: int, tool_calls: int, usage: Usage) -> BudgetShare:
+    return BudgetShare(
         iterations=None if share.iterations is None else share.iterations - iterations,
         tool_calls=None if share.tool_calls is None else share.tool_calls - tool_calls,
         tokens=None if share.tokens is None else share.tokens - usage.total_tokens,
@@ -350,11 +352,11 @@ def _less(share: Share, iterations: int, tool_calls: int, usage: Usage) -> Share
     )
 
 
-def _least(one: Share, other: Share) -> Share:
+def _least(one: BudgetShare, other: BudgetShare) -> BudgetShare:
     def least(*given: Any) -> Any:
         return min((value for value in given if value is not None), default=None)
 
-    return Share(
+    return BudgetShare(
         iterations=least(one.iterations, other.iterations),
         tool_calls=least(one.tool_calls, other.tool_calls),
         tokens=least(one.tokens, other.tokens),
@@ -363,7 +365,7 @@ def _least(one: Share, other: Share) -> Share:
     )
 
 
-def _forbids_start(function: str, left: Share, calls_left: Mapping[str, int]) -> str | None:
+def _forbids_start(function: str, left: BudgetShare, calls_left: Mapping[str, int]) -> str | None:
     """Name the limit of which nothing is left for one more start of a function."""
     if left.tool_calls is not None and left.tool_calls <= 0:
         return "max_tool_calls"
@@ -372,7 +374,7 @@ def _forbids_start(function: str, left: Share, calls_left: Mapping[str, int]) ->
     return replace(left, iterations=None).used_up()
 
 
-def _since(before: Ledger, after: Ledger) -> Spent:
+def _since(before: Ledger, after: Ledger) -> Consumption:
     """What was spent between two moments of a run; its active time is the run's around."""
     cost = after.usage.cost
     if cost is not None and before.usage.cost is not None:
@@ -384,7 +386,7 @@ def _since(before: Ledger, after: Ledger) -> Spent:
         cost=cost,
         estimated_tokens=after.usage.estimated_tokens - before.usage.estimated_tokens,
     )
-    return Spent(
+    return Consumption(
         iterations=after.iterations - before.iterations,
         tool_calls=after.tool_calls - before.tool_calls,
         usage=usage,

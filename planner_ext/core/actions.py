@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from planner_ext.core.limits import Left, Share
+from planner_ext.core.limits import BudgetShare, RemainingLimit
 from planner_ext.core.values import Status
 
 __all__ = [
@@ -46,7 +46,7 @@ class AskModel:
     tool_choice: Literal["auto", "required", "none"] | None
     withheld: str | None
     structured: bool = False
-    left: tuple[Left, ...] = ()
+    left: tuple[RemainingLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class RunCalls:
 
     iteration: int
     indexes: tuple[int, ...]
-    share: Share | None = None
+    share: BudgetShare | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

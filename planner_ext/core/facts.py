@@ -8,7 +8,7 @@ the 0-based trip of the loop. A plan request is made before trip 0.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from planner_ext.core.limits import Limits, Share, Spent
+from planner_ext.core.limits import BudgetShare, Consumption, Limits
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
 __all__ = [
@@ -261,7 +261,7 @@ class CallStarted:
     index: int
     call_id: str
     function: str
-    reserved: Share | None = None
+    reserved: BudgetShare | None = None
     attempt: int = 1
     at: float
     type: Literal["CallStarted"] = "CallStarted"
@@ -287,7 +287,7 @@ class CallFinished:
     result: str
     error: str = ""
     terminate: bool = False
-    spent: Spent | None = None
+    spent: Consumption | None = None
     at: float
     type: Literal["CallFinished"] = "CallFinished"
 

@@ -28,7 +28,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import Ledger, reserved, settled
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
-from planner_ext.core.values import CallResult, Entry, ReplyEntry, Said, Usage, replace, row_of
+from planner_ext.core.values import CallResult, EditedReply, TextMessage, TranscriptItem, Usage, replace, row_of
 
 __all__ = [
     "CUT_SHORT",
@@ -215,16 +215,16 @@ def _settle_if_answered(state: State) -> State:
     )
 
 
-def _entries(batch: Batch, removed: set[str]) -> list[Entry]:
+def _entries(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
     kept = [call for call in batch.calls if call.request.id not in removed]
     edited = tuple(
         (call.request.id, call.decided.edited)
         for call in kept
         if call.decided is not None and call.decided.edited is not None
     )
-    message: Entry = batch.message
+    message: TranscriptItem = batch.message
     if removed or edited:
-        message = ReplyEntry(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
+        message = EditedReply(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
     if not kept and not batch.text:
         return []
     return [message, *map(_result, kept)]
@@ -332,13 +332,13 @@ def _model_replied(state: State, fact: ModelReplied) -> State:
     return replace(state, phase=Phase.ANSWERING, reply=fact, transcript=(*state.transcript, *_spoken(fact)))
 
 
-def _spoken(fact: ModelReplied) -> tuple[Entry, ...]:
+def _spoken(fact: ModelReplied) -> tuple[TranscriptItem, ...]:
     """What the transcript keeps of a reply whose calls, if it has any, were not offered."""
     if fact.final_answer is not None:
-        return (Said(role="assistant", text=fact.final_answer),)
+        return (TextMessage(role="assistant", text=fact.final_answer),)
     if not fact.text:
         return ()
-    return (ReplyEntry(message=fact.message, kept=()) if fact.calls else fact.message,)
+    return (EditedReply(message=fact.message, kept=()) if fact.calls else fact.message,)
 
 
 def _clarified(state: State, fact: Clarified) -> State:
@@ -353,7 +353,7 @@ def _clarified(state: State, fact: Clarified) -> State:
         return call_clarified(state, fact, fact.index)
     if fact.answer is None:
         return replace(state, asked=True)
-    answer = Said(role="user", text=fact.answer)
+    answer = TextMessage(role="user", text=fact.answer)
     return replace(state, phase=Phase.ASKING, reply=None, asked=False, transcript=(*state.transcript, answer))
 
 

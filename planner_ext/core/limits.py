@@ -16,14 +16,14 @@ from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.values import Tally, Usage
 
 __all__ = [
+    "BudgetShare",
+    "Consumption",
     "Ledger",
-    "Left",
     "Limits",
-    "Share",
-    "Spent",
+    "RemainingLimit",
     "divided",
-    "left_to_tell",
     "merged_counts",
+    "remaining_limits",
     "reserved",
     "settled",
     "spent_limit",
@@ -64,7 +64,7 @@ class Limits:
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 
     @property
-    def trips_kept(self) -> int:
+    def iterations_kept(self) -> int:
         """How many round trips are kept for the answer."""
         return 1 if self.on_limit == "answer" else 0
 
@@ -201,7 +201,7 @@ def time_left(limits: Limits, ledger: Ledger, at: float) -> tuple[float, str] | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class RemainingLimit:
     """How much of one limit is left.
 
     Attributes:
@@ -215,7 +215,7 @@ class Left:
     limit: float
 
 
-def left_to_tell(limits: Limits, ledger: Ledger, at: float) -> tuple[Left, ...]:
+def remaining_limits(limits: Limits, ledger: Ledger, at: float) -> tuple[RemainingLimit, ...]:
     """List what is left of trips, calls, tokens, cost and time, as far as ``tell_budget`` has the model told.
 
     Args:
@@ -236,12 +236,12 @@ def left_to_tell(limits: Limits, ledger: Ledger, at: float) -> tuple[Left, ...]:
         ("deadline", None if until is None else until + usage.active_seconds, usage.active_seconds),
     )
     limited = ((name, limit, used) for name, limit, used in spent if limit is not None)
-    known = (Left(name=name, left=max(limit - used, 0), limit=limit) for name, limit, used in limited)
+    known = (RemainingLimit(name=name, left=max(limit - used, 0), limit=limit) for name, limit, used in limited)
     return tuple(item for item in known if item.left <= item.limit * limits.tell_budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class BudgetShare:
     """What one nested run may spend of the budget around it; None where that has no such limit.
 
     Attributes:
@@ -259,7 +259,7 @@ class Share:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, limits: Limits) -> "Share":
+    def of(cls, limits: Limits) -> "BudgetShare":
         """Give all that the limits of a run allow."""
         return cls(**{name: getattr(limits, limit) for name, limit in _LIMITS.items()})
 
@@ -272,12 +272,12 @@ class Share:
         needed = {limit: getattr(self, name) for name, limit in _LIMITS.items() if name != "tool_calls"}
         return next((limit for limit, value in needed.items() if value is not None and value <= 0), None)
 
-    def whole(self) -> "Spent":
+    def whole(self) -> "Consumption":
         """Write the share as spent to its end."""
         usage = Usage(completion_tokens=self.tokens or 0, cost=self.cost, active_seconds=self.seconds or 0.0)
-        return Spent(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
+        return Consumption(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
 
-    def at_least(self, taken: "Spent") -> "Spent":
+    def at_least(self, taken: "Consumption") -> "Consumption":
         """Count the whole share as spent, and what was taken where it has no limit."""
         usage = taken.usage if self.tokens is None else Usage(completion_tokens=self.tokens)
         return replace(
@@ -299,7 +299,7 @@ _LIMITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class Consumption:
     """What a call has spent on requests and functions of its own, those of the runs inside it included.
 
     Its active time is not in it, for the run around it was active all the while.
@@ -316,8 +316,8 @@ class Spent:
     usage: Usage = Usage()
     calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(
+    def __add__(self, other: "Consumption") -> "Consumption":
+        return Consumption(
             iterations=self.iterations + other.iterations,
             tool_calls=self.tool_calls + other.tool_calls,
             usage=self.usage + other.usage,
@@ -331,7 +331,7 @@ def merged_counts(one: Mapping[str, int], other: Mapping[str, int], sign: int = 
     return {name: count for name, count in sums.items() if count}
 
 
-def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Share | None:
+def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> BudgetShare | None:
     """Divide what is left of a budget, less the round trip that is kept for the answer.
 
     Args:
@@ -346,8 +346,8 @@ def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Share 
     trips, tokens = limits.max_iterations, limits.max_total_tokens
     calls, cost, seconds = limits.max_tool_calls, limits.max_cost, limits.max_active_seconds
     used = ledger.usage
-    share = Share(
-        iterations=None if trips is None else (trips - ledger.iterations - limits.trips_kept) // by,
+    share = BudgetShare(
+        iterations=None if trips is None else (trips - ledger.iterations - limits.iterations_kept) // by,
         tool_calls=None if calls is None else max(calls - ledger.tool_calls - starting, 0) // by,
         tokens=None if tokens is None else (tokens - used.total_tokens) // by,
         cost=None if cost is None else (cost - (used.cost or 0.0)) / by,
@@ -356,12 +356,12 @@ def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Share 
     return share if share.used_up() is None else None
 
 
-def reserved(ledger: Ledger, share: Share | None) -> Ledger:
+def reserved(ledger: Ledger, share: BudgetShare | None) -> Ledger:
     """Set a share aside: it counts as spent."""
     return ledger if share is None else _charged(ledger, share.whole())
 
 
-def settled(ledger: Ledger, share: Share | None, spent: Spent | None) -> Ledger:
+def settled(ledger: Ledger, share: BudgetShare | None, spent: Consumption | None) -> Ledger:
     """Charge what a call has spent, and take back the rest of its share.
 
     Without ``spent`` the whole share was spent, but for its time: that is measured.
@@ -373,11 +373,11 @@ def settled(ledger: Ledger, share: Share | None, spent: Spent | None) -> Ledger:
     if spent is None:
         return _exact(replace(ledger, usage=ledger.usage + rest), share)
     rest += Usage(completion_tokens=-(share.tokens or 0), cost=None if share.cost is None else -share.cost)
-    back = Spent(iterations=-whole.iterations, tool_calls=-whole.tool_calls, usage=rest)
+    back = Consumption(iterations=-whole.iterations, tool_calls=-whole.tool_calls, usage=rest)
     return _exact(_charged(_charged(ledger, back), spent), share)
 
 
-def _charged(ledger: Ledger, spent: Spent) -> Ledger:
+def _charged(ledger: Ledger, spent: Consumption) -> Ledger:
     return replace(
         ledger,
         iterations=ledger.iterations + spent.iterations,
@@ -389,7 +389,7 @@ def _charged(ledger: Ledger, spent: Spent) -> Ledger:
     )
 
 
-def _exact(ledger: Ledger, share: Share) -> Ledger:
+def _exact(ledger: Ledger, share: BudgetShare) -> Ledger:
     """Round away what adding and taking a fraction leaves behind: a picodollar or a picosecond is nobody's."""
     usage = ledger.usage
     if share.cost is not None and usage.cost is not None:

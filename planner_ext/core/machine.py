@@ -20,7 +20,7 @@ from planner_ext.core.actions import (
 )
 from planner_ext.core.facts import ModelReplied
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import divided, left_to_tell, spent_limit, time_left
+from planner_ext.core.limits import divided, remaining_limits, spent_limit, time_left
 from planner_ext.core.state import (
     NO_MORE_QUESTIONS,
     Batch,
@@ -184,7 +184,7 @@ def _request(state: State, limit: str | None) -> AskModel:
         tool_choice=rules.tool_choice if offer else keep_schema,
         withheld=withheld,
         structured=rules.structured and (withheld is not None or not closing),
-        left=left_to_tell(rules.limits, state.ledger, state.at),
+        left=remaining_limits(rules.limits, state.ledger, state.at),
     )
 
 

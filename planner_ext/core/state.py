@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
-from planner_ext.core.limits import Ledger, Share
-from planner_ext.core.values import Entry, Message, RequestedCall, Row
+from planner_ext.core.limits import BudgetShare, Ledger
+from planner_ext.core.values import Message, RequestedCall, Row, TranscriptItem
 
 __all__ = [
     "ASK_USER",
@@ -66,7 +66,7 @@ class Call:
     answer: str | None = None
     erred: bool = False
     asked: bool = False
-    reserved: Share | None = None
+    reserved: BudgetShare | None = None
 
     @property
     def started(self) -> bool:
@@ -122,7 +122,7 @@ class State:
     run_id: str = ""
     goal: str = ""
     rules: Rules = Rules()
-    transcript: tuple[Entry, ...] = ()
+    transcript: tuple[TranscriptItem, ...] = ()
     ledger: Ledger = Ledger()
     iteration: int = 0
     rounds: int = 0

@@ -13,21 +13,21 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.fold import apply
-from planner_ext.core.limits import Spent
+from planner_ext.core.limits import Consumption
 from planner_ext.core.machine import IN_DOUBT, next_action
 from planner_ext.core.state import State
 
-__all__ = ["cancellation", "plain_fact", "stopping_facts"]
+__all__ = ["cancellation_reason", "plain_fact", "stopping_facts"]
 
 
-def cancellation(by: str, reason: str) -> str:
+def cancellation_reason(by: str, reason: str) -> str:
     """Say who cancelled a run and why, as far as that is known: for the record and for the model."""
     who = f"Cancelled by {by}" if by else "Cancelled"
     return f"{who}: {reason}" if reason else f"{who}."
 
 
 def stopping_facts(
-    state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Spent] | None = None
+    state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Consumption] | None = None
 ) -> tuple[Fact, ...]:
     """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end.
 
@@ -47,7 +47,7 @@ def stopping_facts(
     return tuple(facts)
 
 
-def _cancelled(state: State, at: float, spent: Mapping[int, Spent]) -> list[Fact]:
+def _cancelled(state: State, at: float, spent: Mapping[int, Consumption]) -> list[Fact]:
     batch = state.batch
     if batch is None:
         return []

@@ -12,16 +12,16 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, c
 __all__ = [
     "CallKind",
     "CallResult",
-    "Checked",
-    "Entry",
+    "EditedReply",
     "Message",
     "Reply",
-    "ReplyEntry",
     "RequestedCall",
+    "ResolvedCall",
     "Row",
-    "Said",
     "Status",
     "Tally",
+    "TextMessage",
+    "TranscriptItem",
     "Usage",
     "replace",
     "row_of",
@@ -154,7 +154,7 @@ Status: TypeAlias = Literal["answered", "incomplete", "paused", "asked", "limit_
 """How a run ended, or why it waits."""
 
 CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "question", "external"]
-"""What a requested call turned out to be: see `Checked`."""
+"""What a requested call turned out to be: see `ResolvedCall`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class ResolvedCall:
     """A requested call after it was resolved to its function and its arguments were validated.
 
     Attributes:
@@ -277,7 +277,7 @@ class CallResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyEntry:
+class EditedReply:
     """A transcript entry: a reply that differs from the message as received.
 
     Attributes:
@@ -292,12 +292,12 @@ class ReplyEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class TextMessage:
     """A transcript entry: plain text that came to the run otherwise than as a message."""
 
     role: Literal["user", "assistant"]
     text: str
 
 
-Entry: TypeAlias = Message | ReplyEntry | CallResult | Said
+TranscriptItem: TypeAlias = Message | EditedReply | CallResult | TextMessage
 """One message of a transcript."""

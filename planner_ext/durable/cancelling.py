@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.core.state import Phase
-from planner_ext.core.termination import cancellation, stopping_facts
+from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
@@ -33,6 +33,6 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
             continue
         with suppress(RunFencedError):  # somebody went on with it meanwhile: read it again
             await writer.append(
-                run_id, len(stored.facts), stopping_facts(writer.state, reason=cancellation(by, reason), at=at)
+                run_id, len(stored.facts), stopping_facts(writer.state, reason=cancellation_reason(by, reason), at=at)
             )
             return True

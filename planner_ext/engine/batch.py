@@ -26,10 +26,10 @@ from planner_ext.core.accounts import Account
 from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
-from planner_ext.core.limits import Share
+from planner_ext.core.limits import BudgetShare
 from planner_ext.core.machine import limit_of_restart
 from planner_ext.core.state import State
-from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime
 from planner_ext.engine.journal import Recorder
 from planner_ext.engine.ports import Finished, Functions, Ports
@@ -52,7 +52,7 @@ FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 """What stands in the transcript as the result of the final-answer call."""
 
 
-def first_verdict(state: State, index: int, checked: Checked, at: float) -> CallDecided:
+def first_verdict(state: State, index: int, checked: ResolvedCall, at: float) -> CallDecided:
     """Record what a checked call of the open batch comes to as long as nobody objects.
 
     A ``function`` runs, the final answer is taken, a question waits, a call of the caller's own function goes back to
@@ -86,7 +86,7 @@ _BOUND = frozenset({"function", "question"})
 """Kinds of calls that somebody may decide."""
 
 
-def _verdict(checked: Checked) -> dict[str, Any]:
+def _verdict(checked: ResolvedCall) -> dict[str, Any]:
     match checked.kind:
         case "function":
             return {"verdict": "run"}
@@ -100,13 +100,13 @@ def _verdict(checked: Checked) -> dict[str, Any]:
             return {"verdict": "answer", "answer": checked.answer, "reason": checked.kind}
 
 
-def is_as_decided(checked: Checked, fact: CallDecided) -> bool:
+def is_as_decided(checked: ResolvedCall, fact: CallDecided) -> bool:
     """Whether a call that was checked again is the one that was decided; older journals say nothing of parameters."""
     same = checked.kind == "function" and fact.digest in digests_of(checked.function, checked.arguments)
     return same and takes_no_more(fact.signature, checked.signature)
 
 
-def describe_call(state: State, fact: CallDecided, checked: Checked) -> ToolCall:
+def describe_call(state: State, fact: CallDecided, checked: ResolvedCall) -> ToolCall:
     """Show a call that could run as interceptors see it."""
     batch = state.batch
     assert batch is not None
@@ -220,7 +220,7 @@ class _Batch:
     """What the engine remembers of the open batch beside the state; all of it can be computed again."""
 
     iteration: int = -1
-    checked: dict[int, Checked] = field(default_factory=dict[int, Checked])
+    checked: dict[int, ResolvedCall] = field(default_factory=dict[int, ResolvedCall])
     failed: tuple[str, Finished] | None = None
 
 
@@ -304,7 +304,7 @@ class Calls:
             except BaseExceptionGroup as faults:  # of an adapter, a store or a watcher: as it would leave a single call
                 raise faults.exceptions[0] from None
 
-    async def _run_call(self, index: int, share: Share | None, slots: asyncio.Semaphore | None = None) -> None:
+    async def _run_call(self, index: int, share: BudgetShare | None, slots: asyncio.Semaphore | None = None) -> None:
         """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
         if slots is not None:
             async with slots:
@@ -331,7 +331,9 @@ class Calls:
                 return None
             return await self._start_call(index, call.request, checked, share)
 
-    async def _start_call(self, index: int, request: RequestedCall, checked: Checked, share: Share | None) -> None:
+    async def _start_call(
+        self, index: int, request: RequestedCall, checked: ResolvedCall, share: BudgetShare | None
+    ) -> None:
         """Run a call that may start, and record its beginning and its end."""
         started = CallStarted(
             iteration=self._journal.state.iteration - 1,
@@ -395,7 +397,7 @@ class Calls:
         terminated = state.ending is not None and self._ports.max_concurrency is not None
         return self._stop.reason is not None or terminated or (self._journal.timed and self._journal.left() <= 0)
 
-    def _checked(self, index: int, request: RequestedCall, decision: CallDecided) -> Checked | None:
+    def _checked(self, index: int, request: RequestedCall, decision: CallDecided) -> ResolvedCall | None:
         """Resolve an approved call again where that was done in another life, or where it was edited since."""
         batch = self._journal.state.batch
         known = self._batch.checked.get(index)

@@ -36,7 +36,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.state import Phase, State
 from planner_ext.core.termination import plain_fact
-from planner_ext.core.values import Entry, Message, Reply
+from planner_ext.core.values import Message, Reply, TranscriptItem
 from planner_ext.engine.batch import CallFailedError, Calls, StopHandle
 from planner_ext.engine.concurrency import OutOfTime
 from planner_ext.engine.journal import Recorder
@@ -186,7 +186,7 @@ class Engine:
         finally:  # a template that fails does not take back the request, nor what it cost
             await self.record(planned)
 
-    async def _requested(self, transcript: Sequence[Entry], request: AskModel) -> Reply | OutOfTime:
+    async def _requested(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Reply | OutOfTime:
         """Make a request; one that a time limit interrupts was made, and is charged with the end."""
         line = None if self._emit is None else _Line(self._emit)
         asked = self._ports.chat.ask(transcript, request, None if line is None else line.emit)

@@ -20,10 +20,10 @@ from pydantic_core import to_jsonable_python
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
 from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Spent
+from planner_ext.core.limits import Consumption
 from planner_ext.core.state import State
 from planner_ext.core.termination import stopping_facts
-from planner_ext.core.values import Message, ReplyEntry
+from planner_ext.core.values import EditedReply, Message
 from planner_ext.core.values import replace as changed
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
 from planner_ext.engine.ports import Emit, Observer, Ports, RunInfo
@@ -152,7 +152,7 @@ def _with_plain_messages(fact: Fact, dump_message: DumpMessage) -> Fact:
 
 
 def _plain(message: Message, dump_message: DumpMessage) -> Any:
-    assert not isinstance(message, ReplyEntry)
+    assert not isinstance(message, EditedReply)
     return dump_message(message)
 
 
@@ -267,7 +267,7 @@ class Recorder:
                 await self._emit(fact)
         return None
 
-    async def settle(self, reason: str, *, spent: Mapping[int, Spent]) -> None:
+    async def settle(self, reason: str, *, spent: Mapping[int, Consumption]) -> None:
         """Answer every call of the open batch and end the run; then tell the observers, since nobody else listens."""
         facts = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
         for fact in facts:

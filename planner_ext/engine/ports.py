@@ -12,7 +12,7 @@ from planner_ext.core.accounts import Tab
 from planner_ext.core.actions import AskModel, AskPerson
 from planner_ext.core.facts import CallOutcome, Fact
 from planner_ext.core.state import State
-from planner_ext.core.values import Checked, Entry, Message, Reply, RequestedCall, Usage
+from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 
 __all__ = [
     "AnswerForm",
@@ -75,7 +75,7 @@ class Finished:
 class Chat(Protocol):
     """One round trip to a model."""
 
-    async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
         """Send the transcript, with or without functions; stream the pieces to ``emit`` where there is one."""
         ...
 
@@ -83,11 +83,11 @@ class Chat(Protocol):
 class Functions(Protocol):
     """The functions that a run may call."""
 
-    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+    def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call among the functions offered with the last request, and validate its arguments."""
         ...
 
-    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         """Run one function of the state's open batch through the user's filters. Only cancellation is raised."""
         ...
 

@@ -14,7 +14,7 @@ from planner_ext.approval.decisions import Decision
 from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.termination import cancellation, stopping_facts
+from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.segment import Segment
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import RunStore
@@ -221,7 +221,7 @@ class FunctionCallingStepwisePlanner:
             raise PlannerInvalidConfigurationError(
                 f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
             )
-        facts = stopping_facts(state, reason=cancellation(by, reason), at=options.clock.now())
+        facts = stopping_facts(state, reason=cancellation_reason(by, reason), at=options.clock.now())
         Taking((self._taken,), calls_taken(checkpoint.facts, facts)).take()
         journal = (*checkpoint.facts, *facts)
         return result_of(fold(journal), journal, key=options.checkpoint_key)

@@ -17,8 +17,8 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionRes
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 
 from planner_ext.core.actions import AskModel
-from planner_ext.core.limits import Left
-from planner_ext.core.values import Entry, Reply, Usage
+from planner_ext.core.limits import RemainingLimit
+from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
 from planner_ext.sk.assembly import ReplyAssembly
 from planner_ext.sk.budget import Price
@@ -45,7 +45,7 @@ _UNITS = {
 }
 
 
-def told(messages: Sequence[ChatMessageContent], left: Sequence[Left]) -> ChatMessageContent | None:
+def told(messages: Sequence[ChatMessageContent], left: Sequence[RemainingLimit]) -> ChatMessageContent | None:
     """Copy the newest message with what is left added to it; None where nothing is to be said.
 
     It is added to the end of that message's text, and not sent as a message of its own: right after a tool message some
@@ -64,7 +64,7 @@ def told(messages: Sequence[ChatMessageContent], left: Sequence[Left]) -> ChatMe
     return newest.model_copy(update={"items": _ending(newest.items, words)})
 
 
-def _words(item: Left) -> str:
+def _words(item: RemainingLimit) -> str:
     if item.name == "deadline":
         return f"{item.left:.0f} seconds to the deadline"
     return f"{_number(item.left)} of {_number(item.limit)} {_UNITS[item.name]}"
@@ -152,14 +152,14 @@ class KernelChat:
         self._plan_settings = plan_settings or {}
         self._answer_settings = answer_settings or {}
         self._rendered: list[ChatMessageContent] = []
-        self._entries: Sequence[Entry] = ()
+        self._entries: Sequence[TranscriptItem] = ()
         self.unanswered = Usage()
 
-    def messages(self, transcript: Sequence[Entry]) -> list[ChatMessageContent]:
+    def messages(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
         """Write a transcript as messages; what was written before is not written again."""
         return list(self._written(transcript))
 
-    def _written(self, transcript: Sequence[Entry]) -> list[ChatMessageContent]:
+    def _written(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
         """Bring what is written up to a transcript: the same list if that only goes on, else another one."""
         if transcript is not self._entries:
             known = len(self._entries)
@@ -169,7 +169,7 @@ class KernelChat:
             self._entries = transcript
         return self._rendered
 
-    async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
         """Send the transcript and bring the reply back.
 
         Raises:
@@ -197,7 +197,7 @@ class KernelChat:
             usage = self._size.completed(usage, sent.sent, offer, message)
         return self._reply(with_usage(message, usage), usage)
 
-    def _request(self, transcript: Sequence[Entry], request: AskModel) -> ChatRequest:
+    def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
         """Write a request, with settings of its own."""
         update: dict[str, Any] = {"function_choice_behavior": None}
         if request.iteration < 0:

@@ -25,7 +25,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import Call, State
-from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, Effect, effect_of, idempotency_key, takes
@@ -87,7 +87,7 @@ class _Run:
     """
 
     call: RequestedCall
-    checked: Checked
+    checked: ResolvedCall
     prepared: _Prepared
     arguments: KernelArguments
     target: KernelFunction
@@ -141,7 +141,7 @@ class KernelFunctions:
         self._decided_by = decided_by
         self._prepared: dict[int, _Prepared] = {}
 
-    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+    def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.
 
         Args:
@@ -152,10 +152,10 @@ class KernelFunctions:
             What the call is; for ``unknown`` and ``invalid`` with an answer that the model can act on.
         """
         if call.name in self._schema_only():
-            return Checked(kind="external", function=call.name, arguments={})
+            return ResolvedCall(kind="external", function=call.name, arguments={})
         function = self._offered().get(call.name)
         if function is None:
-            return Checked(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
+            return ResolvedCall(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
         text = call.arguments if edited is None else edited
         prepared = self._prepare(function)
         given = parse_object(text)
@@ -166,21 +166,21 @@ class KernelFunctions:
             "function_name": function.name,
         }
         if isinstance(parsed, InvalidArguments):
-            return Checked(kind="invalid", **names, arguments={}, answer=parsed.message)
+            return ResolvedCall(kind="invalid", **names, arguments={}, answer=parsed.message)
         if function is self._final_answer:
             answer = result_text(cast("dict[str, Any]", given).get("answer"))
             if not answer.strip():
                 problem = f"{call.name} was given no answer. Call it with one."
-                return Checked(kind="invalid", **names, arguments={}, answer=problem)
-            return Checked(kind="final_answer", **names, arguments={}, answer=answer)
+                return ResolvedCall(kind="invalid", **names, arguments={}, answer=problem)
+            return ResolvedCall(kind="final_answer", **names, arguments={}, answer=answer)
         text = None if parsed is given else _JSON.encode(parsed)
         if function is self._ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():
                 problem = f"{call.name} was given no question. Call it with one."
-                return Checked(kind="invalid", **names, arguments={}, answer=problem)
-            return Checked(kind="question", **names, arguments=parsed, converted=text, answer=question)
-        return Checked(
+                return ResolvedCall(kind="invalid", **names, arguments={}, answer=problem)
+            return ResolvedCall(kind="question", **names, arguments=parsed, converted=text, answer=question)
+        return ResolvedCall(
             kind="function",
             **names,
             arguments=parsed,
@@ -190,7 +190,7 @@ class KernelFunctions:
             asks_model=prepared.asks_model,
         )
 
-    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         """Run a function through the application's filters.
 
         Args:
@@ -257,7 +257,9 @@ class KernelFunctions:
             self._prepared[id(function)] = prepared
         return prepared
 
-    def _start(self, call: RequestedCall, checked: Checked, function: KernelFunction, planned: Call, key: str) -> _Run:
+    def _start(
+        self, call: RequestedCall, checked: ResolvedCall, function: KernelFunction, planned: Call, key: str
+    ) -> _Run:
         prepared = self._prepare(function)
         arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
         values = cast("dict[str, Any]", arguments)

@@ -16,7 +16,7 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.values import CallResult, Entry, Message, ReplyEntry, RequestedCall, Said
+from planner_ext.core.values import CallResult, EditedReply, Message, RequestedCall, TextMessage, TranscriptItem
 from planner_ext.engine.journal import dump_message
 from planner_ext.sk.arguments import InvalidArguments, parse_object
 from planner_ext.sk.execution import sendable
@@ -320,7 +320,7 @@ def _encodable(item: Any) -> Any:
     return item if text == item.text else item.model_copy(update={"text": text})
 
 
-def render(entries: Iterable[Entry], offered: Container[str] | None = None) -> list[ChatMessageContent]:
+def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = None) -> list[ChatMessageContent]:
     """Write transcript entries as messages of Semantic Kernel.
 
     Args:
@@ -330,14 +330,14 @@ def render(entries: Iterable[Entry], offered: Container[str] | None = None) -> l
     return [_render(entry, offered) for entry in entries]
 
 
-def _render(entry: Entry, offered: Container[str] | None) -> ChatMessageContent:
+def _render(entry: TranscriptItem, offered: Container[str] | None) -> ChatMessageContent:
     match entry:
         case CallResult():
             content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
             return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
-        case ReplyEntry():
+        case EditedReply():
             return _changed(_load(entry.message, offered), set(entry.kept), dict(entry.edited))
-        case Said():
+        case TextMessage():
             return ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
         case _:
             return _load(entry, offered)

@@ -14,7 +14,7 @@ from semantic_kernel.functions import KernelFunction
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall
 from planner_ext.core.accounts import Account, Tab, current_tab
 from planner_ext.core.state import State
-from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Finished, Functions, Gate
@@ -149,13 +149,13 @@ class NestingFunctions:
         """Let what stops this run stop the runs inside it, too."""
         self._around = partial(self._around, stop=stop)
 
-    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+    def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call, see `KernelFunctions.check`, and say whether it is a planner's."""
         checked = self._functions.check(call, edited)
         nested = checked.kind == "function" and planner_of(self._offered().get(checked.function)) is not None
         return replace(checked, nested=True) if nested else checked
 
-    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         """Run a function, see `KernelFunctions.run`, and let what it does find this run."""
         if (tab := current_tab()) is not None:
             tab.around = self._around

@@ -21,7 +21,7 @@ from planner_ext.approval.policy import ApprovalPolicy, guard_name
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards
-from planner_ext.core.limits import Spent
+from planner_ext.core.limits import Consumption
 from planner_ext.core.state import State
 from planner_ext.engine.engine import CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
@@ -198,7 +198,7 @@ class Loop:
             finally:
                 engine.account.close()
                 if self.within is not None and self.chat.unanswered.total_tokens:
-                    self.within.tab.charge(Spent(usage=self.chat.unanswered))
+                    self.within.tab.charge(Consumption(usage=self.chat.unanswered))
 
     def _gate(self, *, marked: bool) -> InterceptorChain:
         options = self._options

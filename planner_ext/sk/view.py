@@ -37,7 +37,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Approve, Deny, Supply, ToolCall, approval_required, digest_of, fingerprint_of
 from planner_ext.core.accounts import Tab
-from planner_ext.core.limits import Spent
+from planner_ext.core.limits import Consumption
 from planner_ext.core.values import Usage
 from planner_ext.sk.arguments import INJECTED, InvalidArguments, parameters_of, parse_arguments
 from planner_ext.sk.budget import Price
@@ -102,13 +102,13 @@ def charged(
 
     def charge(reply: ChatMessageContent | None) -> None:
         if reply is not None:
-            more = Spent(iterations=read_iterations(reply.metadata) - 1, usage=spent(reply))
+            more = Consumption(iterations=read_iterations(reply.metadata) - 1, usage=spent(reply))
             around.tab.charge(more, instead_of=request)
 
     try:
         yield charge
     except Exception:
-        around.tab.charge(Spent(), instead_of=request)
+        around.tab.charge(Consumption(), instead_of=request)
         raise
 
 

@@ -42,7 +42,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import CallKind, CallResult, ReplyEntry, RequestedCall, Said, Usage
+from planner_ext.core.values import CallKind, CallResult, EditedReply, RequestedCall, TextMessage, Usage
 
 GOAL = {"role": "user", "text": "goal"}
 
@@ -308,7 +308,7 @@ class Play:
 def kept_calls(entry: object) -> list[tuple[str, str]]:
     """List the calls that a transcript entry shows to the model, as (id, name)."""
     match entry:
-        case ReplyEntry(message=message, kept=kept):
+        case EditedReply(message=message, kept=kept):
             return [call for call in map(tuple, message["calls"]) if call[0] in kept]
         case {"calls": asked}:
             return [(call[0], call[1]) for call in asked]
@@ -327,14 +327,14 @@ def violations(transcript: Sequence[object]) -> list[str]:
                 found.append(f"{place}: expected the result of {expected}, found that of {entry.call_id}")
             continue
         found += [f"{place}: {call} has no result" for call in waiting]
-        if isinstance(entry, Said):
+        if isinstance(entry, TextMessage):
             found += [] if entry.text else [f"{place}: an empty message"]
             waiting = []
             continue
         waiting = kept_calls(entry)
         if len({call_id for call_id, _ in waiting}) != len(waiting):
             found.append(f"{place}: the same call id twice")
-        message = entry.message if isinstance(entry, ReplyEntry) else entry
+        message = entry.message if isinstance(entry, EditedReply) else entry
         if isinstance(message, dict) and not waiting and not message["text"]:
             found.append(f"{place}: an empty message")
     return found + [f"end: {call} has no result" for call in waiting]

@@ -30,7 +30,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase, State, asks
-from planner_ext.core.values import Checked, Entry, Reply, RequestedCall, Usage
+from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
 from planner_ext.engine.journal import dump_journal, load_journal
 from planner_ext.engine.ports import Clarification, Emit, Finished, Ports
@@ -206,7 +206,7 @@ class World:
 
     # Chat
 
-    async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
         self.problems += violations(transcript)
         if request.iteration < 0:
             self.plan_requests += 1
@@ -238,14 +238,14 @@ class World:
 
     # Functions
 
-    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
+    def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         kinds: dict[str, Any] = {"unknown": "unknown", "bad": "invalid", "final": "final_answer", "mine": "external"}
         kinds["ask"] = "question"
         kind = "invalid" if "bad" in (edited or "") else kinds.get(call.name, "function")
         arguments: Mapping[str, Any] = json.loads(edited or call.arguments) if kind == "function" else {}
-        return Checked(kind=kind, function=call.name, function_name=call.name, arguments=arguments, answer=kind)
+        return ResolvedCall(kind=kind, function=call.name, function_name=call.name, arguments=arguments, answer=kind)
 
-    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         self.begun[checked.function] += 1
         self.time += 15.0 if call.name == "slow" and self.plan.turns[0].seconds else 0.0
         if call.name == "fails":

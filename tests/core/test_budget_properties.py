@@ -27,7 +27,7 @@ from planner_ext.core.facts import (
     Resumed,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits, left_to_tell, spent_limit
+from planner_ext.core.limits import Limits, remaining_limits, spent_limit
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import State
 
@@ -158,7 +158,7 @@ def test_the_model_is_told_what_is_really_left(plan: Plan, tell: bool | float) -
         if action is None or action.__class__.__name__ != "AskModel":
             continue
         left = action.left  # type: ignore[union-attr]
-        assert left == left_to_tell(state.rules.limits, state.ledger, state.at)
+        assert left == remaining_limits(state.rules.limits, state.ledger, state.at)
         assert all(0 <= item.left <= item.limit * (tell or 0) for item in left)
         told = {item.name: item.left for item in left}
         most = state.rules.limits.max_iterations

@@ -23,7 +23,7 @@ from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.state import TRANSITIONS, Phase, State
-from planner_ext.core.values import ReplyEntry, Usage
+from planner_ext.core.values import EditedReply, Usage
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_calls_of_a_reply_cut_short_open_no_batch(reason: str) -> None:
     """A truncated call is never run; the text beside it is kept, without the calls."""
     state = fold([run_started(), replied(calls("f", text="I will", finish_reason=reason))])
     assert (state.phase, state.batch) == (Phase.ANSWERING, None)
-    assert [type(entry) for entry in state.transcript] == [dict, ReplyEntry]
+    assert [type(entry) for entry in state.transcript] == [dict, EditedReply]
     assert state.transcript[-1].kept == ()
 
 
@@ -143,7 +143,7 @@ def test_calls_that_were_not_offered_open_no_batch() -> None:
     """Where no function was offered, calls are left out and their text is kept."""
     state = fold([run_started(), replied(calls("f", text="I will", stubborn=True), offered=False)])
     assert state.phase is Phase.ANSWERING
-    assert state.transcript[-1] == ReplyEntry(message=state.transcript[-1].message, kept=())
+    assert state.transcript[-1] == EditedReply(message=state.transcript[-1].message, kept=())
 
 
 def test_a_reply_without_text_leaves_no_empty_message() -> None:

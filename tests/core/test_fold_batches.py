@@ -25,7 +25,7 @@ from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase
-from planner_ext.core.values import CallResult, ReplyEntry
+from planner_ext.core.values import CallResult, EditedReply
 
 
 def test_the_results_enter_in_call_order_whatever_ended_first() -> None:
@@ -136,7 +136,7 @@ def test_edited_arguments_appear_in_the_transcript() -> None:
     """The model reads the arguments that were used, not those it sent."""
     facts = [*BATCH, decided(0, edited='{"a":1}'), decided(1, "g"), withheld(0, 1)]
     entry = fold(facts).transcript[1]
-    assert entry == ReplyEntry(message=entry.message, kept=("c0", "c1"), edited=(("c0", '{"a":1}'),))
+    assert entry == EditedReply(message=entry.message, kept=("c0", "c1"), edited=(("c0", '{"a":1}'),))
 
 
 def test_reask_removes_denied_calls() -> None:

@@ -20,7 +20,7 @@ from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import NO_MORE_QUESTIONS, Phase, asks, only_asks
-from planner_ext.core.values import Said, Usage
+from planner_ext.core.values import TextMessage, Usage
 
 INSISTING = {"require_final_answer": True}
 
@@ -105,7 +105,7 @@ def test_a_plain_question_waits_only_where_a_final_answer_is_owed() -> None:
     assert play.state.phase is Phase.PAUSED
     play.add(RESUMED, clarified("Oslo", None)).go()
     assert (play.end.status, play.end.answer) == ("answered", "42")
-    assert Said(role="user", text="Oslo") in play.state.transcript
+    assert TextMessage(role="user", text="Oslo") in play.state.transcript
 
 
 def test_a_plain_question_that_the_clarifier_left_open_is_not_put_to_it_again() -> None:
@@ -127,7 +127,7 @@ def test_a_final_answer_that_was_not_offered_is_taken_as_the_forced_one() -> Non
     withheld = replied(Turn(names=("final",), stubborn=True), offered=False, withheld="max_iterations")
     play = Play(limits=Limits(max_iterations=1)).add(type(withheld)(**{**_fields(withheld), "final_answer": "42"})).go()
     assert (play.end.status, play.end.answer) == ("limit_reached", "42")
-    assert play.state.transcript[-1] == Said(role="assistant", text="42")
+    assert play.state.transcript[-1] == TextMessage(role="assistant", text="42")
     assert play.add(RESUMED).state.transcript == play.facts[0].messages  # type: ignore[union-attr]
 
 

@@ -8,23 +8,23 @@ from core_builders import calls, decided, finished, replied, run_started
 from planner_ext.core.actions import RunCalls, WithholdCalls
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Ledger, Limits, Share, Spent, divided
+from planner_ext.core.limits import BudgetShare, Consumption, Ledger, Limits, divided
 from planner_ext.core.machine import next_action
 from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import dump_journal, load_journal
 
-SHARE = Share(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
+SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
 LIMITS = Limits(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)
 
 
-def started(share: Share | None = SHARE) -> list[Fact]:
+def started(share: BudgetShare | None = SHARE) -> list[Fact]:
     """A journal up to the start of a nested call."""
     start = CallStarted(iteration=0, index=0, call_id="c0", function="f", reserved=share, at=0.0)
     return [run_started(limits=LIMITS), replied(calls("f")), decided(0, nested=True), start]
 
 
-def ended(spent: Spent | None, **more: object) -> CallFinished:
+def ended(spent: Consumption | None, **more: object) -> CallFinished:
     """The end of that call."""
     fact = finished(0, **more)  # type: ignore[arg-type]
     assert isinstance(fact, CallFinished)
@@ -37,21 +37,21 @@ _FIELDS = ("iteration", "index", "call_id", "function", "outcome", "result", "at
 def test_the_trip_that_is_kept_for_the_answer_is_in_no_share() -> None:
     """Of 10 trips with one used, 8 are divided under ``answer`` and 9 otherwise; the rest of a division is left."""
     used = Ledger(iterations=1)
-    assert divided(Limits(max_iterations=10), used, starting=3, by=3) == Share(iterations=2)
-    assert divided(Limits(max_iterations=10, on_limit="stop"), used, starting=3, by=3) == Share(iterations=3)
+    assert divided(Limits(max_iterations=10), used, starting=3, by=3) == BudgetShare(iterations=2)
+    assert divided(Limits(max_iterations=10, on_limit="stop"), used, starting=3, by=3) == BudgetShare(iterations=3)
 
 
 def test_calls_that_are_about_to_start_are_in_no_share() -> None:
     """Of 10 calls with two used and four about to start, four are divided; none left is a share without functions."""
     used = Ledger(tool_calls=2)
-    assert divided(Limits(max_tool_calls=10), used, starting=4, by=2) == Share(tool_calls=2)
-    assert divided(Limits(max_tool_calls=6), used, starting=4, by=1) == Share(tool_calls=0)
+    assert divided(Limits(max_tool_calls=10), used, starting=4, by=2) == BudgetShare(tool_calls=2)
+    assert divided(Limits(max_tool_calls=6), used, starting=4, by=1) == BudgetShare(tool_calls=0)
 
 
 def test_without_limits_a_share_has_none() -> None:
     """What is not limited around is not limited inside."""
     share = divided(Limits(), Ledger(iterations=50), starting=1, by=1)
-    assert share == Share()
+    assert share == BudgetShare()
     assert share.limits(None) == Limits()
 
 
@@ -79,7 +79,7 @@ def test_a_share_counts_as_spent_while_its_call_runs() -> None:
 def test_what_was_not_spent_comes_back_exactly() -> None:
     """After the call the ledger has what was spent, to the last decimal; the time is measured by the run around."""
     usage = Usage(prompt_tokens=40, completion_tokens=2, cost=0.1)
-    ledger = fold([*started(), ended(Spent(iterations=2, tool_calls=1, usage=usage))]).ledger
+    ledger = fold([*started(), ended(Consumption(iterations=2, tool_calls=1, usage=usage))]).ledger
     assert (ledger.iterations, ledger.tool_calls) == (1 + 2, 1 + 1)
     assert ledger.usage == Usage(prompt_tokens=40, completion_tokens=2, cost=0.1, active_seconds=1.0)
 
@@ -98,8 +98,11 @@ def test_a_nested_call_in_doubt_costs_its_share_and_another_one_when_it_runs_aga
     The call itself is charged once, however often it starts.
     """
     first = started()
-    again = [decided(0, nested=True), CallStarted(**{**_fields(first[-1]), "reserved": Share(iterations=2, seconds=3)})]
-    ledger = fold([*first, *again, ended(Spent(iterations=1))]).ledger
+    again = [
+        decided(0, nested=True),
+        CallStarted(**{**_fields(first[-1]), "reserved": BudgetShare(iterations=2, seconds=3)}),
+    ]
+    ledger = fold([*first, *again, ended(Consumption(iterations=1))]).ledger
     assert (ledger.iterations, ledger.tool_calls, ledger.usage.active_seconds) == (1 + 3 + 1, 1 + 2, 1.0)
 
 
@@ -134,7 +137,7 @@ def test_the_machine_divides_when_the_batch_starts() -> None:
         decided(1, "g"),
         decided(2, nested=True),
     ]
-    share = Share(iterations=3, tool_calls=3)
+    share = BudgetShare(iterations=3, tool_calls=3)
     assert next_action(fold(facts)) == RunCalls(iteration=0, indexes=(0, 1, 2), share=share)
 
 
@@ -154,7 +157,7 @@ def test_the_machine_withholds_nested_calls_that_cannot_be_paid_and_runs_the_oth
 
 def test_shares_survive_json_and_older_journals_have_none() -> None:
     """What was set aside and spent is written and read again; facts without it fold as they did."""
-    facts = [started()[-1], ended(Spent(iterations=2, usage=Usage(cost=0.1)))]
+    facts = [started()[-1], ended(Consumption(iterations=2, usage=Usage(cost=0.1)))]
     text = dump_journal(facts, lambda message: message)
     assert list(load_journal(text)) == facts
     data = json.loads(text)

@@ -18,7 +18,7 @@ from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, Model
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
-from planner_ext.core.values import Checked, Entry, Reply, RequestedCall
+from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem
 from planner_ext.engine import concurrency as in_time
 from planner_ext.engine import journal as recorder
 from planner_ext.engine.ports import Emit, Finished
@@ -47,12 +47,12 @@ class SlowWorld(World):
                 if number != self.swallows:
                     raise
 
-    async def ask(self, transcript: Sequence[Entry], request: AskModel, emit: Emit | None) -> Reply:
+    async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
         reply = await World.ask(self, transcript, request, emit)
         await self.work()
         return reply
 
-    async def run(self, call: RequestedCall, checked: Checked, *, index: int, state: State) -> Finished:
+    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         finished = await World.run(self, call, checked, index=index, state=state)
         await self.work()
         return finished

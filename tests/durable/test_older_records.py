@@ -21,7 +21,7 @@ from planner_ext import (
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.machine import IN_DOUBT
-from planner_ext.core.values import Checked, RequestedCall
+from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.durable import Approvals
 from planner_ext.engine.effects import Effect
 from planner_ext.errors import DecisionRefusedError
@@ -131,8 +131,8 @@ class Resolved:
     def __init__(self, account: Any) -> None:
         self._account = account
 
-    def check(self, call: RequestedCall, edited: str | None = None) -> Checked:
-        return Checked(kind="function", function=call.name, arguments={"account": self._account})
+    def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
+        return ResolvedCall(kind="function", function=call.name, arguments={"account": self._account})
 
 
 @pytest.mark.parametrize("in_doubt", ["person", "model"])

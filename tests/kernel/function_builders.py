@@ -14,7 +14,7 @@ from semantic_kernel.functions import KernelFunction, kernel_function
 from planner_ext.core.facts import CallDecided, CallStarted, ModelReplied, Rules, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
-from planner_ext.core.values import Checked, RequestedCall, Usage
+from planner_ext.core.values import RequestedCall, ResolvedCall, Usage
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.functions import KernelFunctions
@@ -131,7 +131,7 @@ class Bench:
         }
         self.functions = KernelFunctions(self.kernel, **(given | options))
 
-    def check(self, name: str, arguments: Mapping[str, Any] | str = "", edited: str | None = None) -> Checked:
+    def check(self, name: str, arguments: Mapping[str, Any] | str = "", edited: str | None = None) -> ResolvedCall:
         return self.functions.check(request(name, arguments), edited)
 
     async def run(
@@ -156,7 +156,9 @@ def request(name: str, arguments: Mapping[str, Any] | str = "", *, id: str = "ca
     return RequestedCall(id=id, name=name, arguments=text)
 
 
-def state_of(call: RequestedCall, checked: Checked, *, by: str, edited: str | None, index: int, count: int) -> State:
+def state_of(
+    call: RequestedCall, checked: ResolvedCall, *, by: str, edited: str | None, index: int, count: int
+) -> State:
     """A run in its third trip, whose batch is decided and whose call has started."""
     calls = tuple(call if at == index else request("lights-fail", id=f"call_{at}") for at in range(count))
     decided = [

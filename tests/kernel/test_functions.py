@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from function_builders import Bench
 
-from planner_ext.core.values import Checked
+from planner_ext.core.values import ResolvedCall
 from planner_ext.engine.ports import Functions
 
 
@@ -19,7 +19,7 @@ def test_it_is_the_engines_functions() -> None:
 def test_a_call_of_an_offered_function_is_resolved_and_validated() -> None:
     """A good call is a function with its names and arguments."""
     checked = Bench().check("lights-switch", '{"room": "hall"}')
-    assert replace(checked, signature="", threaded=False) == Checked(
+    assert replace(checked, signature="", threaded=False) == ResolvedCall(
         kind="function",
         function="lights-switch",
         plugin_name="lights",
@@ -65,7 +65,7 @@ def test_without_functions_the_answer_says_so() -> None:
 
 def test_a_function_known_by_schema_only_is_external() -> None:
     """The caller must run it; its arguments are none of ours."""
-    assert Bench().check("remote-call", "not even JSON") == Checked(
+    assert Bench().check("remote-call", "not even JSON") == ResolvedCall(
         kind="external", function="remote-call", arguments={}
     )
 

@@ -15,7 +15,7 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.values import CallResult, ReplyEntry
+from planner_ext.core.values import CallResult, EditedReply
 from planner_ext.sk.messages import (
     AssistantMessage,
     assistant_text,
@@ -132,14 +132,14 @@ def test_a_result_is_one_tool_message() -> None:
 def test_an_edited_reply_shows_the_edited_arguments() -> None:
     """Calls that were removed are gone, edited arguments stand in place of the model's, the original is unchanged."""
     received = reply(call("a", arguments='{"x": 1}'), call("b"), TextContent(text="See:"))
-    (message,) = render([ReplyEntry(message=received, kept=("a",), edited=(("a", '{"x": 2}'),))])
+    (message,) = render([EditedReply(message=received, kept=("a",), edited=(("a", '{"x": 2}'),))])
     assert (ids(message), message.items[0].arguments, text_of(message)) == (["a"], '{"x": 2}', "See:")
     assert (ids(received), received.items[0].arguments) == (["a", "b"], '{"x": 1}')
 
 
 def test_a_reply_of_which_no_call_is_left_is_its_text() -> None:
     """With every call removed, what is sent is the text alone."""
-    (message,) = render([ReplyEntry(message=reply(call("a"), TextContent(text="See:")), kept=())])
+    (message,) = render([EditedReply(message=reply(call("a"), TextContent(text="See:")), kept=())])
     assert message.to_dict() == {"role": "assistant", "content": "See:"}
 
 

@@ -11,11 +11,11 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.limits import Ledger, Left, Limits, left_to_tell
+from planner_ext.core.limits import Ledger, Limits, RemainingLimit, remaining_limits
 from planner_ext.core.values import Usage
 from planner_ext.sk.chat import told
 
-TRIPS = Left(name="max_iterations", left=2, limit=6)
+TRIPS = RemainingLimit(name="max_iterations", left=2, limit=6)
 WORDS = "[Budget left, this request included: 2 of 6 round trips.]"
 
 
@@ -77,7 +77,7 @@ def test_nothing_left_to_tell_is_nothing_said() -> None:
 
 def test_each_limit_is_named_in_words() -> None:
     """Trips, calls, tokens, dollars, seconds and the deadline are told in plain words, without needless digits."""
-    left = left_to_tell(
+    left = remaining_limits(
         Limits(
             max_iterations=10,
             max_tool_calls=4,
@@ -105,7 +105,7 @@ def test_each_limit_is_named_in_words() -> None:
 def test_a_share_is_told_of_once_it_is_left(spent: int, heard: bool) -> None:
     """With tell_budget=0.25 a limit is told of from the request on at which a quarter of it or less is left."""
     limits = Limits(max_iterations=10, max_tool_calls=100, tell_budget=0.25)
-    left = left_to_tell(limits, Ledger(iterations=spent), 0.0)
+    left = remaining_limits(limits, Ledger(iterations=spent), 0.0)
     assert [item.name for item in left] == (["max_iterations"] if heard else [])
 
 
@@ -113,12 +113,12 @@ def test_a_deadline_is_near_by_the_time_worked() -> None:
     """Of a deadline the whole is the time worked so far and the time left: after 30 s, 10 s are a quarter."""
     limits = Limits(deadline=datetime.fromtimestamp(100, UTC), tell_budget=0.25)
     worked = Ledger(usage=Usage(active_seconds=30))
-    assert left_to_tell(limits, worked, 89.0) == ()
-    assert left_to_tell(limits, worked, 90.0) == (Left(name="deadline", left=10.0, limit=40.0),)
-    assert left_to_tell(limits, worked, 200.0)[0].left == 0
+    assert remaining_limits(limits, worked, 89.0) == ()
+    assert remaining_limits(limits, worked, 90.0) == (RemainingLimit(name="deadline", left=10.0, limit=40.0),)
+    assert remaining_limits(limits, worked, 200.0)[0].left == 0
 
 
 def test_nothing_is_told_unless_it_is_asked_for() -> None:
     """Without tell_budget the model hears nothing of the budget; what is not limited is never told of."""
-    assert left_to_tell(Limits(max_iterations=1), Ledger(iterations=1), 0.0) == ()
-    assert left_to_tell(Limits(max_calls_per_function={"f": 1}, tell_budget=True), Ledger(), 0.0) == ()
+    assert remaining_limits(Limits(max_iterations=1), Ledger(iterations=1), 0.0) == ()
+    assert remaining_limits(Limits(max_calls_per_function={"f": 1}, tell_budget=True), Ledger(), 0.0) == ()
