@@ -1,56 +1,111 @@
 """A bounded, interruptible, auditable agent loop for Semantic Kernel.
 
-A name is imported when it is first asked for (PEP 562): Semantic Kernel takes seconds to import, and not every part of
-the package needs it.
+Doors: each runs the same loop within a `Budget`.
+
+    FunctionCallingStepwisePlanner     a goal in, an answer out (FunctionCallingStepwisePlannerOptions,
+                                       FunctionCallingStepwisePlannerResult, UserInteraction)
+    FunctionInvokingChatCompletion     the loop around any connector, itself a chat completion service
+    ToolCallHandler                    the loop over a history, with an interception point
+    ToolUseSession                     a conversation, in closed or open loop
+    PlannerPlugin                      a planner as a function of a kernel
+    BoundedFunctionChoiceBehavior      a limit of tool rounds, also in Semantic Kernel's own loop
+
+Limits: Budget, Usage, ToolExecution, StopHandle.
+
+Approval: an interceptor gets a ToolCall and returns Approve, Deny, Supply, Defer or None.
+
+    ApprovalPolicy, requires_approval  interceptors as data, and a mark on a function
+    ApprovalFilter                     both in a stock kernel, as a filter
+    ApprovalSettings                   what a denied or deferred call does to the run
+    Checkpoint                         a paused run as JSON text; resume it in any process
+
+Durability: Runs keeps runs in SQLite or PostgreSQL; they survive ``kill -9``.
+
+Modules: errors, events (facts and stream events), iteration (between iterations), hitl_manager (interception), session,
+plugin, durable (stores, workers, approvals), testing (scripted models). Command line: ``planner-ext --help``.
+
+A minimal run::
+
+    planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(max_iterations=5))
+    result = await planner.invoke(kernel, "How much warmer is it in Lisbon than in Oslo?")
+    print(result.status, result.final_answer, result.iterations)
+
+Names are imported on first use (PEP 562), because Semantic Kernel takes seconds to import.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner_ext.approval.decisions import Approve, Deny, requires_approval
+    from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, requires_approval
     from planner_ext.approval.policy import ApprovalPolicy
+    from planner_ext.core.values import Usage
+    from planner_ext.durable.runs import Runs
+    from planner_ext.engine.engine import StopHandle
     from planner_ext.handler import ToolCallHandler
     from planner_ext.planner import FunctionCallingStepwisePlanner
     from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
     from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, UserInteraction
+    from planner_ext.plugin import PlannerPlugin
     from planner_ext.service import FunctionInvokingChatCompletion
+    from planner_ext.session import ToolUseSession
+    from planner_ext.sk.approval import ApprovalSettings
     from planner_ext.sk.approval_filter import ApprovalFilter
     from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
     from planner_ext.sk.budget import Budget
+    from planner_ext.sk.checkpoint import Checkpoint
+    from planner_ext.sk.execution import ToolExecution
 
 __all__ = [
     "ApprovalFilter",
     "ApprovalPolicy",
+    "ApprovalSettings",
     "Approve",
     "BoundedFunctionChoiceBehavior",
     "Budget",
+    "Checkpoint",
+    "Defer",
     "Deny",
     "FunctionCallingStepwisePlanner",
     "FunctionCallingStepwisePlannerOptions",
     "FunctionCallingStepwisePlannerResult",
     "FunctionInvokingChatCompletion",
+    "PlannerPlugin",
+    "Runs",
+    "StopHandle",
+    "Supply",
     "ToolCallHandler",
+    "ToolExecution",
+    "ToolUseSession",
+    "Usage",
     "UserInteraction",
     "requires_approval",
 ]
 
-_MODULES = {
-    "ApprovalFilter": "sk.approval_filter",
-    "ApprovalPolicy": "approval.policy",
-    "Approve": "approval.decisions",
-    "BoundedFunctionChoiceBehavior": "sk.behavior",
-    "Budget": "sk.budget",
-    "Deny": "approval.decisions",
-    "FunctionCallingStepwisePlanner": "planner.planner",
-    "FunctionCallingStepwisePlannerOptions": "planner.options",
-    "FunctionCallingStepwisePlannerResult": "planner.result",
-    "FunctionInvokingChatCompletion": "service",
-    "ToolCallHandler": "handler",
-    "UserInteraction": "planner.result",
-    "requires_approval": "approval.decisions",
-}
-"""Where each name lives."""
+_MODULES = (
+    {
+        "ApprovalFilter": "sk.approval_filter",
+        "ApprovalPolicy": "approval.policy",
+        "BoundedFunctionChoiceBehavior": "sk.behavior",
+        "Budget": "sk.budget",
+        "FunctionCallingStepwisePlanner": "planner",
+        "FunctionCallingStepwisePlannerOptions": "planner.options",
+        "FunctionCallingStepwisePlannerResult": "planner.result",
+        "FunctionInvokingChatCompletion": "service",
+        "PlannerPlugin": "plugin",
+        "Runs": "durable",
+        "StopHandle": "iteration",
+        "ToolCallHandler": "handler",
+        "ToolExecution": "iteration",
+        "ToolUseSession": "session",
+        "Usage": "core.values",
+        "UserInteraction": "planner.result",
+        "requires_approval": "approval.decisions",
+    }
+    | dict.fromkeys(("Approve", "Defer", "Deny", "Supply"), "approval.decisions")
+    | dict.fromkeys(("ApprovalSettings", "Checkpoint"), "hitl_manager")
+)
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> object:
@@ -58,7 +113,3 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

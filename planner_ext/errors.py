@@ -1,36 +1,40 @@
 """Every error of this package.
 
-PlannerExtError                              all of them
-├── PlannerException (KernelException)       those that leave through a door of Semantic Kernel
-│   ├── PlannerInvalidConfigurationError     a goal, option, limit or service that cannot be used
-│   ├── PromptTooLargeError                  a request over max_prompt_tokens, which was not sent
-│   ├── InvalidHistoryError                  a history that may not be sent
+PlannerExtError                              the root
+├── PlannerException (KernelException)       the errors that leave through a door of Semantic Kernel
+│   ├── PlannerInvalidConfigurationError     configuration; raised before any request
+│   │   ├── InvalidOptionError               an option, argument or limit has an invalid value
+│   │   ├── ServiceNotFoundError             the kernel has no service that fits
+│   │   └── RunEndedError                    the run has ended and cannot be resumed or cancelled
+│   ├── PromptTooLargeError                  a request would exceed max_prompt_tokens; it was not sent
+│   ├── InvalidHistoryError                  the history has unpaired calls and results; it was not sent
 │   ├── ServiceCallError                     a request failed (ServiceResponseException)
-│   ├── InvalidPriceError                    price= gave no amount of US dollars for a reply
-│   ├── InvalidReplyError                    a response that is no reply (ServiceInvalidResponseError)
-│   ├── NestedRunRefusedError                a planner called in a run that set nothing aside for it
+│   ├── InvalidReplyError                    the response is not a reply (ServiceInvalidResponseError)
+│   ├── InvalidPriceError                    price= did not return an amount of US dollars
+│   ├── NestedRunRefusedError                a function asked for a run or a call that its own run does not allow
 │   ├── ToolExecutionError                   a function failed, and on_error is "raise"
-│   ├── SessionBusyError                     a session that is answering another prompt
-│   ├── DecisionRefusedError                 a decision that cannot be taken
-│   ├── InvalidCheckpointError               a checkpoint that cannot be read (InvalidJournalError)
+│   ├── SessionBusyError                     the session is answering another prompt
+│   ├── DecisionRefusedError                 a decision does not fit the call
+│   ├── InvalidCheckpointError               a checkpoint cannot be read (InvalidJournalError)
 │   └── RunNotAnsweredError                  raise_for_status() of a run without an answer
-│       └── LimitReachedError                ... that a limit ended
-├── InvalidJournalError                      a journal that cannot be read
-│   └── NewerSchemaError                     ... by a version as old as this one
-├── StoreError                               a store of runs that cannot be used
-│   ├── RunFencedError                       ... where somebody else goes on with the run
-│   └── WorkerInUseError                     ... where a living worker has the name
-├── UnknownRunError                          a store has no run of this name
-├── RunConflictError                         ... or one with another goal
-├── ApprovalRefusedError                     a decision that a store cannot take
-├── InvalidPolicyError                       a policy that cannot be read
-├── InvalidLimitError                        a limit of the core that means nothing
-├── NotAFunctionError (TypeError)            a decorator on something else than a function
-└── IllegalTransitionError                   a journal that contradicts itself
+│       └── LimitReachedError                ... which a limit ended
+├── InvalidJournalError                      a journal cannot be read
+│   └── NewerSchemaError                     ... because a newer version wrote it
+├── StoreError                               a store of runs cannot be used
+│   ├── RunFencedError                       ... because another process continues the run
+│   └── WorkerInUseError                     ... because a living worker has this name
+├── UnknownRunError                          the store has no run of this name
+├── RunConflictError                         the store has a run of this name with another goal
+├── RunRefusedError                          this process lacks a guard (policy, interceptor) of the run
+├── ApprovalRefusedError                     the store cannot take this decision
+├── InvalidPolicyError                       a policy cannot be read
+├── InvalidLimitError                        a limit of the core has an invalid value
+├── NotAFunctionError (TypeError)            a decorator was applied to something else than a function
+└── IllegalTransitionError                   a journal contradicts itself
 
-Every exception that ends a run, ``asyncio.CancelledError`` included, has its history and a checkpoint as attributes
-``chat_history`` and ``checkpoint``. ``asyncio.wait_for`` and ``asyncio.timeout`` raise a TimeoutError in place of the
-cancellation, which is its ``__cause__``: read ``error.__cause__.checkpoint``.
+An exception that ends a run, ``asyncio.CancelledError`` included, carries the run as its attributes ``chat_history``
+and ``checkpoint``. ``asyncio.wait_for`` and ``asyncio.timeout`` replace the cancellation by a TimeoutError: read
+``error.__cause__.checkpoint``.
 """
 
 from planner_ext.approval.policy import InvalidPolicyError
@@ -46,6 +50,7 @@ from planner_ext.durable.errors import (
     ApprovalRefusedError,
     RunConflictError,
     RunFencedError,
+    RunRefusedError,
     StoreError,
     UnknownRunError,
     WorkerInUseError,
@@ -54,6 +59,7 @@ from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.errors import (
     InvalidHistoryError,
+    InvalidOptionError,
     InvalidPriceError,
     InvalidReplyError,
     LimitReachedError,
@@ -61,8 +67,10 @@ from planner_ext.sk.errors import (
     PlannerException,
     PlannerInvalidConfigurationError,
     PromptTooLargeError,
+    RunEndedError,
     RunNotAnsweredError,
     ServiceCallError,
+    ServiceNotFoundError,
     SessionBusyError,
     ToolExecutionError,
 )
@@ -75,6 +83,7 @@ __all__ = [
     "InvalidHistoryError",
     "InvalidJournalError",
     "InvalidLimitError",
+    "InvalidOptionError",
     "InvalidPolicyError",
     "InvalidPriceError",
     "InvalidReplyError",
@@ -87,9 +96,12 @@ __all__ = [
     "PlannerInvalidConfigurationError",
     "PromptTooLargeError",
     "RunConflictError",
+    "RunEndedError",
     "RunFencedError",
     "RunNotAnsweredError",
+    "RunRefusedError",
     "ServiceCallError",
+    "ServiceNotFoundError",
     "SessionBusyError",
     "StoreError",
     "ToolExecutionError",

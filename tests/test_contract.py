@@ -4,6 +4,8 @@ import ast
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -20,15 +22,25 @@ README = PACKAGE.parent / "README.md"
 ROOT = [
     "ApprovalFilter",
     "ApprovalPolicy",
+    "ApprovalSettings",
     "Approve",
     "BoundedFunctionChoiceBehavior",
     "Budget",
+    "Checkpoint",
+    "Defer",
     "Deny",
     "FunctionCallingStepwisePlanner",
     "FunctionCallingStepwisePlannerOptions",
     "FunctionCallingStepwisePlannerResult",
     "FunctionInvokingChatCompletion",
+    "PlannerPlugin",
+    "Runs",
+    "StopHandle",
+    "Supply",
     "ToolCallHandler",
+    "ToolExecution",
+    "ToolUseSession",
+    "Usage",
     "UserInteraction",
     "requires_approval",
 ]
@@ -38,7 +50,8 @@ MODULES = {
     "planner_ext": " ".join(ROOT),
     "planner_ext.errors": """
         ApprovalRefusedError DecisionRefusedError IllegalTransitionError InvalidCheckpointError InvalidHistoryError
-        InvalidJournalError InvalidLimitError InvalidPolicyError InvalidPriceError InvalidReplyError LimitReachedError
+        InvalidJournalError InvalidLimitError InvalidOptionError InvalidPolicyError InvalidPriceError InvalidReplyError
+        LimitReachedError RunEndedError RunRefusedError ServiceNotFoundError
         NestedRunRefusedError NewerSchemaError NotAFunctionError PlannerException PlannerExtError
         PlannerInvalidConfigurationError PromptTooLargeError RunConflictError RunFencedError RunNotAnsweredError
         ServiceCallError SessionBusyError StoreError ToolExecutionError UnknownRunError WorkerInUseError
@@ -360,3 +373,15 @@ def test_the_readmes_code_compiles() -> None:
     """Every Python block of the README is Python, ``await`` outside a function included."""
     for block in blocks():
         compile(block, str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_help_of_the_package_is_a_page() -> None:
+    """``help(planner_ext)`` fits on one page: what there is and where, without the classes' own documentation."""
+    code = "import planner_ext, pydoc; print(len(pydoc.plain(pydoc.render_doc(planner_ext)).splitlines()))"
+    lines = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    assert lines <= 80
+
+
+def test_every_public_name_is_in_the_overview() -> None:
+    """The package's docstring names everything that the root exports."""
+    assert [name for name in planner_ext.__all__ if name not in (planner_ext.__doc__ or "")] == []

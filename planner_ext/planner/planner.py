@@ -25,7 +25,7 @@ from planner_ext.planner.setting import PlannerSetting, PlannerTemplates, loop_o
 from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken, check_record
 from planner_ext.sk.budget import Budget, Price
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.options import checked_goal, instance_of
 from planner_ext.sk.resumption import Resumption
 from planner_ext.sk.run_context import checked_messages, new_run_id
@@ -168,7 +168,7 @@ class FunctionCallingStepwisePlanner:
             stop: Ends the run from outside.
 
         Raises:
-            PlannerInvalidConfigurationError: If the run was answered: there is nothing to resume.
+            RunEndedError: If the run was answered: there is nothing to resume.
             DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is, and nothing runs.
             InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
             Exception: As `invoke`.
@@ -209,7 +209,7 @@ class FunctionCallingStepwisePlanner:
             The stopped run.
 
         Raises:
-            PlannerInvalidConfigurationError: If the run has ended already.
+            RunEndedError: If the run has ended already.
             DecisionRefusedError: If this planner has taken a decision on one of the calls before.
             InvalidCheckpointError: As `resume`; with the planner's own ``checkpoint_key`` alone, since there is no
                 kernel here whose service could have one.
@@ -218,7 +218,7 @@ class FunctionCallingStepwisePlanner:
         state = instance_of("checkpoint", checkpoint, Checkpoint).verified(options.checkpoint_key).state()
         check_record(state)
         if state.ended is not None:
-            raise PlannerInvalidConfigurationError(
+            raise RunEndedError(
                 f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
             )
         facts = stopping_facts(state, reason=cancellation_reason(by, reason), at=options.clock.now())
@@ -290,7 +290,7 @@ class FunctionCallingStepwisePlanner:
     ) -> PlannerRun:
         state = instance_of("checkpoint", given.checkpoint, Checkpoint).state()
         if state.ended is not None and state.ended.status == "answered":
-            raise PlannerInvalidConfigurationError(
+            raise RunEndedError(
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
         setting = self._setting(

@@ -15,7 +15,7 @@ from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, Pla
 from planner_ext.planner.setting import PlannerSetting
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking, check_calls
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.outcome import raise_at_limit
 from planner_ext.sk.resumption import Resumption, recovery_facts
@@ -99,7 +99,7 @@ async def segment_facts(setting: PlannerSetting, segment: Segment) -> Sequence[F
         DecisionRefusedError: If a decision cannot be taken.
         RunRefusedError: If less has a say in the run's calls here than when it began; an ended run's result is read
             all the same.
-        PlannerInvalidConfigurationError: If a run that was answered is given a budget to go on with.
+        RunEndedError: If a run that was answered is given a budget to go on with.
     """
     at = setting.options.clock.now()
     if not segment.facts:
@@ -150,7 +150,7 @@ def _resumed(setting: PlannerSetting, segment: Segment, checkpoint: Checkpoint, 
     if _told_again(state, segment):
         return ()
     if state.ended is not None and state.ended.status == "answered":
-        raise PlannerInvalidConfigurationError(
+        raise RunEndedError(
             f"Run {segment.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
             "Start a run with a new goal."
         )

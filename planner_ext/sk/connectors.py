@@ -14,7 +14,7 @@ from semantic_kernel.exceptions import KernelServiceNotFoundError
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import ServiceNotFoundError
 from planner_ext.sk.messages import calls_of, text_of
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.usage import part_of, usage_in, with_usage
@@ -177,14 +177,14 @@ def select_service(
     instance_of("kernel", kernel, Kernel)
     asked = copy(instance_of("arguments", arguments, KernelArguments))
     if service_id is not None and (not isinstance(service_id, str) or not service_id):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PlannerInvalidConfigurationError(_not_found(kernel, service_id))
+        raise ServiceNotFoundError(_not_found(kernel, service_id))
     asked.execution_settings = _settings_to_ask_with(service_id, arguments, settings)
     try:
         service, selected = kernel.select_ai_service(arguments=asked, type=ChatCompletionClientBase)
     except KernelServiceNotFoundError as error:
-        raise PlannerInvalidConfigurationError(_not_found(kernel, service_id)) from error
+        raise ServiceNotFoundError(_not_found(kernel, service_id)) from error
     if not isinstance(service, ChatCompletionClientBase):
-        raise PlannerInvalidConfigurationError(_not_found(kernel, service_id))
+        raise ServiceNotFoundError(_not_found(kernel, service_id))
     return service, selected
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from planner_ext.sk.checkpoint import Checkpoint
 __all__ = [
     "InvalidHistoryError",
+    "InvalidOptionError",
     "InvalidPriceError",
     "InvalidReplyError",
     "LimitReachedError",
@@ -23,8 +24,10 @@ __all__ = [
     "PlannerException",
     "PlannerInvalidConfigurationError",
     "PromptTooLargeError",
+    "RunEndedError",
     "RunNotAnsweredError",
     "ServiceCallError",
+    "ServiceNotFoundError",
     "SessionBusyError",
     "ToolExecutionError",
     "not_answered",
@@ -44,10 +47,22 @@ class PlannerException(PlannerExtError, KernelException):
 
 
 class PlannerInvalidConfigurationError(PlannerException):
-    """A goal, an option, a limit, a service or a function choice that cannot be used; names the field and the way out.
+    """The base of the errors of configuration, kept by the removed planner's name. Raised before any request is made.
 
-    Raised before any request is made, so nothing was spent and nothing is lost.
+    Catch a subclass to tell a bad option from a missing service or a run that has ended.
     """
+
+
+class InvalidOptionError(PlannerInvalidConfigurationError):
+    """An option, argument, limit or setting has an invalid value; the message names it, the value and the way out."""
+
+
+class ServiceNotFoundError(PlannerInvalidConfigurationError):
+    """The kernel has no chat completion service that fits; the message names the services that it has."""
+
+
+class RunEndedError(PlannerInvalidConfigurationError):
+    """The checkpoint's run, or the kept run, has ended: it cannot be resumed or cancelled."""
 
 
 class InvalidPriceError(PlannerException):
