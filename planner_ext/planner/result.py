@@ -14,7 +14,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
 from planner_ext.engine.ports import TextDelta
 from planner_ext.sk.approval import PendingCall, pending_calls
-from planner_ext.sk.checkpoint import Checkpoint, SigningKey, signature_of
+from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
 from planner_ext.sk.errors import not_answered
 from planner_ext.sk.outcome import chat_history, status_of
 from planner_ext.sk.questions import UserInteraction
@@ -127,7 +127,7 @@ def result_of(
         plan=next((fact.plan for fact in facts if isinstance(fact, Planned)), ""),
         facts=facts,
     )
-    result._signature = signature_of(facts, key)  # pyright: ignore[reportPrivateUsage]  (not a field: it is not an input)
+    result._signature = journal_signature(facts, key)  # pyright: ignore[reportPrivateUsage]  (not a field: it is not an input)
     return result
 
 

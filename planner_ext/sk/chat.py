@@ -27,12 +27,12 @@ from planner_ext.sk.errors import InvalidReplyError, ServiceCallError
 from planner_ext.sk.messages import accepted_reply, merge_reply, render, text_of
 from planner_ext.sk.prices import PromptSize, checked_price
 from planner_ext.sk.toolset import Offer
-from planner_ext.sk.transport import ChatRequest, GenericWire, Wire
+from planner_ext.sk.transport import ChatRequest, ChatTransport, GenericTransport
 from planner_ext.sk.usage import read_iterations, read_usage, with_usage
 
 if TYPE_CHECKING:
     from semantic_kernel.functions import KernelArguments
-__all__ = ["KernelChat", "named_errors", "no_reply", "told"]
+__all__ = ["KernelChat", "named_errors", "no_reply", "with_budget_note"]
 
 # What is left of the budget, told to the model with one request and kept nowhere.
 
@@ -45,7 +45,9 @@ _UNITS = {
 }
 
 
-def told(messages: Sequence[ChatMessageContent], left: Sequence[RemainingLimit]) -> ChatMessageContent | None:
+def with_budget_note(
+    messages: Sequence[ChatMessageContent], left: Sequence[RemainingLimit]
+) -> ChatMessageContent | None:
     """Copy the newest message with what is left added to it; None where nothing is to be said.
 
     It is added to the end of that message's text, and not sent as a message of its own: right after a tool message some
@@ -142,7 +144,7 @@ class KernelChat:
         self._connector = connector_of(service)
         self._settings = settings
         self._model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
-        self._wire = _wire_for(service, kernel=kernel, arguments=arguments)
+        self._transport = _transport_for(service, kernel=kernel, arguments=arguments)
         self._offer = offer
         self._streaming = streaming
         self._strict = strict_finish_reason
@@ -186,7 +188,7 @@ class KernelChat:
                 if self._streaming:
                     message = await self._stream(sent, request.iteration, emit)
                 else:
-                    message = merge_reply(self._nonempty(await self._wire.ask(sent)))
+                    message = merge_reply(self._nonempty(await self._transport.ask(sent)))
         except asyncio.CancelledError:
             if self._estimates:
                 nothing = ChatMessageContent(role=AuthorRole.ASSISTANT, content="")
@@ -218,7 +220,7 @@ class KernelChat:
                 choice, functions = "auto", (NO_FUNCTION,)
         return ChatRequest(
             messages=messages,
-            last=told(messages, request.left),
+            last=with_budget_note(messages, request.left),
             settings=self._settings.model_copy(update=update),
             choice=choice if functions else None,
             functions=functions,
@@ -227,7 +229,7 @@ class KernelChat:
 
     async def _stream(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
         assembly = ReplyAssembly()
-        async with aclosing(self._wire.stream(request)) as chunks:
+        async with aclosing(self._transport.stream(request)) as chunks:
             async for chunk in chunks:
                 text = assembly.add(chunk)
                 if emit is not None:
@@ -266,17 +268,19 @@ class KernelChat:
         )
 
 
-def _wire_for(service: ChatCompletionClientBase, *, kernel: Kernel | None, arguments: "KernelArguments | None") -> Wire:
+def _transport_for(
+    service: ChatCompletionClientBase, *, kernel: Kernel | None, arguments: "KernelArguments | None"
+) -> ChatTransport:
     """Choose the way to a connector: those for OpenAI and Azure OpenAI have one that grows the request."""
-    generic = GenericWire(service, kernel=kernel, arguments=arguments)
+    generic = GenericTransport(service, kernel=kernel, arguments=arguments)
     if not type(service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
         return generic
     try:
-        from planner_ext.sk.openai import OpenAIWire  # noqa: PLC0415  (only who has the connector pays for it)
+        from planner_ext.sk.openai import OpenAITransport  # noqa: PLC0415  (only who has the connector pays for it)
     except ImportError as error:
         _logger.info("Requests are encoded anew each time: %s.", error)
         return generic
-    return OpenAIWire(service, generic)
+    return OpenAITransport(service, generic)
 
 
 def no_reply(seen: str) -> InvalidReplyError:

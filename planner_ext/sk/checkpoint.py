@@ -18,7 +18,7 @@ from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_fa
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.sk.messages import dump_message, load_message
 
-__all__ = ["Checkpoint", "InvalidCheckpointError", "SigningKey", "signature_of"]
+__all__ = ["Checkpoint", "InvalidCheckpointError", "SigningKey", "journal_signature"]
 
 
 class InvalidCheckpointError(PlannerException, InvalidJournalError):
@@ -42,8 +42,9 @@ class SigningKey(bytes):
         if key is None or isinstance(key, SigningKey):
             return key
         if not isinstance(key, bytes) or not key:
+            shown_kind = "b''" if key == b"" else type(key).__name__
             raise PlannerInvalidConfigurationError(
-                f"{name} must be bytes, at least one, or None for no signature; got {_kind(key)}."
+                f"{name} must be bytes, at least one, or None for no signature; got {shown_kind}."
             )
         return cls(key)
 
@@ -52,11 +53,10 @@ class SigningKey(bytes):
 
     __str__ = __repr__
 
-    def __copy__(self) -> Self:
+    def __deepcopy__(self, memo: object = None) -> Self:
         return self
 
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
+    __copy__ = __deepcopy__
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return SigningKey, ()
@@ -95,7 +95,7 @@ class Checkpoint:
     @classmethod
     def of_run(cls, facts: Sequence[Fact], key: SigningKey | None) -> Self:
         """Make the checkpoint that leaves a door, signed where the door has a key."""
-        return cls.signed_as(facts, signature_of(facts, key))
+        return cls.signed_as(facts, journal_signature(facts, key))
 
     @classmethod
     def signed_as(cls, facts: Sequence[Fact], signature: str | None) -> Self:
@@ -108,7 +108,7 @@ class Checkpoint:
         Raises:
             InvalidCheckpointError: If it is unsigned, altered, or signed with another key.
         """
-        if key is not None and (self._signature is None or not _same(self._signature, signature_of(self.facts, key))):
+        if key is not None and not _same(self._signature, key.sign(SCHEMA, _dumped(self.facts))):
             raise InvalidCheckpointError(_NOT_SIGNED)
         return self
 
@@ -139,12 +139,13 @@ class Checkpoint:
         Raises:
             PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
         """
-        signing, facts = SigningKey.of(key, "key"), _dumped(self.facts)
-        signature = self._signature if self._stays_signed else None
+        signing = SigningKey.of(key, "key")
+        data: dict[str, Any] = {"schema": SCHEMA, "facts": _dumped(self.facts)}
         if signing is not None:
-            signature = signing.sign(SCHEMA, facts)
-        data: dict[str, Any] = {"schema": SCHEMA, "facts": facts}
-        return json.dumps(data if signature is None else {**data, "signature": signature}, separators=(",", ":"))
+            data["signature"] = signing.sign(**data)
+        elif self._stays_signed:
+            data["signature"] = self._signature
+        return json.dumps(data, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str, key: bytes | None = None) -> Self:
@@ -162,28 +163,27 @@ class Checkpoint:
         """
         signing = SigningKey.of(key, "key")
         try:
-            data: object = json.loads(text, object_pairs_hook=_without_duplicates)
+            parsed: object = json.loads(text, object_pairs_hook=_without_duplicates)
         except (ValueError, RecursionError, TypeError) as error:
             raise InvalidCheckpointError(f"Expected a checkpoint as JSON text; this is not JSON: {error}.") from error
-        if not isinstance(data, dict) or not {"schema", "facts"} <= cast("dict[str, object]", data).keys():
+        data = cast("dict[str, object]", parsed if isinstance(parsed, dict) else {})
+        if not {"schema", "facts"} <= data.keys():
             raise InvalidCheckpointError("Expected a checkpoint: a JSON object with the keys schema and facts.")
-        return cls._of(cast("dict[str, object]", data), signing)
-
-    @classmethod
-    def _of(cls, data: dict[str, object], key: SigningKey | None) -> Self:
         if unknown := sorted(data.keys() - {"schema", "facts", "signature"}):
             raise InvalidCheckpointError(
                 f"Expected the keys schema, facts and signature; got {', '.join(map(repr, unknown))[:200]}, too. "
                 "The text was altered."
             )
-        if key is not None and not _same(data.get("signature"), key.sign(data["schema"], data["facts"])):
+        signature = data.get("signature")
+        if signing is not None and not _same(signature, signing.sign(data["schema"], data["facts"])):
             raise InvalidCheckpointError(_NOT_SIGNED)
         try:
             check_schema(data["schema"])
             facts = load_facts(data["facts"])
         except InvalidJournalError as error:
             raise InvalidCheckpointError(str(error)) from error
-        signature = data.get("signature") if key is None else signature_of(facts, key)
+        if signing is not None:  # of the facts as they are read, which may spell their JSON in another way
+            signature = journal_signature(facts, signing)
         return cls(facts, _signature=signature if isinstance(signature, str) else None).checked()
 
     def checked(self) -> Self:
@@ -194,18 +194,15 @@ class Checkpoint:
         """
         if self.state().phase is Phase.NEW:
             raise InvalidCheckpointError("Expected the journal of a run; this one has no facts.")
-        self._check_messages()
-        return self
-
-    def _check_messages(self) -> None:
         for fact in self.facts:
-            for message in messages_of(fact):
-                try:
+            try:
+                for message in messages_of(fact):
                     load_message(message)
-                except (ValidationError, TypeError, ValueError, ContentException) as error:
-                    raise InvalidCheckpointError(
-                        f"Expected messages of Semantic Kernel; one in {fact.type} cannot be read: {error}"
-                    ) from error
+            except (ValidationError, TypeError, ValueError, ContentException) as error:
+                raise InvalidCheckpointError(
+                    f"Expected messages of Semantic Kernel; one in {fact.type} cannot be read: {error}"
+                ) from error
+        return self
 
 
 _NOT_SIGNED = (
@@ -214,8 +211,8 @@ _NOT_SIGNED = (
 )
 
 
-def signature_of(facts: Sequence[Fact], key: SigningKey | None) -> str | None:
-    """Sign a run's facts; None without a key."""
+def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | None:
+    """Sign a journal; None without a key."""
     return None if key is None else key.sign(SCHEMA, _dumped(facts))
 
 
@@ -223,21 +220,19 @@ def _dumped(facts: Sequence[Fact]) -> list[Any]:
     return dump_facts(facts, dump_message)
 
 
-def _same(given: object, signature: str | None) -> bool:
-    if not isinstance(given, str) or signature is None:
-        return False
-    return hmac.compare_digest(signature.encode(), given.encode(errors="replace"))
+def _same(given: object, signature: str) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(signature.encode(), given.encode(errors="replace"))
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse an object with one key twice: of such a text two readers may see two different runs."""
+    """Refuse an object with one key twice: two readers of such a text may read two different runs.
+
+    Raises:
+        InvalidCheckpointError: Naming the key.
+    """
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidCheckpointError(f"The key {twice[:80]!r} stands twice in one JSON object. The text was altered.")
     return data
-
-
-def _kind(value: object) -> str:
-    return "b''" if value == b"" else type(value).__name__

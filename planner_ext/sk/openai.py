@@ -31,17 +31,17 @@ from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceRespo
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
-from planner_ext.sk.transport import ChatRequest, Wire
+from planner_ext.sk.transport import ChatRequest, ChatTransport
 
 __all__ = [
     "BODY_FIELDS",
     "CALLED",
     "REPLACED",
-    "OpenAIWire",
+    "OpenAITransport",
     "ReadChunk",
     "ReadCompletion",
-    "is_as_expected",
     "is_own",
+    "is_supported",
     "keeps_its_fields",
     "source_digest",
 ]
@@ -88,7 +88,7 @@ BODY_FIELDS = _body_fields()
 """What the client takes as a request; it raises TypeError for a setting of any other name."""
 
 
-def is_as_expected(service: Any) -> bool:
+def is_supported(service: Any) -> bool:
     """Whether requests to a connector may go past its own methods."""
     client = service.client
     kind, client_kind = cast("tuple[Any, Any]", (type(service), type(client)))
@@ -259,10 +259,10 @@ class _Tools:
         return self._encoded
 
 
-class OpenAIWire:
+class OpenAITransport:
     """The way to one connector of Semantic Kernel's own for OpenAI, for one run."""
 
-    def __init__(self, service: Any, generic: Wire) -> None:
+    def __init__(self, service: Any, generic: ChatTransport) -> None:
         """Bind the wire to a connector; ``generic`` sends what cannot be sent this way."""
         self._service = service
         self._generic = generic
@@ -322,7 +322,7 @@ class OpenAIWire:
         """Encode a request; None where it has to go the connector's own way, which says what is wrong, if anything."""
         service = self._service
         try:
-            if diagnostics.are_model_diagnostics_enabled() or not is_as_expected(service):
+            if diagnostics.are_model_diagnostics_enabled() or not is_supported(service):
                 return None
             fields, options = self._fields(request, streaming=streaming)
             tools = b""

@@ -20,7 +20,7 @@ from planner_ext.sk.toolset import RequestBehavior
 
 if TYPE_CHECKING:
     from semantic_kernel.functions import KernelArguments
-__all__ = ["ChatRequest", "GenericWire", "Wire"]
+__all__ = ["ChatRequest", "ChatTransport", "GenericTransport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ChatRequest:
         return list(self.messages) if self.last is None else [*self.messages[:-1], self.last]
 
 
-class Wire(Protocol):
+class ChatTransport(Protocol):
     """A way to put requests to one connector. Raises whatever the connector raises."""
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
@@ -62,7 +62,7 @@ class Wire(Protocol):
         ...
 
 
-class GenericWire:
+class GenericTransport:
     """The connector's public methods: right for any connector, and they convert the whole history each time."""
 
     def __init__(

@@ -22,21 +22,21 @@ from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import O
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 from served import asked
-from wire_builders import Endpoint, openai_service, put
+from transport_builders import Endpoint, openai_service, put
 
 from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, ServiceCallError
 from planner_ext.sk import openai as openai_members
 from planner_ext.sk.chat import named_errors
-from planner_ext.sk.openai import CALLED, REPLACED, OpenAIWire, is_as_expected, is_own, source_digest
-from planner_ext.sk.transport import ChatRequest, GenericWire
+from planner_ext.sk.openai import CALLED, REPLACED, OpenAITransport, is_own, is_supported, source_digest
+from planner_ext.sk.transport import ChatRequest, GenericTransport
 from planner_ext.testing.server import HttpResponse
 from planner_ext.testing.wire import error_body
 
 SETTINGS = OpenAIChatPromptExecutionSettings
 
 
-class Counted(GenericWire):
+class Counted(GenericTransport):
     """The connector's own way, counting who takes it."""
 
     taken = 0
@@ -73,7 +73,7 @@ def request(settings: Any = None) -> ChatRequest:
 async def takes_own_way(service: Any, *, streamed: bool, settings: Any = None) -> bool:
     """Whether a request, which has to be answered either way, goes the connector's own way."""
     own = Counted(service, kernel=None, arguments=None)
-    came = await put(OpenAIWire(service, own), request(settings), streamed=streamed)
+    came = await put(OpenAITransport(service, own), request(settings), streamed=streamed)
     assert "".join(each.content for each in came) == "Hi."
     return own.taken == 1
 
@@ -98,7 +98,7 @@ def test_what_is_called_takes_what_it_took(name: str) -> None:
 
 def test_the_client_is_as_expected(service: OpenAIChatCompletion) -> None:
     """Everything together is as expected: else nothing is gained, and nobody would notice."""
-    assert is_as_expected(service)
+    assert is_supported(service)
 
 
 async def test_a_connector_as_it_is_has_its_requests_encoded(service: Any, streamed: bool) -> None:
@@ -162,7 +162,7 @@ async def test_a_client_of_another_class_is_called(endpoint: Endpoint, streamed:
 def test_a_changed_source_is_noticed(name: str, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version's method, of the same name and signature, is not taken for the one that we know."""
     monkeypatch.setattr(openai_members, "REPLACED", {**REPLACED, name: "0" * 16})
-    assert not is_as_expected(service)
+    assert not is_supported(service)
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -170,9 +170,9 @@ def test_a_changed_signature_is_noticed(name: str, service: Any, monkeypatch: py
     """A method that wants other arguments, or is gone, is not called with ours."""
     with monkeypatch.context() as patched:
         patched.setattr(openai_members, "CALLED", {**CALLED, name: ("renamed", *CALLED[name][1:])})
-        assert not is_as_expected(service)
+        assert not is_supported(service)
     monkeypatch.setattr(openai_members, "CALLED", {"no_such_method": ("response",)})
-    assert not is_as_expected(service)
+    assert not is_supported(service)
 
 
 def test_a_method_without_a_source_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
@@ -243,7 +243,7 @@ async def test_a_module_that_moved_costs_time_only(
 async def test_another_kind_of_model_is_the_connectors_affair(service: Any) -> None:
     """Only chat completions are encoded."""
     service.ai_model_type = OpenAIModelTypes.TEXT
-    assert not is_as_expected(service)
+    assert not is_supported(service)
 
 
 ERRORS = {
@@ -261,8 +261,8 @@ async def test_errors_are_the_connectors(service: Any, endpoint: Endpoint, statu
     written = json.dumps(ERRORS[status]).encode()
     endpoint.answer = lambda _: HttpResponse(status=status, content_type="application/json", parts=(written,))
     raised: list[BaseException] = []
-    own = GenericWire(service, kernel=None, arguments=None)
-    for wire in (OpenAIWire(service, own), own):
+    own = GenericTransport(service, kernel=None, arguments=None)
+    for wire in (OpenAITransport(service, own), own):
         try:
             with named_errors(service):
                 came = await put(wire, request(), streamed=streamed)
@@ -281,9 +281,9 @@ async def test_errors_are_the_connectors(service: Any, endpoint: Endpoint, statu
 async def test_a_page_instead_of_a_reply_is_named(service: Any, endpoint: Endpoint) -> None:
     """A server that is none of OpenAI's leads to the error that says so."""
     endpoint.answer = lambda _: HttpResponse(status=200, content_type="text/html", parts=(b"<html>",))
-    own = GenericWire(service, kernel=None, arguments=None)
+    own = GenericTransport(service, kernel=None, arguments=None)
     with pytest.raises(InvalidReplyError, match="base URL"), named_errors(service):
-        await put(OpenAIWire(service, own), request(), streamed=False)
+        await put(OpenAITransport(service, own), request(), streamed=False)
 
 
 async def test_what_cannot_be_encoded_is_refused_by_the_client(
@@ -291,7 +291,7 @@ async def test_what_cannot_be_encoded_is_refused_by_the_client(
 ) -> None:
     """A value that is no JSON raises what it always raised, and the next request is whole."""
     own = Counted(service, kernel=None, arguments=None)
-    wire = OpenAIWire(service, own)
+    wire = OpenAITransport(service, own)
     odd = request(SETTINGS(extra_body={"set": {1, 2}}))
     with pytest.raises(InvalidReplyError, match="JSON"), named_errors(service):
         await put(wire, odd, streamed=streamed)

@@ -13,7 +13,7 @@ from semantic_kernel.contents import (
 
 from planner_ext.core.limits import Ledger, Limits, RemainingLimit, remaining_limits
 from planner_ext.core.values import Usage
-from planner_ext.sk.chat import told
+from planner_ext.sk.chat import with_budget_note
 
 TRIPS = RemainingLimit(name="max_iterations", left=2, limit=6)
 WORDS = "[Budget left, this request included: 2 of 6 round trips.]"
@@ -32,7 +32,7 @@ def result(text: object) -> ChatMessageContent:
 def test_the_newest_text_ends_with_it() -> None:
     """It stands in a copy of the newest message, after its text; all others are sent as they are."""
     messages = [user("One."), user("Two.")]
-    sent = told(messages, (TRIPS,))
+    sent = with_budget_note(messages, (TRIPS,))
     assert sent is not None
     assert sent.to_dict() == {"role": "user", "content": f"Two.\n\n{WORDS}"}
     assert messages[1].content == "Two."
@@ -41,7 +41,7 @@ def test_the_newest_text_ends_with_it() -> None:
 def test_a_result_ends_with_it() -> None:
     """A tool message stays one: the words follow its result, and nothing stands between call and result."""
     messages = [result('{"a":1}')]
-    sent = told(messages, (TRIPS,))
+    sent = with_budget_note(messages, (TRIPS,))
     assert sent.to_dict() == {"role": "tool", "content": f'{{"a":1}}\n\n{WORDS}', "tool_call_id": "c1"}
     assert messages[0].items[0].result == '{"a":1}'
     assert sent.metadata == {"k": 1}
@@ -50,13 +50,13 @@ def test_a_result_ends_with_it() -> None:
 @pytest.mark.parametrize("message", [user(""), result("")])
 def test_an_empty_text_becomes_the_words(message: ChatMessageContent) -> None:
     """Where the newest message says nothing, the words are all it says."""
-    assert told([message], (TRIPS,)).to_dict()["content"] == WORDS
+    assert with_budget_note([message], (TRIPS,)).to_dict()["content"] == WORDS
 
 
 def test_an_image_is_followed_by_it() -> None:
     """A message without text gets one, beside what it has."""
     image = ImageContent(uri="https://example.com/a.png")
-    sent = told([ChatMessageContent(role=AuthorRole.USER, items=[image])], (TRIPS,))
+    sent = with_budget_note([ChatMessageContent(role=AuthorRole.USER, items=[image])], (TRIPS,))
     assert sent.items[0] is image
     assert sent.items[1].text == WORDS
 
@@ -66,13 +66,13 @@ def test_an_image_is_followed_by_it() -> None:
 )
 def test_no_words_are_put_into_the_models_mouth(messages: list[ChatMessageContent]) -> None:
     """Without a message, and after the assistant's own, nothing is said."""
-    assert told(messages, (TRIPS,)) is None
+    assert with_budget_note(messages, (TRIPS,)) is None
 
 
 def test_nothing_left_to_tell_is_nothing_said() -> None:
     """Without anything to tell the newest message is sent as it is."""
     messages = [user("One.")]
-    assert told(messages, ()) is None
+    assert with_budget_note(messages, ()) is None
 
 
 def test_each_limit_is_named_in_words() -> None:
@@ -94,7 +94,7 @@ def test_each_limit_is_named_in_words() -> None:
         ),
         1_000_000.0,
     )
-    sent = told([user("")], left)
+    sent = with_budget_note([user("")], left)
     assert sent.content == (
         "[Budget left, this request included: 7 of 10 round trips; 0 of 4 tool calls; 0 of 5000 tokens; "
         "0.3765 of 0.5 US dollars; 47.65 of 60 seconds of work; 30 seconds to the deadline.]"

@@ -10,8 +10,8 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
 from semantic_kernel.contents import ChatMessageContent, StreamingChatMessageContent
 
-from planner_ext.sk.openai import OpenAIWire
-from planner_ext.sk.transport import ChatRequest, GenericWire
+from planner_ext.sk.openai import OpenAITransport
+from planner_ext.sk.transport import ChatRequest, GenericTransport
 from planner_ext.testing import ScriptedReply, say
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 from planner_ext.testing.wire import Tokens, completion_body, completion_chunks
@@ -74,7 +74,7 @@ def azure_service(origin: str, *, deployed: bool, **options: Any) -> AzureChatCo
 
 
 async def put(
-    wire: OpenAIWire | GenericWire, request: ChatRequest, *, streamed: bool
+    wire: OpenAITransport | GenericTransport, request: ChatRequest, *, streamed: bool
 ) -> list[ChatMessageContent] | list[StreamingChatMessageContent]:
     """Send a request one way; return what came."""
     if streamed:
@@ -87,8 +87,8 @@ async def both_ways(
 ) -> tuple[Any, Any]:
     """Send a request both ways, see that it is the same; return what came, ours first."""
     endpoint.seen.clear()
-    ours = await put(OpenAIWire(service, Refused()), request, streamed=streamed)
-    stock = await put(GenericWire(service, kernel=kernel or Kernel(), arguments=None), request, streamed=streamed)
+    ours = await put(OpenAITransport(service, Refused()), request, streamed=streamed)
+    stock = await put(GenericTransport(service, kernel=kernel or Kernel(), arguments=None), request, streamed=streamed)
     (our_path, our_body), (stock_path, stock_body) = endpoint.seen
     assert our_path == stock_path
     assert our_body == stock_body

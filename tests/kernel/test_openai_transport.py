@@ -22,11 +22,11 @@ from semantic_kernel.contents import (
     TextContent,
 )
 from semantic_kernel.functions import KernelFunctionMetadata
-from wire_builders import KEY, Endpoint, azure_service, both_ways, openai_service
+from transport_builders import KEY, Endpoint, azure_service, both_ways, openai_service
 
 from planner_ext.sk.messages import AssistantMessage
-from planner_ext.sk.openai import OpenAIWire
-from planner_ext.sk.transport import ChatRequest, GenericWire
+from planner_ext.sk.openai import OpenAITransport
+from planner_ext.sk.transport import ChatRequest, GenericTransport
 from planner_ext.testing import call as call_of
 from planner_ext.testing import calls, say
 
@@ -188,7 +188,7 @@ async def test_a_growing_conversation_is_sent_whole(endpoint: Endpoint, streamed
     """Messages that were added since the last request are sent after those before, each once."""
     service = openai_service(endpoint.origin)
     messages: list[ChatMessageContent] = []
-    wire, stock = OpenAIWire(service, None), GenericWire(service, kernel=Kernel(), arguments=None)  # type: ignore[arg-type]
+    wire, stock = OpenAITransport(service, None), GenericTransport(service, kernel=Kernel(), arguments=None)  # type: ignore[arg-type]
     for added in conversation():
         messages.append(added)
         request = ChatRequest(messages=messages, settings=SETTINGS())
@@ -201,7 +201,7 @@ async def test_a_growing_conversation_is_sent_whole(endpoint: Endpoint, streamed
 async def test_another_list_is_another_conversation(endpoint: Endpoint) -> None:
     """What was kept of one list is not sent for another, nor for the same one after it was shortened."""
     service = openai_service(endpoint.origin)
-    wire = OpenAIWire(service, None)  # type: ignore[arg-type]
+    wire = OpenAITransport(service, None)  # type: ignore[arg-type]
     messages = conversation()
     for sent in (messages, [messages[0]], messages, []):
         await wire.ask(ChatRequest(messages=sent, settings=SETTINGS()))
@@ -215,7 +215,7 @@ async def test_another_list_is_another_conversation(endpoint: Endpoint) -> None:
 async def test_other_functions_are_other_schemas(endpoint: Endpoint, kernel: Kernel) -> None:
     """Schemas are kept for as long as the same functions are offered, and no longer."""
     service = openai_service(endpoint.origin)
-    wire = OpenAIWire(service, None)  # type: ignore[arg-type]
+    wire = OpenAITransport(service, None)  # type: ignore[arg-type]
     both = offered(kernel)
     for functions in (both, both[:1], both):
         request = ChatRequest(messages=conversation(), settings=SETTINGS(), choice="auto", functions=functions)
@@ -229,7 +229,7 @@ async def test_a_stream_that_is_left_gives_its_connection_back(endpoint: Endpoin
     """Leaving a stream early closes the response."""
     endpoint.reply = say("A long story. " * 50)
     service = openai_service(endpoint.origin)
-    wire = OpenAIWire(service, None)  # type: ignore[arg-type]
+    wire = OpenAITransport(service, None)  # type: ignore[arg-type]
     stream = wire.stream(ChatRequest(messages=conversation(), settings=SETTINGS()))
     chunk = await anext(stream)
     assert chunk.choice_index == 0
