@@ -1,98 +1,82 @@
-"""What the README says."""
+"""The README: each program in it runs as it stands, in a process of its own, against a scripted endpoint."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from semantic_kernel import Kernel
 
-from planner_ext.durable import Approvals
-from planner_ext.testing import ScriptedChatCompletion, call, say
+from planner_ext.testing import ScriptedOpenAIServer, call, say
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PROGRAMS = {match[1]: match[0] for match in re.finditer(r"(?<=```python\n)# (\w+\.py)\n.*?(?=```)", README, re.DOTALL)}
+COMMANDS = re.findall(r"^planner-ext (?:approvals|runs).*--store.*$", README, re.MULTILINE)
+WARMTH = call("weather-temperature", {"city": "Oslo"})
 
 
-@pytest.fixture(scope="module")
-def program() -> dict[str, Any]:
-    """All Python of the README, as one program."""
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile("\n".join(BLOCKS), "README.md", "exec"), names)
-    return names
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the README's programs, each under the name in its first line."""
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
 
 
-def kernel_of(program: dict[str, Any], *script: Any) -> Kernel:
-    kernel = Kernel()
-    kernel.add_service(ScriptedChatCompletion(script, service_id="chat"))
-    kernel.add_plugin(program["Weather"](), "weather")
-    kernel.add_plugin(program["Payments"](), "payments")
-    return kernel
+def run(folder: Path, *command: str, server: ScriptedOpenAIServer | None = None) -> str:
+    """Run a command in a folder; return what it printed, errors included."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PLANNER_EXT_"))}
+    endpoint = {"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": server.url} if server is not None else {}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**own, **endpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
-async def test_watching_prints_every_event(program: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """The README's stream shows facts, and the result at the end."""
-    await program["watch"](kernel_of(program, say("1. ask"), call("weather-temperature", {"city": "Oslo"}), say("4.5")))
-    printed = capsys.readouterr().out
-    assert "CallFinished" in printed
-    assert "ResultReady" in printed.splitlines()[-1]
+def test_the_programs_are_those_that_are_tested_here() -> None:
+    """Every Python block of the README has a name, and a test below."""
+    assert set(PROGRAMS) == {"weather.py", "wrap.py", "approve.py", "keep.py", "test_weather.py"}
+    assert README.count("```python") == len(PROGRAMS)
 
 
-async def test_a_refund_waits_and_is_resumed_from_text(
-    program: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The README's approval pauses before the refund, and goes on from signed JSON."""
-    refund = call("payments-refund", {"order": "7", "amount": 50.0})
-    await program["pause_and_resume"](kernel_of(program, say("1. refund"), refund, say("done")))
-    assert "payments-refund" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "script", "printed"),
+    [
+        ("weather.py", [say("1. ask"), WARMTH, say("14.5 degrees")], "answered 14.5 degrees\n3 requests, 1 calls, "),
+        ("wrap.py", [WARMTH, say("It has 4.5.")], "It has 4.5. 2 answered\n"),
+        (
+            "approve.py",
+            [say("1. ask"), WARMTH, say("It has 4.5.")],
+            "weather-temperature {'city': 'Oslo'}\nanswered It has 4.5.\n",
+        ),
+        ("test_weather.py", [], "It has 4.5 degrees.\n"),
+    ],
+)
+def test_a_program_prints_what_it_is_to_show(folder: Path, name: str, script: list[object], printed: str) -> None:
+    """Each program runs as it stands, with the endpoint in the environment as the README says."""
+    with ScriptedOpenAIServer(script) as server:
+        assert run(folder, name, server=server).startswith(printed)
 
 
-async def test_a_question_is_answered_at_once_or_later(
-    program: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The README's clarifier is asked in the terminal; its other run waits, and is answered with Supply."""
-    monkeypatch.setattr("builtins.input", lambda _: "In Oslo.")
-    look, ask = call("weather-temperature", {"city": "Oslo"}), call("UserInteraction-AskUser", {"question": "Where?"})
-    assert await program["answered"](kernel_of(program, say("1. ask"), say("Where?"), look, say("4.5"))) == "4.5"
-    assert await program["answered_later"](kernel_of(program, say("1. ask"), ask, look, say("4.5"))) == "4.5"
-
-
-async def test_a_payment_is_kept_in_a_store(
-    program: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The README's kept run pauses before the payment, and is listed under the id that the README decides."""
-    monkeypatch.chdir(tmp_path)
-    kernel = kernel_of(program, say("1. pay"), call("bank-pay", {"amount": 50.0}))
-    kernel.add_plugin(program["Bank"](), "bank")
-    await program["keep"](kernel)
-    assert capsys.readouterr().out == "paused\n"
-    async with Approvals.connect("runs.db") as approvals:
-        assert [item.id for item in await approvals.pending()] == ["bill-7/0/call_1"]
-
-
-def test_the_wrapper_takes_the_place_of_a_service(program: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's wrapper is what the kernel then selects."""
-    monkeypatch.setenv("OPENAI_API_KEY", "x")
-    kernel = Kernel()
-    program["bounded"](kernel)
-    assert type(kernel.get_service("chat")).__name__ == "FunctionInvokingChatCompletion"
-
-
-def test_the_guard_is_a_filter(program: dict[str, Any]) -> None:
-    """The README's guard registers with a stock kernel."""
-    kernel = Kernel()
-    program["guard"](kernel, program["ApprovalPolicy"].from_dict({"default": "ask"}))
-    assert len(kernel.auto_function_invocation_filters) == 1
-
-
-async def test_the_scripted_service_answers(program: dict[str, Any]) -> None:
-    """The README's scripted model drives a run."""
-    kernel = kernel_of(program)
-    kernel.add_service(program["scripted"](), overwrite=True)
-    options = program["FunctionCallingStepwisePlannerOptions"](plan=False)
-    result = await program["FunctionCallingStepwisePlanner"]("scripted", options).invoke(kernel, "Oslo?")
-    assert result.final_answer == "4.5 degrees."
+def test_a_kept_run_is_approved_and_worked_off_by_the_commands(folder: Path) -> None:
+    """The README's kept run pauses before the payment; its commands list it, approve it and show it."""
+    with ScriptedOpenAIServer([say("1. pay"), call("bank-pay", {"amount": 20.0}), say("Paid.")]) as server:
+        assert run(folder, "keep.py", server=server) == "paused\n"
+        listed, approved, shown = (run(folder, "-m", "planner_ext", *line.split()[1:]) for line in COMMANDS)
+    assert "bill-7/0/call_1" in listed
+    assert "approve" in approved
+    assert "bank-pay" in shown
 
 
 def test_links_lead_somewhere() -> None:
