@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
-from approval_builders import DONE, REFUND, REFUNDED, Door, Shop, results, three_doors, world
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import ApprovalPolicy, Approve
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.testing import call, calls
+from support.approval import DONE, REFUND, REFUNDED, Door, Shop, results, three_doors, world
 
 CHANGED = "The function {} was not run: a filter of the application changed what had been approved."
 

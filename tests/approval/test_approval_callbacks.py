@@ -4,7 +4,20 @@ import logging
 from typing import Annotated, Any
 
 import pytest
-from approval_builders import (
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import (
+    ApprovalPolicy,
+    Approve,
+    BoundedFunctionChoiceBehavior,
+    FunctionInvokingChatCompletion,
+    hitl_manager,
+    requires_approval,
+)
+from planner_ext.errors import PlannerExtError
+from planner_ext.hitl_manager import ApprovalSettings, Defer, ToolCall
+from planner_ext.testing import call, calls
+from support.approval import (
     DONE,
     LOOK,
     REFUND,
@@ -20,19 +33,6 @@ from approval_builders import (
     three_doors,
     world,
 )
-from semantic_kernel.functions import kernel_function
-
-from planner_ext import (
-    ApprovalPolicy,
-    Approve,
-    BoundedFunctionChoiceBehavior,
-    FunctionInvokingChatCompletion,
-    hitl_manager,
-    requires_approval,
-)
-from planner_ext.errors import PlannerExtError
-from planner_ext.hitl_manager import ApprovalSettings, Defer, ToolCall
-from planner_ext.testing import call, calls
 
 
 def as_option(where: str, callback: Any) -> dict[str, Any]:

@@ -3,7 +3,13 @@
 from typing import Any
 
 import pytest
-from approval_builders import (
+from semantic_kernel.contents import ChatHistory, FunctionCallContent
+
+from planner_ext import Approve, Budget, Deny
+from planner_ext.events import CallStarted, CallsWithheld
+from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
+from planner_ext.testing import call, calls, say
+from support.approval import (
     DONE,
     LOOK,
     REFUND,
@@ -18,12 +24,6 @@ from approval_builders import (
     three_doors,
     world,
 )
-from semantic_kernel.contents import ChatHistory, FunctionCallContent
-
-from planner_ext import Approve, Budget, Deny
-from planner_ext.events import CallStarted, CallsWithheld
-from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
-from planner_ext.testing import call, calls, say
 
 DENY_REFUND = only("refund", Deny("Too much."))
 REFUSED = "The call was refused and did not run: Too much."

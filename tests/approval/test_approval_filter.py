@@ -5,8 +5,14 @@ import threading
 from typing import Any
 
 import pytest
-from approval_builders import DONE, LOOK, REFUND, REFUNDED, WIPE, asked, world
-from filter_builders import (
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.hitl_manager import Defer, Supply, ToolCall
+from planner_ext.testing import call, calls
+from support.approval import DONE, LOOK, REFUND, REFUNDED, WIPE, asked, world
+from support.approval_filter import (
     BOTH,
     ENTRIES,
     FUNCTION,
@@ -18,12 +24,6 @@ from filter_builders import (
     read,
     under_each,
 )
-from semantic_kernel.functions import KernelArguments
-
-from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
-from planner_ext.errors import PlannerInvalidConfigurationError
-from planner_ext.hitl_manager import Defer, Supply, ToolCall
-from planner_ext.testing import call, calls
 
 REFUSED = "The call was refused and did not run: "
 

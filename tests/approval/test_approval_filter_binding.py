@@ -6,14 +6,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from approval_builders import DONE, Shop, World, asked, both_ways
-from filter_builders import AUTO, BOTH, FUNCTION, chat, guarded, read, under_each
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, Approve
 from planner_ext.durable import effect
 from planner_ext.hitl_manager import ToolCall
 from planner_ext.testing import call
+from support.approval import DONE, Shop, World, asked, both_ways
+from support.approval_filter import AUTO, BOTH, FUNCTION, chat, guarded, read, under_each
 
 ALLOWING = {"default": "ask", "rules": [{"function": "transfer", "action": "allow"}]}
 

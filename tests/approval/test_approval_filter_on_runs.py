@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
-from approval_builders import (
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
+from planner_ext.hitl_manager import ApprovalSettings, ToolCall
+from planner_ext.testing import call
+from support.approval import (
     BOTH_CALLS,
     DONE,
     REFUND,
@@ -18,12 +23,7 @@ from approval_builders import (
     three_doors,
     world,
 )
-from filter_builders import AUTO, BOTH, FUNCTION, POLICY, under_each
-from semantic_kernel.functions import kernel_function
-
-from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny
-from planner_ext.hitl_manager import ApprovalSettings, ToolCall
-from planner_ext.testing import call
+from support.approval_filter import AUTO, BOTH, FUNCTION, POLICY, under_each
 
 
 def guarded(script: Any, by: ApprovalFilter, under: Any, **plugins: Any) -> World:

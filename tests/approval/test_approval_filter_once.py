@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from approval_builders import DONE, REFUND, REFUNDED, Shop, World, asked, both_ways, check_sendable, results, world
-from filter_builders import POLICY, chat, guarded
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -14,6 +12,8 @@ from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import Supply
 from planner_ext.testing import ScriptedReply, call, calls
 from planner_ext.testing.script import ScriptedCall
+from support.approval import DONE, REFUND, REFUNDED, Shop, World, asked, both_ways, check_sendable, results, world
+from support.approval_filter import POLICY, chat, guarded
 
 
 class Slow(Shop):

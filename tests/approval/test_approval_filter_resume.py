@@ -3,7 +3,18 @@
 from typing import Any
 
 import pytest
-from approval_builders import (
+from openai import AsyncOpenAI
+from semantic_kernel.agents import ChatHistoryAgentThread
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments, kernel_function
+
+from planner_ext import ApprovalFilter, Approve, Deny
+from planner_ext.errors import DecisionRefusedError
+from planner_ext.hitl_manager import Defer, Supply
+from planner_ext.testing import ScriptedOpenAIServer, call, calls, say
+from support.approval import (
     DONE,
     LOOK,
     REFUND,
@@ -17,18 +28,7 @@ from approval_builders import (
     results,
     world,
 )
-from filter_builders import AUTO, BOTH, POLICY, agent_of, chat, guarded
-from openai import AsyncOpenAI
-from semantic_kernel.agents import ChatHistoryAgentThread
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory
-from semantic_kernel.functions import KernelArguments, kernel_function
-
-from planner_ext import ApprovalFilter, Approve, Deny
-from planner_ext.errors import DecisionRefusedError
-from planner_ext.hitl_manager import Defer, Supply
-from planner_ext.testing import ScriptedOpenAIServer, call, calls, say
+from support.approval_filter import AUTO, BOTH, POLICY, agent_of, chat, guarded
 
 each_under = pytest.mark.parametrize("under", [AUTO, BOTH], ids=["auto", "both"])
 

@@ -7,7 +7,11 @@ import threading
 from typing import Any
 
 import pytest
-from approval_builders import (
+
+from planner_ext import ApprovalPolicy, Approve, Deny
+from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
+from planner_ext.testing import call, calls
+from support.approval import (
     DONE,
     LOOK,
     REFUND,
@@ -22,10 +26,6 @@ from approval_builders import (
     three_doors,
     world,
 )
-
-from planner_ext import ApprovalPolicy, Approve, Deny
-from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
-from planner_ext.testing import call, calls
 
 
 async def asynchronous(call: ToolCall) -> Any:

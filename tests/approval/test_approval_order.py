@@ -3,7 +3,11 @@
 from typing import Any
 
 import pytest
-from approval_builders import (
+
+from planner_ext import ApprovalPolicy, Approve, Deny
+from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
+from planner_ext.testing import call, calls
+from support.approval import (
     DONE,
     LOOK,
     REFUND,
@@ -21,10 +25,6 @@ from approval_builders import (
     three_doors,
     world,
 )
-
-from planner_ext import ApprovalPolicy, Approve, Deny
-from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
-from planner_ext.testing import call, calls
 
 ASK_REFUND = {"default": "allow", "rules": [{"function": "refund", "action": "ask"}]}
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from approval_builders import (
+from openai import AsyncOpenAI
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+
+from planner_ext import Approve, Budget, Deny
+from planner_ext.hitl_manager import Checkpoint, Defer, Supply
+from planner_ext.iteration import StopHandle
+from planner_ext.testing import ScriptedOpenAIServer, calls, say
+from support import TESTS, approval_process
+from support.approval import (
     ASKING_REFUND,
     DONE,
     LOOK,
@@ -26,18 +35,9 @@ from approval_builders import (
     results,
     world,
 )
-from approval_process import KEY
-from openai import AsyncOpenAI
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-
-from planner_ext import Approve, Budget, Deny
-from planner_ext.hitl_manager import Checkpoint, Defer, Supply
-from planner_ext.iteration import StopHandle
-from planner_ext.testing import ScriptedOpenAIServer, calls, say
+from support.approval_process import KEY
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
-HERE = Path(__file__).parent
 
 
 @every_door
@@ -108,8 +108,10 @@ async def test_a_run_goes_on_in_another_process(streamed: bool, tmp_path: Path) 
     here, saved = world([calls(LOOK, REFUND)]), tmp_path / "run.json"
     paused = Checkpoint.from_json((await Door("planner", streamed).ask(here, **ASK)).checkpoint)
     saved.write_text(paused.to_json(key=KEY))
-    command = [sys.executable, "-W", "ignore", str(HERE / "approval_process.py"), "streamed" if streamed else "plain"]
-    other = await asyncio.create_subprocess_exec(*command, saved, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-W", "ignore", "-m", approval_process.__name__, "streamed" if streamed else "plain"]
+    other = await asyncio.create_subprocess_exec(
+        *command, saved, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     printed, complaints = await other.communicate()
     assert (other.returncode, here.ran) == (0, []), complaints.decode()
     assert json.loads(printed) == {

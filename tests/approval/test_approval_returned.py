@@ -3,7 +3,11 @@
 from typing import Any
 
 import pytest
-from approval_builders import (
+
+from planner_ext import Approve, Budget, Deny
+from planner_ext.hitl_manager import ApprovalSettings, Defer
+from planner_ext.testing import call, calls
+from support.approval import (
     ASKING_REFUND,
     DONE,
     LOOK,
@@ -18,10 +22,6 @@ from approval_builders import (
     results,
     world,
 )
-
-from planner_ext import Approve, Budget, Deny
-from planner_ext.hitl_manager import ApprovalSettings, Defer
-from planner_ext.testing import call, calls
 
 RETURN = ApprovalSettings(on_denial="return_calls")
 SAFE_RETURN = ApprovalSettings(on_denial="return_calls", on_deferred="run_safe_first")

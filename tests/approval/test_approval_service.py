@@ -7,7 +7,14 @@ from operator import add
 from typing import Any
 
 import pytest
-from approval_builders import (
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext import Approve, FunctionInvokingChatCompletion
+from planner_ext.errors import DecisionRefusedError
+from planner_ext.hitl_manager import Checkpoint, Defer
+from planner_ext.testing import ScriptedReply, call, calls
+from support.approval import (
     ASKING_REFUND,
     DONE,
     LOOK,
@@ -25,13 +32,6 @@ from approval_builders import (
     settings_with,
     world,
 )
-from semantic_kernel.contents import ChatHistory
-from semantic_kernel.functions import KernelArguments
-
-from planner_ext import Approve, FunctionInvokingChatCompletion
-from planner_ext.errors import DecisionRefusedError
-from planner_ext.hitl_manager import Checkpoint, Defer
-from planner_ext.testing import ScriptedReply, call, calls
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 SCRIPT = [LOOK, ScriptedReply(text="Two at once.", calls=calls(LOOK, REFUND).calls)]

@@ -4,12 +4,12 @@ import json
 from typing import Annotated, Any
 
 import pytest
-from approval_builders import ASKING_REFUND, DONE, REFUND, REFUNDED, Door, Shop, every_door, three_doors, world
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Deny
 from planner_ext.approval.decisions import fingerprint_of
 from planner_ext.errors import DecisionRefusedError
+from support.approval import ASKING_REFUND, DONE, REFUND, REFUNDED, Door, Shop, every_door, three_doors, world
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 

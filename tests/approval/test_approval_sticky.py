@@ -4,7 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from approval_builders import (
+
+from planner_ext import ApprovalPolicy, Approve, Deny
+from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
+from planner_ext.events import CallDecided
+from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
+from planner_ext.iteration import FunctionInvocationIterationContext
+from planner_ext.testing import call, calls
+from support.approval import (
     ASKING_REFUND,
     DONE,
     LOOK,
@@ -21,13 +28,6 @@ from approval_builders import (
     results,
     world,
 )
-
-from planner_ext import ApprovalPolicy, Approve, Deny
-from planner_ext.errors import DecisionRefusedError, PlannerInvalidConfigurationError
-from planner_ext.events import CallDecided
-from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
-from planner_ext.iteration import FunctionInvocationIterationContext
-from planner_ext.testing import call, calls
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 OTHER = call("shop-refund", {"order": "8", "amount": 1})

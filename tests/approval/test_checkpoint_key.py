@@ -9,20 +9,6 @@ import pickle
 from typing import Any
 
 import pytest
-from approval_builders import (
-    ASKING_REFUND,
-    DONE,
-    LOOK,
-    REFUND,
-    REFUNDED,
-    Door,
-    asked,
-    every_door,
-    planner_with,
-    service_and_handler,
-    settings_with,
-    world,
-)
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -45,6 +31,20 @@ from planner_ext.errors import (
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.session import ToolUseSession
 from planner_ext.testing import call, calls
+from support.approval import (
+    ASKING_REFUND,
+    DONE,
+    LOOK,
+    REFUND,
+    REFUNDED,
+    Door,
+    asked,
+    every_door,
+    planner_with,
+    service_and_handler,
+    settings_with,
+    world,
+)
 
 KEY, OTHER = b"the-signing-key", b"another-key"
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from approval_builders import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Shop, World, asked, settings_with, world
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
 
@@ -25,6 +24,7 @@ from planner_ext.errors import DecisionRefusedError, ServiceCallError
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply
 from planner_ext.sk import approval as taken
 from planner_ext.testing import Script, call, calls, say
+from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Shop, World, asked, settings_with, world
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 TWO = calls(REFUND, REFUND)

@@ -3,7 +3,19 @@
 from typing import Any
 
 import pytest
-from approval_builders import (
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+)
+
+from planner_ext import Approve
+from planner_ext.errors import InvalidHistoryError, PlannerException
+from planner_ext.hitl_manager import Checkpoint
+from planner_ext.iteration import FunctionInvocationIterationContext
+from planner_ext.testing import calls
+from support.approval import (
     DONE,
     LOOK,
     REFUND,
@@ -19,18 +31,6 @@ from approval_builders import (
     three_doors,
     world,
 )
-from semantic_kernel.contents import (
-    AuthorRole,
-    ChatMessageContent,
-    FunctionCallContent,
-    FunctionResultContent,
-)
-
-from planner_ext import Approve
-from planner_ext.errors import InvalidHistoryError, PlannerException
-from planner_ext.hitl_manager import Checkpoint
-from planner_ext.iteration import FunctionInvocationIterationContext
-from planner_ext.testing import calls
 
 Context = FunctionInvocationIterationContext
 SUMMARY = "Order 7 was looked up: it is sent."

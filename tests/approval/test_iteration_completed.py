@@ -4,21 +4,6 @@ import logging
 from typing import Any
 
 import pytest
-from approval_builders import (
-    DONE,
-    LOOK,
-    REFUND,
-    WIPE,
-    Clock,
-    Door,
-    check_sendable,
-    every_door,
-    only,
-    planner_doors,
-    results,
-    service_and_handler,
-    world,
-)
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
@@ -38,6 +23,21 @@ from planner_ext.iteration import (
     when_flagged,
 )
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls
+from support.approval import (
+    DONE,
+    LOOK,
+    REFUND,
+    WIPE,
+    Clock,
+    Door,
+    check_sendable,
+    every_door,
+    only,
+    planner_doors,
+    results,
+    service_and_handler,
+    world,
+)
 
 Context = FunctionInvocationIterationContext
 

@@ -4,7 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from approval_builders import (
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import ApprovalPolicy, Approve, Budget
+from planner_ext.errors import DecisionRefusedError
+from planner_ext.hitl_manager import ApprovalSettings, ToolCall
+from planner_ext.testing import call, calls
+from support.approval import (
     DONE,
     Door,
     World,
@@ -15,12 +21,6 @@ from approval_builders import (
     three_doors,
     world,
 )
-from semantic_kernel.functions import kernel_function
-
-from planner_ext import ApprovalPolicy, Approve, Budget
-from planner_ext.errors import DecisionRefusedError
-from planner_ext.hitl_manager import ApprovalSettings, ToolCall
-from planner_ext.testing import call, calls
 
 SPELLINGS: list[Any] = [7, "7", 7.0, " 7", "7 ", "+7", "007", "0_7"]
 """One account in eight spellings: all are accepted for a number."""

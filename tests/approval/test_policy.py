@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from approval_builders import DONE, LOOK, REFUND, Door, every_door, world
 
 from planner_ext import ApprovalPolicy, Approve, Deny
 from planner_ext.errors import InvalidPolicyError
 from planner_ext.hitl_manager import Decision, Defer, ToolCall
 from planner_ext.testing import call, calls
+from support.approval import DONE, LOOK, REFUND, Door, every_door, world
 
 
 def a_call(plugin: str = "shop", function: str = "refund", **arguments: Any) -> ToolCall:

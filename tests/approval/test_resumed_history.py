@@ -5,18 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from approval_builders import (
-    ASKING_REFUND,
-    DONE,
-    LOOK,
-    REFUND,
-    REFUNDED,
-    Door,
-    asked,
-    check_sendable,
-    service_and_handler,
-    world,
-)
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -30,6 +18,18 @@ from planner_ext import Approve, Budget, Deny
 from planner_ext.errors import InvalidHistoryError
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.testing import calls, say
+from support.approval import (
+    ASKING_REFUND,
+    DONE,
+    LOOK,
+    REFUND,
+    REFUNDED,
+    Door,
+    asked,
+    check_sendable,
+    service_and_handler,
+    world,
+)
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 SCRIPT = [LOOK, calls(LOOK, REFUND)]

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import SHOP, Command, Outcome, command_line
 
 from planner_ext.cli.__main__ import main
+from support.command_line import SHOP, Command, Outcome, command_line
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Command
-from terminal import QUESTION, Session
 
 from planner_ext.events import CallDecided
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import Script, ScriptedFault, ScriptedOpenAIServer, call, calls, say
+from support.command_line import Command
+from support.terminal import QUESTION, Session
 
 LAMP = call("shop-price", {"article": "lamp"})
 LAMB = call("shop-price", {"article": "lamb"}, id="lamb")

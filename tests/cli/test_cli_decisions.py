@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from command_line import Command
-from durable_shop import APP, CALL, RUN, STORE, till
+
+from support.command_line import Command
+from support.durable_shop import APP, CALL, RUN, STORE, till
 
 __all__ = ["till"]
 

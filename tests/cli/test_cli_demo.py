@@ -6,13 +6,13 @@ import subprocess
 from io import StringIO
 
 import pytest
-from command_line import command_line
 from rich.cells import cell_len
 from rich.console import Console
 
 from planner_ext.cli import demo, demo_durable, demo_script
 from planner_ext.cli.demo_kernel import Calendar, Currency, Orders, Warehouse
 from planner_ext.testing import ScriptedOpenAIServer
+from support.command_line import command_line
 
 
 @pytest.fixture(scope="module")

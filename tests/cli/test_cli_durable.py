@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_line import Command, command_line
-from durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
+
+from support.command_line import Command, command_line
+from support.durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
 
 __all__ = ["till"]
 

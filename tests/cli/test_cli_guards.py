@@ -4,8 +4,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_line import Command
-from durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
+
+from support.command_line import Command
+from support.durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
 
 __all__ = ["till"]
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Command
 from typer.main import get_command
 
 from planner_ext.cli.app import app
+from support.command_line import Command
 
 
 def levels() -> list[tuple[str, ...]]:

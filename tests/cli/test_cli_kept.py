@@ -7,10 +7,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import Command
-from durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
 
 from planner_ext.cli.durable_store import command_on, store_name
+from support.command_line import Command
+from support.durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
 
 __all__ = ["till"]
 

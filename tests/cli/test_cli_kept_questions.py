@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Command
-from durable_shop import STORE
 
 from planner_ext.testing import ScriptedOpenAIServer, call, calls, say
+from support.command_line import Command
+from support.durable_shop import STORE
 
 QUESTION = "Which article?"
 ASK = call("UserInteraction-AskUser", {"question": QUESTION}, id="ask")

@@ -6,8 +6,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import Command
-from durable_shop import GOAL, STORE, till
+
+from support.command_line import Command
+from support.durable_shop import GOAL, STORE, till
 
 __all__ = ["till"]
 

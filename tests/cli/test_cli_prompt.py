@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from terminal import QUESTION, Session
 
 from planner_ext.cli.ask import Desk, print_pending
 from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, visible
 from planner_ext.hitl_manager import PendingCall
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
+from support.terminal import QUESTION, Session
 
 ASK = ("run", "What is a lamp?", "--kernel", "shop:make", "--no-plan", "--ask-all")
 LAMP = call("shop-price", {"article": "lamp"})

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Command
-from terminal import Session
 
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import ScriptedOpenAIServer, call, say
+from support.command_line import Command
+from support.terminal import Session
 
 ASK = call("UserInteraction-AskUser", {"question": "Which article?"}, id="ask")
 RUN = ("run", "What does it cost?", "--kernel", "shop:make", "--no-plan", "--questions", "2")

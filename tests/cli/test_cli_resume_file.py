@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Command, command_line
 
 from planner_ext.events import CallFinished, CallStarted
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.sk.messages import render
 from planner_ext.testing import ScriptedOpenAIServer, call, say
+from support.command_line import Command, command_line
 
 TILL = """
 from semantic_kernel import Kernel

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Command, Outcome, command_line
 
 from planner_ext.testing import (
     Script,
@@ -20,6 +19,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.command_line import Command, Outcome, command_line
 
 PRICE = call("shop-price", {"article": "lamp"})
 SHOP_AT = ("--kernel", "shop:make", "--no-plan")

@@ -11,7 +11,6 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.contents import AuthorRole, ChatHistory, FunctionResultContent
 from semantic_kernel.functions import kernel_function
-from wires import CACHED, COMPLETION, PROMPT, Anthropic, Api, Bedrock, Chat, Google, Ollama, Turn
 
 from planner_ext import (
     Approve,
@@ -27,6 +26,7 @@ from planner_ext.iteration import Usage
 from planner_ext.sk.messages import dump_message, text_of
 from planner_ext.sk.prices import price_of
 from planner_ext.sk.usage import read_usage
+from support.connectors import CACHED, COMPLETION, PROMPT, Anthropic, Api, Bedrock, Chat, Google, Ollama, Turn
 
 # google-genai derives from a class of aiohttp that says it should not be derived from.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 from hypothesis import event, given
 from hypothesis import strategies as st
-from property_world import Plan, World, honest, plans, through_json
 from test_properties import finished, prefixes, tried
 
 from planner_ext.approval.decisions import Approve, Deny
@@ -30,6 +29,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits, remaining_limits, spent_limit
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import State
+from support.property_world import Plan, World, honest, plans, through_json
 
 UNLIMITED = Limits()
 

@@ -4,8 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_builders import (
+
+from planner_ext.core.errors import IllegalTransitionError
+from planner_ext.core.facts import Fact
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.state import TRANSITIONS, Phase, State
+from planner_ext.core.values import EditedReply, Usage
+from support.core import (
+    BATCH,
+    CALLED,
     GOAL,
+    ONE_OF_EACH,
     SAMPLES,
     began,
     calls,
@@ -17,13 +26,6 @@ from core_builders import (
     says,
     withheld,
 )
-from fold_builders import BATCH, CALLED, ONE_OF_EACH
-
-from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import Fact
-from planner_ext.core.fold import apply, fold
-from planner_ext.core.state import TRANSITIONS, Phase, State
-from planner_ext.core.values import EditedReply, Usage
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@
 from typing import Any
 
 import pytest
-from core_builders import (
+
+from planner_ext.core.facts import Fact, Resumed
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import Phase
+from planner_ext.core.values import CallResult, EditedReply
+from support.core import (
+    BATCH,
+    CALLED,
     PAUSED,
     RESUMED,
     SAMPLES,
@@ -19,13 +27,6 @@ from core_builders import (
     stop,
     withheld,
 )
-from fold_builders import BATCH, CALLED
-
-from planner_ext.core.facts import Fact, Resumed
-from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
-from planner_ext.core.state import Phase
-from planner_ext.core.values import CallResult, EditedReply
 
 
 def test_the_results_enter_in_call_order_whatever_ended_first() -> None:

@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from core_builders import (
+
+from planner_ext.core.facts import Resumed
+from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import Phase, State
+from support.core import (
+    BATCH,
+    CALLED,
     GOAL,
     PAUSED,
     RESUMED,
@@ -22,12 +29,6 @@ from core_builders import (
     stop,
     withheld,
 )
-from fold_builders import BATCH, CALLED
-
-from planner_ext.core.facts import Resumed
-from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Limits
-from planner_ext.core.state import Phase, State
 
 
 def test_a_completed_iteration_may_replace_the_transcript() -> None:

@@ -5,15 +5,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from core_builders import (
-    SAMPLES,
-    Play,
-    calls,
-    run_started,
-    says,
-    violations,
-)
-from machine_builders import LOOP
 
 from planner_ext.core.actions import (
     AskModel,
@@ -28,6 +19,15 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.machine import iterations_left, next_action
 from planner_ext.core.state import Phase
+from support.core import (
+    LOOP,
+    SAMPLES,
+    Play,
+    calls,
+    run_started,
+    says,
+    violations,
+)
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_builders import (
-    Play,
-    calls,
-    says,
-    violations,
-)
-from machine_builders import LOOP
 
 from planner_ext.core.actions import (
     AddMessage,
 )
 from planner_ext.core.limits import Limits
+from support.core import (
+    LOOP,
+    Play,
+    calls,
+    says,
+    violations,
+)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,6 @@
 from typing import Any
 
 import pytest
-from core_builders import (
-    RESUMED,
-    SAMPLES,
-    Play,
-    began,
-    calls,
-    decided,
-    finished,
-    says,
-    stop,
-    violations,
-)
-from machine_builders import LOOP
 
 from planner_ext.core.actions import (
     Finish,
@@ -27,6 +14,19 @@ from planner_ext.core.facts import Resumed
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase
+from support.core import (
+    LOOP,
+    RESUMED,
+    SAMPLES,
+    Play,
+    began,
+    calls,
+    decided,
+    finished,
+    says,
+    stop,
+    violations,
+)
 
 
 def test_a_denied_call_is_answered_with_a_refusal() -> None:

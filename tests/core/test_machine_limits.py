@@ -5,7 +5,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from core_builders import (
+
+from planner_ext.core.actions import (
+    AskModel,
+)
+from planner_ext.core.limits import Limits
+from planner_ext.core.values import Usage
+from support.core import (
     Play,
     calls,
     decided,
@@ -13,12 +19,6 @@ from core_builders import (
     says,
     violations,
 )
-
-from planner_ext.core.actions import (
-    AskModel,
-)
-from planner_ext.core.limits import Limits
-from planner_ext.core.values import Usage
 
 
 @pytest.mark.parametrize(

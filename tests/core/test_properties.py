@@ -11,11 +11,9 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TypeVar
 
-from core_builders import violations
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import Phase as Attempt
 from hypothesis import strategies as st
-from property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
 
 from planner_ext.core.facts import (
     CallFinished,
@@ -34,6 +32,8 @@ from planner_ext.core.machine import next_action
 from planner_ext.core.state import Phase, State
 from planner_ext.core.termination import stopping_facts
 from planner_ext.engine.engine import StopHandle
+from support.core import violations
+from support.property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
 
 T = TypeVar("T")
 

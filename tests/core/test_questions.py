@@ -1,7 +1,14 @@
 """Questions in the machine: when somebody is asked, what is over the cap, and what limits, stops and resuming do."""
 
 import pytest
-from core_builders import (
+
+from planner_ext.core.actions import AskPerson
+from planner_ext.core.errors import IllegalTransitionError
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import NO_MORE_QUESTIONS, Phase, asks, only_asks
+from planner_ext.core.values import TextMessage, Usage
+from support.core import (
     PAUSED,
     RESUMED,
     Play,
@@ -14,13 +21,6 @@ from core_builders import (
     says,
     stop,
 )
-
-from planner_ext.core.actions import AskPerson
-from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
-from planner_ext.core.state import NO_MORE_QUESTIONS, Phase, asks, only_asks
-from planner_ext.core.values import TextMessage, Usage
 
 INSISTING = {"require_final_answer": True}
 

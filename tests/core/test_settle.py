@@ -1,8 +1,6 @@
 """`stopping_facts`: a run is ended from any moment, with every call answered."""
 
 import pytest
-from core_builders import PAUSED, SAMPLES, Play, added, began, calls, decided, finished, replied, run_started, says
-from core_builders import violations as violations_of
 
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallFinished, Ended, Fact, StopRequested
@@ -10,6 +8,8 @@ from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
 from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import CallResult
+from support.core import PAUSED, SAMPLES, Play, added, began, calls, decided, finished, replied, run_started, says
+from support.core import violations as violations_of
 
 TWO = (run_started(), replied(calls("f", "g")))
 RUNNING = (*TWO, decided(0), decided(1, "g"), began(0), began(1, "g"))

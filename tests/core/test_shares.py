@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from core_builders import calls, decided, finished, replied, run_started
 
 from planner_ext.core.actions import RunCalls, WithholdCalls
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
@@ -13,6 +12,7 @@ from planner_ext.core.machine import next_action
 from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import dump_journal, load_journal
+from support.core import calls, decided, finished, replied, run_started
 
 SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
 LIMITS = Limits(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)

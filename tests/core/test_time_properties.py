@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from property_world import START, Plan, World, charged, plans
 from test_properties import tried
 
 from planner_ext.approval.decisions import Decision, ToolCall
@@ -22,6 +21,7 @@ from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, Transcri
 from planner_ext.engine import concurrency as in_time
 from planner_ext.engine import journal as recorder
 from planner_ext.engine.ports import Emit, Finished
+from support.property_world import START, Plan, World, charged, plans
 
 STEP = 0.5
 """Seconds of the world's clock in which work cannot be interrupted."""

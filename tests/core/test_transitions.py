@@ -4,11 +4,10 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from core_builders import RESUMED, Play, calls, clarified, decided, says, stop
-
 from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import TRANSITIONS, Phase, as_mermaid
+from support.core import RESUMED, Play, calls, clarified, decided, says, stop
 
 LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
 

@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 from dbos import DBOS
-from postgres_server import PostgresServer
 
 from planner_ext.durable.dbos_host import TABLES
+from support.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")

@@ -5,17 +5,17 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
 from typing import cast
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.errors import DuplicateRowError, StoreError
 from planner_ext.durable.postgres import PostgresDatabase
 from planner_ext.durable.statements import ADD_FACT, CREATE_RUN, TABLE_SCHEMA
+from support import TESTS
+from support.postgres import PostgresServer
 
 COUNT = "SELECT COUNT(*), MAX(seq) FROM planner_journal WHERE run_id = :run_id"
 TRIP_COMMIT = """
@@ -150,9 +150,9 @@ async def test_a_server_that_is_killed_and_started_again_is_waited_for() -> None
 
 def test_the_server_of_the_tests_ends_with_who_opened_it() -> None:
     """A session that is killed leaves no PostgreSQL behind: whoever is connected is cut off."""
-    program = "from postgres_server import PostgresServer; print(PostgresServer().url(), flush=True); input()"
+    program = "from support.postgres import PostgresServer; print(PostgresServer().url(), flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program], cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().decode().strip()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, PAY, Lives, deciding_life, effects_in, open_runs, world
 
 from planner_ext import Approve, Deny
 from planner_ext.core.facts import CallDecided
@@ -17,6 +16,7 @@ from planner_ext.durable.opening import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
+from support.durable import GOAL, PAY, Lives, deciding_life, effects_in, open_runs, world
 
 
 @pytest.fixture(scope="module")

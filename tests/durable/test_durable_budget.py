@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, PAY, decide_all, effects_in, open_runs, world
 from pydantic import BaseModel
 
 from planner_ext import Budget, FunctionCallingStepwisePlannerResult
@@ -12,6 +11,7 @@ from planner_ext.core.limits import Limits
 from planner_ext.core.values import Usage
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, say
+from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, world
 
 
 def a_cent(model: str, usage: Usage) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import Lives, check_history, effects_in, run_life, see_through
 
 from planner_ext.core.facts import CallDecided, CallFinished, Clarified, Fact, Resumed
 from planner_ext.durable import Runs
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing.crash import CRASH_POINTS, CrashingStore
+from support.durable import Lives, check_history, effects_in, run_life, see_through
 
 KILLED = -9
 CALLS = ["book", "label", "charge", "pay"]

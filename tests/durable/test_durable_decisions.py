@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, PAY, open_runs, turn, world
 
 from planner_ext import Approve, Deny
 from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRecord
@@ -13,6 +12,7 @@ from planner_ext.durable.opening import open_database
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import ApprovalSettings, Decision, Supply
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
+from support.durable import GOAL, PAY, open_runs, turn, world
 
 ID = "a/0/pay"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, check_history, planner_of
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -15,6 +14,7 @@ from planner_ext.core.machine import IN_DOUBT
 from planner_ext.durable import Approvals, NoEffect, PendingApproval, Runs, TookEffect, effect
 from planner_ext.hitl_manager import Defer, Supply
 from planner_ext.testing import ScriptedChatCompletion, call, say
+from support.durable import GOAL, check_history, planner_of
 
 SENT = call("post-send", {"to": "ann"}, id="send")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, PAY, Lives, effects_in, open_runs, run_life, world
 
 from planner_ext import Approve
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
@@ -18,6 +17,7 @@ from planner_ext.durable import sqlite as sqlite_store
 from planner_ext.durable.opening import open_database
 from planner_ext.durable.sqlite import SqliteDatabase
 from planner_ext.testing import say
+from support.durable import GOAL, PAY, Lives, effects_in, open_runs, run_life, world
 
 WRITE = ("INSERT INTO planner_schema (number) VALUES (:number)", {"number": 0})
 

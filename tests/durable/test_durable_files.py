@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from durable_world import GOAL, PAY, open_runs, world
 
 from planner_ext.durable import Approvals, Runs, StoreError
+from support.durable import GOAL, PAY, open_runs, world
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o777], ids=oct)

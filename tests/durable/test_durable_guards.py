@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, Shop, decide_all, effects_in, open_runs, planner_of, turn
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -19,6 +18,7 @@ from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import ApprovalSettings, ToolCall
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, ScriptedRequest, call, say
+from support.durable import GOAL, Shop, decide_all, effects_in, open_runs, planner_of, turn
 
 ASKS = ApprovalPolicy.from_dict({"default": "ask"})
 LIMITS = {"default": "deny", "rules": [{"function": "label", "action": "allow"}, {"function": "book", "action": "ask"}]}

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, PAY, open_runs, world
 
 from planner_ext.durable import Approvals, StoreError
 from planner_ext.testing import say
+from support.durable import GOAL, PAY, open_runs, world
 
 
 async def test_lists_come_in_parts(store: str, tmp_path: Path) -> None:

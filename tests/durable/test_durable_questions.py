@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import GOAL, check_history, effects_in, open_runs, world
 
 from planner_ext import Approve, Deny, FunctionCallingStepwisePlannerResult
 from planner_ext.core.state import ASK_USER
@@ -14,6 +13,7 @@ from planner_ext.durable.opening import open_database
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Question, Supply
 from planner_ext.testing import ScriptedReply, call, calls, say
+from support.durable import GOAL, check_history, effects_in, open_runs, world
 
 WHERE = "Which order, and for whom?"
 FINAL = call("UserInteraction-SendFinalAnswer", {"answer": "Settled."}, id="final")

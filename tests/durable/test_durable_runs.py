@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import BATCH, GOAL, PAY, check_history, decide_all, effects_in, open_runs, planner_of, settles, world
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -24,6 +23,18 @@ from planner_ext.durable import (
 )
 from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallError
 from planner_ext.testing import ScriptedChatCompletion, call, say
+from support.durable import (
+    BATCH,
+    GOAL,
+    PAY,
+    check_history,
+    decide_all,
+    effects_in,
+    open_runs,
+    planner_of,
+    settles,
+    world,
+)
 
 
 async def test_a_run_is_started_once(store: str, tmp_path: Path) -> None:

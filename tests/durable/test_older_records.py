@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_world import open_runs
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -30,6 +29,7 @@ from planner_ext.hitl_manager import Checkpoint
 from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.resumption import recovery_facts
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
+from support.durable import open_runs
 
 OLDER = Path(__file__).parent / "older"
 """A checkpoint and a store of version 0.1.0: of one reply, ``bank-look`` of account "7" may run, once a person has

@@ -17,7 +17,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
-from planner_builders import check_sendable, invoke, kernel_of, planner_with, resume
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -32,6 +31,7 @@ from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import Checkpoint, PendingCall
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say
 from planner_ext.testing.rules import find_violation
+from support.planner import check_sendable, invoke, kernel_of, planner_with, resume
 
 _EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inside_builders import INNER, Hidden, ScriptedText, auto, greedy, world
-from planner_builders import both_ways, invoke, kernel_of, planner_with
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
@@ -23,6 +21,8 @@ from planner_ext.iteration import StopHandle, ToolExecution
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from support.inside import INNER, Hidden, ScriptedText, auto, greedy, world
+from support.planner import both_ways, invoke, kernel_of, planner_with
 
 
 class Levels:

@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from inside_builders import INNER, Hidden, ScriptedText, with_auto
-from planner_builders import both_ways, invoke, kernel_of, planner_with
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments, kernel_function
@@ -13,6 +11,8 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from planner_ext import Budget, ToolCallHandler
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
+from support.inside import INNER, Hidden, ScriptedText, with_auto
+from support.planner import both_ways, invoke, kernel_of, planner_with
 
 LONG = INNER + " please" * 80
 

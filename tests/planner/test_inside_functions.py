@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from inside_builders import INNER, Hidden, World, auto, greedy, with_auto, world
-from planner_builders import GOAL, both_ways, invoke, planner_with
 from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.exceptions import KernelInvokeException
@@ -15,6 +13,8 @@ from planner_ext.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.events import CallFinished
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
+from support.inside import INNER, Hidden, World, auto, greedy, with_auto, world
+from support.planner import GOAL, both_ways, invoke, planner_with
 
 WAYS = [
     "ask-auto",

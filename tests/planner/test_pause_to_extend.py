@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from planner_builders import Clock, Math, both_ways, check_sendable, invoke, kernel_of, planner_with, resume
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion, ToolCallHandler
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
+from support.planner import Clock, Math, both_ways, check_sendable, invoke, kernel_of, planner_with, resume
 
 SOON = datetime.fromtimestamp(1_000_015, UTC)
 LIMITS: dict[str, Any] = {

@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import pytest
-from planner_builders import GOAL, PLAN, both_ways, final, invoke, never_stops, planner_with, scripted
 from semantic_kernel.exceptions import KernelException
 
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, UserInteraction
 from planner_ext.errors import PlannerException, PlannerExtError, PlannerInvalidConfigurationError
+from support.planner import GOAL, PLAN, both_ways, final, invoke, never_stops, planner_with, scripted
 
 
 def check_error(error: PlannerInvalidConfigurationError, *words: str) -> None:

@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
-from planner_builders import (
+from semantic_kernel.contents import FunctionCallContent
+
+from planner_ext import Budget, FunctionCallingStepwisePlannerResult, FunctionInvokingChatCompletion
+from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
+from planner_ext.testing import ScriptedChatCompletion, call, calls, say
+from support.planner import (
     ADD,
     ENOUGH,
     FINAL_ANSWER,
@@ -19,11 +24,6 @@ from planner_builders import (
     planner_with,
     scripted,
 )
-from semantic_kernel.contents import FunctionCallContent
-
-from planner_ext import Budget, FunctionCallingStepwisePlannerResult, FunctionInvokingChatCompletion
-from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
-from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 
 
 @both_ways

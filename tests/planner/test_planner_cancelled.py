@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from planner_builders import check_sendable, drained, kernel_of, planner_with
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import kernel_function
@@ -15,6 +14,7 @@ from planner_ext.hitl_manager import Approve, Checkpoint, Defer
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.session import ToolUseSession
 from planner_ext.testing import ScriptedChatCompletion, call, say
+from support.planner import check_sendable, drained, kernel_of, planner_with
 
 
 class World:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planner_builders import ADD, Clock, both_ways, final, invoke, kernel_of, openai_kernel, planner_with, scripted
 from semantic_kernel import Kernel
 
 from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallError
@@ -14,6 +13,7 @@ from planner_ext.events import Clarified
 from planner_ext.hitl_manager import ModelClarifier
 from planner_ext.iteration import Usage
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from support.planner import ADD, Clock, both_ways, final, invoke, kernel_of, openai_kernel, planner_with, scripted
 
 ASK = call("UserInteraction-AskUser", {"question": "Which numbers?"})
 

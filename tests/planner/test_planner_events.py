@@ -6,7 +6,13 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from planner_builders import (
+from semantic_kernel.contents import ChatMessageContent
+
+from planner_ext import Budget
+from planner_ext.errors import LimitReachedError
+from planner_ext.events import Ended, Fact, ModelReplied, Planned, ResultReady, TextDelta
+from planner_ext.testing import ScriptedReply, call, calls, say
+from support.planner import (
     ADD,
     PLAN,
     Math,
@@ -21,12 +27,6 @@ from planner_builders import (
     resume,
     scripted,
 )
-from semantic_kernel.contents import ChatMessageContent
-
-from planner_ext import Budget
-from planner_ext.errors import LimitReachedError
-from planner_ext.events import Ended, Fact, ModelReplied, Planned, ResultReady, TextDelta
-from planner_ext.testing import ScriptedReply, call, calls, say
 
 EVENTFUL: list[ScriptedReply] = [
     PLAN,

@@ -4,22 +4,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from planner_builders import (
-    ADD,
-    PLAN,
-    Clock,
-    Math,
-    both_ways,
-    check_sendable,
-    final,
-    invoke,
-    kernel_of,
-    never_stops,
-    openai_kernel,
-    planner_with,
-    resume,
-    scripted,
-)
 from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
 from semantic_kernel.exceptions import (
     KernelException,
@@ -38,6 +22,22 @@ from planner_ext.errors import (
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.iteration import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, ScriptedRequest, call, calls, say
+from support.planner import (
+    ADD,
+    PLAN,
+    Clock,
+    Math,
+    both_ways,
+    check_sendable,
+    final,
+    invoke,
+    kernel_of,
+    never_stops,
+    openai_kernel,
+    planner_with,
+    resume,
+    scripted,
+)
 
 NO_CHOICES = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
 

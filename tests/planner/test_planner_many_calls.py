@@ -4,7 +4,6 @@ import threading
 from typing import Any
 
 import pytest
-from planner_builders import both_ways, check_sendable, invoke, kernel_of, planner_with
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget
@@ -12,6 +11,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, CallFinished, CallStarted
 from planner_ext.iteration import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
+from support.planner import both_ways, check_sendable, invoke, kernel_of, planner_with
 
 
 class Tools:

@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import pytest
-from planner_builders import ADD, GOAL, Clock, Math, both_ways, invoke, kernel_of, planner_with, scripted
 
 from planner_ext import Budget, Deny
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, calls, say
+from support.planner import ADD, GOAL, Clock, Math, both_ways, invoke, kernel_of, planner_with, scripted
 
 
 class OddClock(Clock):

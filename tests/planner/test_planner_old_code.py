@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import pytest
-from planner_builders import ADD, PLAN, Clock, final, kernel_of, never_stops, openai_kernel, planner_with, scripted
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
@@ -19,6 +18,7 @@ from planner_ext import (
 )
 from planner_ext.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, call
+from support.planner import ADD, PLAN, Clock, final, kernel_of, never_stops, openai_kernel, planner_with, scripted
 
 OLD_DEFAULTS = {
     "max_iterations": 15,

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from planner_builders import ADD, GOAL, both_ways, invoke, kernel_of, planner_with
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.functions import KernelArguments, kernel_function
@@ -14,6 +13,7 @@ from planner_ext.events import CallFinished, CallStarted, CallsWithheld
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from support.planner import ADD, GOAL, both_ways, invoke, kernel_of, planner_with
 
 DELEGATE = call("expert-reach_goal", {"goal": "Add 1 and 2."})
 

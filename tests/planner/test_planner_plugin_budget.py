@@ -8,7 +8,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planner_builders import ADD, Clock, Math, invoke, kernel_of, planner_with
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -17,6 +16,7 @@ from planner_ext.events import CallFinished, CallStarted, ModelReplied, Planned
 from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from support.planner import ADD, Clock, Math, invoke, kernel_of, planner_with
 
 LEVELS = ("chat", "expert", "helper")
 BELOW = {"chat": "expert", "expert": "helper"}

@@ -3,7 +3,17 @@
 from typing import Any
 
 import pytest
-from planner_builders import (
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion, ToolCallHandler
+from planner_ext.errors import PlannerInvalidConfigurationError, PromptTooLargeError
+from planner_ext.hitl_manager import Checkpoint
+from planner_ext.iteration import FunctionInvocationIterationContext
+from planner_ext.session import ToolUseSession
+from planner_ext.testing import ScriptedChatCompletion, ScriptedPromptExecutionSettings, call, say
+from support.planner import (
     ADD,
     GOAL,
     Math,
@@ -15,16 +25,6 @@ from planner_builders import (
     planner_with,
     resume,
 )
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory
-from semantic_kernel.functions import kernel_function
-
-from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion, ToolCallHandler
-from planner_ext.errors import PlannerInvalidConfigurationError, PromptTooLargeError
-from planner_ext.hitl_manager import Checkpoint
-from planner_ext.iteration import FunctionInvocationIterationContext
-from planner_ext.session import ToolUseSession
-from planner_ext.testing import ScriptedChatCompletion, ScriptedPromptExecutionSettings, call, say
 
 LONG = "word " * 3000
 

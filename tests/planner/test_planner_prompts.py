@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
-from planner_builders import (
+from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata, kernel_function
+
+from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
+from planner_ext.iteration import ToolExecution
+from planner_ext.testing import ScriptedChatCompletion, call, say
+from support.planner import (
     ADD,
     FINAL_ANSWER,
     GOAL,
@@ -19,11 +24,6 @@ from planner_builders import (
     texts,
     whole_text,
 )
-from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata, kernel_function
-
-from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
-from planner_ext.iteration import ToolExecution
-from planner_ext.testing import ScriptedChatCompletion, call, say
 
 OLD_PLAN_YAML = """\
 template_format: semantic-kernel

@@ -4,7 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from planner_builders import (
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import Approve, Deny
+from planner_ext.core.state import NO_MORE_QUESTIONS
+from planner_ext.errors import DecisionRefusedError, PlannerException
+from planner_ext.events import Clarified
+from planner_ext.hitl_manager import Checkpoint, Clarification, Question, Supply
+from planner_ext.testing import call, calls, say
+from support.planner import (
     ADD,
     FINAL_ANSWER,
     PLAN,
@@ -22,14 +30,6 @@ from planner_builders import (
     scripted,
     texts,
 )
-from semantic_kernel.functions import kernel_function
-
-from planner_ext import Approve, Deny
-from planner_ext.core.state import NO_MORE_QUESTIONS
-from planner_ext.errors import DecisionRefusedError, PlannerException
-from planner_ext.events import Clarified
-from planner_ext.hitl_manager import Checkpoint, Clarification, Question, Supply
-from planner_ext.testing import call, calls, say
 
 ASK_USER = "UserInteraction-AskUser"
 WHERE = "San Jose in which country, and in celsius or fahrenheit?"

@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
-from planner_builders import (
+
+from planner_ext import Budget, FunctionInvokingChatCompletion
+from planner_ext.errors import InvalidCheckpointError, LimitReachedError, PlannerInvalidConfigurationError
+from planner_ext.hitl_manager import Checkpoint
+from planner_ext.testing import ScriptedChatCompletion, say
+from support.planner import (
     ADD,
     PLAN,
     Math,
@@ -19,11 +24,6 @@ from planner_builders import (
     scripted,
     texts,
 )
-
-from planner_ext import Budget, FunctionInvokingChatCompletion
-from planner_ext.errors import InvalidCheckpointError, LimitReachedError, PlannerInvalidConfigurationError
-from planner_ext.hitl_manager import Checkpoint
-from planner_ext.testing import ScriptedChatCompletion, say
 
 all_ends = pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls", "raise"])
 all_limits = pytest.mark.parametrize("limit", ["max_iterations", "max_tool_calls"])

@@ -3,7 +3,13 @@
 from typing import Any
 
 import pytest
-from planner_builders import (
+from semantic_kernel import Kernel
+from semantic_kernel.contents import ChatHistory
+
+from planner_ext import Budget
+from planner_ext.errors import InvalidHistoryError
+from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
+from support.planner import (
     ADD,
     FINAL_ANSWER,
     GOAL,
@@ -21,12 +27,6 @@ from planner_builders import (
     texts,
     whole_text,
 )
-from semantic_kernel import Kernel
-from semantic_kernel.contents import ChatHistory
-
-from planner_ext import Budget
-from planner_ext.errors import InvalidHistoryError
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
 
 
 @both_ways

@@ -3,19 +3,6 @@
 from typing import Any
 
 import pytest
-from planner_builders import (
-    ADD,
-    GOAL,
-    PLAN,
-    both_ways,
-    final,
-    invoke,
-    kernel_of,
-    never_stops,
-    openai_kernel,
-    planner_with,
-    scripted,
-)
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -28,6 +15,19 @@ from semantic_kernel.services.ai_service_selector import AIServiceSelector
 from planner_ext import BoundedFunctionChoiceBehavior
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedPromptExecutionSettings, call, say
+from support.planner import (
+    ADD,
+    GOAL,
+    PLAN,
+    both_ways,
+    final,
+    invoke,
+    kernel_of,
+    never_stops,
+    openai_kernel,
+    planner_with,
+    scripted,
+)
 
 PATIENT = {"temperature": 0.3, "seed": 7}
 

@@ -5,7 +5,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from planner_builders import (
+from semantic_kernel.functions import kernel_function
+
+from planner_ext.events import CallStarted, Fact, ModelReplied, TextDelta
+from planner_ext.iteration import StopHandle, ToolExecution
+from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
+from support.planner import (
     ADD,
     PLAN,
     Math,
@@ -18,11 +23,6 @@ from planner_builders import (
     resume,
     scripted,
 )
-from semantic_kernel.functions import kernel_function
-
-from planner_ext.events import CallStarted, Fact, ModelReplied, TextDelta
-from planner_ext.iteration import StopHandle, ToolExecution
-from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
 
 
 class Gate:

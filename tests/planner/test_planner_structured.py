@@ -8,18 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_builders import (
-    ADD,
-    PLAN,
-    both_ways,
-    final,
-    invoke,
-    kernel_of,
-    openai_kernel,
-    planner_with,
-    resume,
-    scripted,
-)
 from pydantic import BaseModel, Field
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 
@@ -31,6 +19,18 @@ from planner_ext.iteration import StopHandle
 from planner_ext.sk.structured import response_form
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say
 from planner_ext.testing.service import ScriptedPromptExecutionSettings
+from support.planner import (
+    ADD,
+    PLAN,
+    both_ways,
+    final,
+    invoke,
+    kernel_of,
+    openai_kernel,
+    planner_with,
+    resume,
+    scripted,
+)
 
 
 class Sum(BaseModel):

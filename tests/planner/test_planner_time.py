@@ -7,7 +7,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from planner_builders import (
+from pydantic import BaseModel
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import ApprovalFilter, ApprovalPolicy, Budget
+from planner_ext.durable import effect
+from planner_ext.engine import concurrency as in_time_module
+from planner_ext.events import CallFinished, CallStarted, ModelReplied, Planned
+from planner_ext.hitl_manager import ApprovalSettings, Approve, Checkpoint, Defer, ModelClarifier
+from planner_ext.iteration import ToolExecution
+from planner_ext.plugin import PlannerPlugin
+from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
+from support.planner import (
     ADD,
     PLAN,
     Clock,
@@ -20,17 +31,6 @@ from planner_builders import (
     planner_with,
     resume,
 )
-from pydantic import BaseModel
-from semantic_kernel.functions import kernel_function
-
-from planner_ext import ApprovalFilter, ApprovalPolicy, Budget
-from planner_ext.durable import effect
-from planner_ext.engine import concurrency as in_time_module
-from planner_ext.events import CallFinished, CallStarted, ModelReplied, Planned
-from planner_ext.hitl_manager import ApprovalSettings, Approve, Checkpoint, Defer, ModelClarifier
-from planner_ext.iteration import ToolExecution
-from planner_ext.plugin import PlannerPlugin
-from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
 
 either_limit = pytest.mark.parametrize("limit", ["deadline", "max_active_seconds"])
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from planner_builders import ADD, both_ways, invoke, kernel_of, never_stops, openai_kernel, planner_with, resume
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion, ToolCallHandler
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, say
+from support.planner import ADD, both_ways, invoke, kernel_of, never_stops, openai_kernel, planner_with, resume
 
 MARK = "[Budget left"
 

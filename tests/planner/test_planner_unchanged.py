@@ -5,18 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from planner_builders import (
-    ADD,
-    PLAN,
-    Math,
-    both_ways,
-    final,
-    invoke,
-    kernel_of,
-    planner_with,
-    scripted,
-    texts,
-)
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.contents import ChatHistory
@@ -32,6 +20,18 @@ from planner_ext.testing import (
     call,
     calls,
     say,
+)
+from support.planner import (
+    ADD,
+    PLAN,
+    Math,
+    both_ways,
+    final,
+    invoke,
+    kernel_of,
+    planner_with,
+    scripted,
+    texts,
 )
 
 

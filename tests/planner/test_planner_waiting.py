@@ -3,7 +3,13 @@
 from typing import Any
 
 import pytest
-from planner_builders import (
+
+from planner_ext import Approve, Deny, FunctionInvokingChatCompletion
+from planner_ext.errors import DecisionRefusedError, RunNotAnsweredError
+from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
+from planner_ext.iteration import FunctionInvocationIterationContext
+from planner_ext.testing import ScriptedChatCompletion, call, calls
+from support.planner import (
     ADD,
     PLAN,
     Math,
@@ -18,12 +24,6 @@ from planner_builders import (
     scripted,
     texts,
 )
-
-from planner_ext import Approve, Deny, FunctionInvokingChatCompletion
-from planner_ext.errors import DecisionRefusedError, RunNotAnsweredError
-from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply, ToolCall
-from planner_ext.iteration import FunctionInvocationIterationContext
-from planner_ext.testing import ScriptedChatCompletion, call, calls
 
 FAIL = call("math-fail")
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from session_builders import CLOSED, Talk, Talks, Tools, kernel_of
 
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
 from planner_ext.testing import Script, ScriptedChatCompletion
+from support.session import CLOSED, Talk, Talks, Tools, kernel_of
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "streamed"])

@@ -5,12 +5,12 @@ from contextlib import aclosing
 
 import pytest
 from semantic_kernel.contents import ChatHistory
-from session_builders import OPEN, Talks, Tools, kernel_of, served, shape
 
 from planner_ext.errors import ServiceCallError, SessionBusyError
 from planner_ext.session import ToolUseSession
 from planner_ext.sk.history import check_history
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, call, calls, say
+from support.session import OPEN, Talks, Tools, kernel_of, served, shape
 
 ADD = call("t-add", {"a": 1, "b": 2})
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from semantic_kernel.contents import AuthorRole
-from session_builders import OPEN, Talks, Tools, ask, kernel_of, message, served, shape
 
 from planner_ext import Approve, Budget, Deny, ToolCallHandler
 from planner_ext.engine.engine import StopHandle
@@ -14,6 +13,7 @@ from planner_ext.hitl_manager import Checkpoint, Defer
 from planner_ext.iteration import ToolExecution
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
 from planner_ext.testing import call, calls, say
+from support.session import OPEN, Talks, Tools, ask, kernel_of, message, served, shape
 
 ADD = call("t-add", {"a": 1, "b": 2})
 TWO = AutomaticToolUseConfig(max_tool_calls=2)

@@ -6,7 +6,6 @@ from contextlib import aclosing
 import pytest
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory
-from session_builders import CLOSED, OPEN, Talks, Tools, ask, kernel_of, message, run, served, shape
 
 from planner_ext import BoundedFunctionChoiceBehavior, FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError
@@ -19,6 +18,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.session import CLOSED, OPEN, Talks, Tools, ask, kernel_of, message, run, served, shape
 
 ADD = call("t-add", {"a": 1, "b": 2})
 BOTH = calls(ADD, call("t-add", {"a": 3, "b": 4}), text="Let me see. ")

@@ -6,7 +6,11 @@ import pytest
 from pydantic import BaseModel
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory, FunctionResultContent
-from session_builders import (
+
+from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
+from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
+from planner_ext.testing import call, calls, say
+from support.session import (
     CLOSED,
     OPEN,
     Talks,
@@ -18,10 +22,6 @@ from session_builders import (
     result_message,
     served,
 )
-
-from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
-from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
-from planner_ext.testing import call, calls, say
 
 ADD = call("t-add", {"a": 1, "b": 2})
 USER = message(AuthorRole.USER, text="?")

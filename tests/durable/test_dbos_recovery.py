@@ -1,0 +1,181 @@
+"""Recovery with DBOS: lost timers, runs whose worker died before the first activation, other versions."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from planner_ext import Approve
+from planner_ext.durable import Approvals, Runs, dbos_host, dbos_segments
+from planner_ext.durable.opening import open_database
+from planner_ext.durable.store import JournalStore
+from planner_ext.hitl_manager import Defer
+from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
+from support.durable import GOAL, PAY, Lives, decide_all, effects_in, open_runs, turn, world
+
+RECOVERY_SECONDS = 30
+CUT_OFF = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks
+    WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+"""Ends the sessions by which workers live; one that is not stopped takes its own again at once."""
+SOON = {"interceptors": [lambda _: Defer(expires_in=2)]}
+LATER = {"interceptors": [lambda _: Defer(expires_in=3600)]}
+
+
+def pays(request: ScriptedRequest) -> ScriptedReply:
+    """Pay, then answer."""
+    return [PAY, say("Paid.")][turn(request)]
+
+
+def labels(request: ScriptedRequest) -> ScriptedReply:
+    """Print a label, which may be done twice, then answer."""
+    return [call("shop-label", {"order": 1}, id="label"), say("Printed.")][turn(request)]
+
+
+@pytest.fixture(autouse=True)
+def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker that is gone be taken for dead sooner than in a world where servers restart."""
+    monkeypatch.setattr(dbos_segments, "_GRACE_SECONDS", 1.0)
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
+
+
+@asynccontextmanager
+async def working(
+    url: str, effects: Path, script: Callable[[ScriptedRequest], ScriptedReply] = pays, **options: Any
+) -> AsyncIterator[Runs]:
+    """Let a worker live that takes whatever is due."""
+    async with open_runs(url, worker_id="working", poll_seconds=0.05) as runs:
+        work = asyncio.create_task(runs.work(*world(effects, script, **options)))
+        try:
+            yield runs
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+async def answered(runs: Runs, *names: str) -> None:
+    """Wait, for as long as recovery may take, until runs are answered."""
+    async with asyncio.timeout(RECOVERY_SECONDS):
+        while not set(names) <= {record.run_id for record in await runs.list(status="answered")}:  # noqa: ASYNC110  (only another process tells)
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_that_is_started_again_while_it_waits_still_expires(postgres_url: str, tmp_path: Path) -> None:
+    """Whoever asks for a run that waits takes nothing from it: its question expires by itself."""
+    async with working(postgres_url, tmp_path / "effects", **SOON) as runs:
+        for _ in range(2):
+            handle = await runs.start(*world(tmp_path / "effects", pays, **SOON), GOAL, run_id="order-7")
+            assert (await handle.result()).status == "paused"
+        await answered(runs, "order-7")
+    assert effects_in(tmp_path / "effects") == []
+
+
+async def test_a_question_that_is_asked_again_still_expires(postgres_url: str, tmp_path: Path) -> None:
+    """A decision that cannot be taken leaves the call waiting, and only until its time."""
+    async with working(postgres_url, tmp_path / "effects", **SOON) as runs:
+        handle = await runs.start(*world(tmp_path / "effects", pays, **SOON), GOAL, run_id="order-7")
+        await handle.result()
+        async with Approvals.connect(postgres_url) as approvals:
+            assert await approvals.decide("order-7/0/pay", Approve(arguments={"amount": "all"}))
+        await answered(runs, "order-7")
+    assert effects_in(tmp_path / "effects") == []
+
+
+async def test_what_was_parked_by_another_version_is_gone_on_with(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parked under one version of the program, decided under the next, by a worker that lives already."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(dbos_host, "_VERSION", "planner_ext-0.1")
+        async with open_runs(postgres_url) as runs:
+            handle = await runs.start(*world(tmp_path / "effects", pays, **LATER), GOAL, run_id="order-7")
+            assert (await handle.result()).status == "paused"
+    async with working(postgres_url, tmp_path / "effects", **LATER) as runs:
+        await runs.list()
+        assert await decide_all(postgres_url) == 1
+        await answered(runs, "order-7")
+    assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
+async def test_a_run_that_was_entered_and_never_begun_is_begun(postgres_url: str, tmp_path: Path) -> None:
+    """Its worker died, or left, between the row of the run and the segment: a worker that lives finds it."""
+    async with working(postgres_url, tmp_path / "effects", labels) as runs:
+        handle = await runs.start(*world(tmp_path / "effects", labels), GOAL, run_id="first")
+        await handle.result()  # by now the worker has looked at what there was when it came
+        store = JournalStore(await open_database(postgres_url))
+        assert await store.create("killed", GOAL, owner="gone/0", at=1.0)
+        assert await store.create("left", GOAL, owner=None, at=1.0)
+        await store.close()
+        await answered(runs, "killed", "left")
+    assert effects_in(tmp_path / "effects") == ["label 1"] * 3
+
+
+def leaving_life(url: str, effects: Path) -> None:
+    """Start runs and leave at once: one in the midst of a call, one before anything of it began."""
+
+    async def leave() -> None:
+        async with open_runs(url, worker_id="leaving") as runs:
+            await runs.start(*world(effects, labels, seconds=60), GOAL, run_id="in-a-call")
+            while not effects_in(effects):  # noqa: ASYNC110  (only another process tells)
+                await asyncio.sleep(0.01)
+            await runs.start(*world(effects, labels), GOAL, run_id="not-begun")
+
+    asyncio.run(leave())
+
+
+async def test_a_worker_that_leaves_leaves_its_runs_to_others(lives: Lives, postgres_url: str, tmp_path: Path) -> None:
+    """Leaving the block interrupts what runs; a worker that lives goes on with it, and with what had not begun."""
+    async with working(postgres_url, tmp_path / "effects", labels) as runs:
+        assert await asyncio.to_thread(lives.live, leaving_life, postgres_url, tmp_path / "effects") == 0
+        await answered(runs, "in-a-call", "not-begun")
+    assert effects_in(tmp_path / "effects") == ["label 1"] * 3
+
+
+def stalled_life(url: str, effects: Path) -> None:
+    """Drive a run whose first call takes a while."""
+
+    async def drive() -> None:
+        async with open_runs(url, worker_id="stalled", poll_seconds=0.05) as runs:
+            handle = await runs.start(*world(effects, labels_then_books, seconds=5), GOAL, run_id="order-7")
+            assert (await handle.result()).status == "answered"
+
+    asyncio.run(drive())
+
+
+def labels_then_books(request: ScriptedRequest) -> ScriptedReply:
+    """Print a label, book an order, then answer."""
+    label, book = call("shop-label", {"order": 1}, id="label"), call("shop-book", {"order": 1}, id="book")
+    return [label, book, say("Done.")][turn(request)]
+
+
+async def test_a_worker_that_stalls_is_fenced_when_it_comes_back(
+    lives: Lives, postgres_url: str, tmp_path: Path
+) -> None:
+    """Stopped in a call, taken for dead, replaced, and let go again: it does nothing more, and hears the result."""
+    effects = tmp_path / "effects"
+    async with working(postgres_url, effects, labels_then_books) as runs:
+        process = lives.begin(stalled_life, postgres_url, effects)
+        while not effects_in(effects):  # noqa: ASYNC110  (only another process tells)
+            await asyncio.sleep(0.01)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            admin.execute(CUT_OFF)
+        await answered(runs, "order-7")
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.to_thread(process.join, RECOVERY_SECONDS)
+        assert process.exitcode == 0
+    assert effects_in(effects) == ["label 1", "label 1", "book 1"]

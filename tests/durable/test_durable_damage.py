@@ -1,0 +1,170 @@
+"""Rows, names and files as nobody means them to be: each is told by name, and no other run suffers for it."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner_ext import Approve
+from planner_ext.durable import Approvals, Runs, StoreError
+from planner_ext.durable.database import Step
+from planner_ext.durable.opening import open_database
+from planner_ext.durable.records import approval_id
+from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
+from support.durable import GOAL, PAY, effects_in, open_runs, turn, world
+
+LONG = "".join(chr(33 + n * n % 89) for n in range(6000))
+ODD = "\N{SNOWMAN} \x00/../\ud800'\"%s:id"
+
+
+async def changed(store: str, *steps: Step) -> None:
+    """Change a store's rows as nobody should."""
+    database = await open_database(store)
+    await database.transact(*steps)
+    await database.close()
+
+
+@pytest.mark.parametrize(("name", "kept"), [(LONG, LONG), (ODD, "call_")], ids=["long", "odd"])
+async def test_a_models_id_may_be_anything(name: str, kept: str, store: str, tmp_path: Path) -> None:
+    """Some are signatures of thousands of characters, too long for a key: the call waits, is decided, and runs.
+
+    An id that no request can carry is reissued.
+    """
+
+    def pays(request: ScriptedRequest) -> ScriptedReply:
+        return [call("shop-pay", {"amount": 5}, id=name), say("Paid.")][turn(request)]
+
+    run_id = "\N{PARTY POPPER} %s:id"
+    async with open_runs(store) as runs, Approvals.connect(store) as approvals:
+        handle = await runs.start(*world(tmp_path / "effects", pays), GOAL, run_id=run_id)
+        await handle.result()
+        (item,) = await approvals.pending()
+        assert item.call_id.startswith(kept)
+        assert (await approvals.show(item.id)).fingerprint == item.fingerprint
+        assert await approvals.decide(item.id, Approve(by=ODD))
+        assert (await handle.result()).status == "answered"
+    assert effects_in(tmp_path / "effects") == ["pay 5"]
+
+
+def test_long_ids_that_begin_alike_are_told_apart() -> None:
+    """The end of what is too long is a digest."""
+    assert approval_id("r", 0, f"{LONG}1") != approval_id("r", 0, f"{LONG}2")
+    assert len(approval_id("r", 0, LONG)) < 600
+
+
+async def test_a_name_that_there_cannot_be_is_told(store: str) -> None:
+    """Whoever asks for it gets an error of ours, and no word of a server that would be away."""
+    async with open_runs(store) as runs, Approvals.connect(store) as approvals:
+        with pytest.raises(StoreError, match="surrogates not allowed"):
+            await runs.load("\ud800")
+        for ask in (runs.load, approvals.show):
+            with pytest.raises(Exception, match=r"There is no run|No call with the id|Give a name that there may be"):
+                await ask("\x00")
+
+
+@pytest.mark.parametrize("damage", ["UPDATE planner_runs SET goal = '{' WHERE run_id = 'a'"])
+async def test_a_damaged_row_of_a_run_keeps_no_other_from_going_on(
+    damage: str, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out of the lists and logged; asked for, it is named."""
+    effects = tmp_path / "effects"
+    async with open_runs(store) as runs:
+        for name in ("a", "b"):
+            await (await runs.start(*world(effects, [PAY]), GOAL, run_id=name)).result()
+    async with Approvals.connect(store) as approvals:
+        for name in ("a", "b"):
+            assert await approvals.decide(f"{name}/0/pay", Approve())
+    await changed(store, (damage, {}))
+    async with open_runs(store) as runs:
+        (handle,) = await runs.recover(*world(effects, [say("Paid.")]))
+        assert ((await handle.result()).status, handle.run_id) == ("answered", "b")
+        assert [record.run_id for record in await runs.list()] == ["b"]
+        with pytest.raises(StoreError, match="row of run 'a' is damaged"):
+            await runs.load("a")
+    assert "A run is left alone: The row of run 'a' is damaged" in caplog.text
+    assert effects_in(effects) == ["pay 5"]
+
+
+async def test_a_text_that_is_too_long_fails_alone(tmp_path: Path) -> None:
+    """A result that the database does not take ends its own run's segment, and no other one's."""
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        database: Any = runs._store._database  # pyright: ignore[reportPrivateUsage]
+        database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+        goals = {"long": "x" * 20_000, "short": "x"}
+        handles = await asyncio.gather(
+            *(runs.start(*world(tmp_path / "effects", [say("Done.")]), goals[name], run_id=name) for name in goals),
+            return_exceptions=True,
+        )
+        refused, taken = handles
+        assert isinstance(refused, StoreError)
+        assert "a text is longer than SQLite takes" in str(refused)
+        assert not isinstance(taken, BaseException)
+        assert (await taken.result()).status == "answered"
+
+
+@pytest.mark.parametrize("do", ["removed", "replaced"])
+async def test_a_file_that_is_gone_stops_the_run(do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would write on into a file that nobody finds again: the run stops before its next side effect."""
+    effects, kept = tmp_path / "effects", tmp_path / "kept"
+    planner, kernel = world(effects, [PAY, say("Paid.")])
+    async with Runs.sqlite(tmp_path / "runs.db") as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+    monkeypatch.chdir(tmp_path)
+    kept.mkdir()
+    async with Runs.sqlite("runs.db") as runs, Approvals.connect("runs.db") as approvals:
+        monkeypatch.chdir(kept)
+        assert await approvals.decide("r/0/pay", Approve())
+        shutil.copy(tmp_path / "runs.db", kept)
+        if do == "replaced":
+            os.replace(kept / "runs.db", tmp_path / "runs.db")
+        else:
+            (tmp_path / "runs.db").unlink()
+        with pytest.raises(StoreError, match="was moved, replaced or removed while it was open"):
+            await runs.start(planner, kernel, GOAL, run_id="r")
+    assert effects_in(effects) == []
+
+
+def mount(folder: Path, options: str) -> int:
+    """Mount a disk in memory; 0 where that worked."""
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 400 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if shutil.which("mount") is None or mount(disk, "size=400k") != 0:
+        pytest.skip("this machine lets nobody mount a disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+async def test_a_disk_that_is_full_loses_nothing(small_disk: Path, tmp_path: Path) -> None:
+    """A real disk fills up under a run: told, and nothing ran unrecorded; with space again, nothing runs twice."""
+    effects = tmp_path / "effects"
+
+    def books(request: ScriptedRequest) -> ScriptedReply:
+        number = turn(request)
+        return call("shop-book", {"order": number}, id=f"book{number}") if number < 30 else say("Booked.")
+
+    async def go_on() -> Any:
+        planner, kernel = world(effects, books, max_iterations=40)
+        async with Runs.sqlite(small_disk / "runs.db") as runs:
+            return await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+
+    with pytest.raises(StoreError, match=r"the disk is full. Free space and start the run again"):
+        await go_on()
+    assert 0 < len(effects_in(effects)) < 30
+    assert await asyncio.to_thread(mount, small_disk, "remount,size=20m") == 0
+    result = await go_on()
+    assert result.status == "answered" or [item.in_doubt for item in result.pending] == [True]
+    lines = effects_in(effects)
+    assert len(lines) == len(set(lines))

@@ -1,0 +1,143 @@
+"""Decisions at the worst moment: while a worker takes another one, lets the question expire, or ends the run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner_ext import Approve, Deny
+from planner_ext.core.facts import CallDecided
+from planner_ext.durable import Approvals
+from planner_ext.durable.segment import Segment, SegmentRun
+from planner_ext.hitl_manager import Defer
+from planner_ext.sk.approval import DecisionRefusedError
+from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
+from support.durable import GOAL, PAY, check_history, effects_in, open_runs, turn, world
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000_000.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@dataclass
+class Late:
+    """A planner to which something happens between the reading of what was decided and the taking of it."""
+
+    planner: Any
+    meanwhile: Callable[[], Any]
+    segment: Any = None
+
+    def journaled(self, kernel: Any, segment: Segment, *, arguments: Any = None) -> SegmentRun[Any]:
+        self.segment = self.planner.journaled(kernel, segment, arguments=arguments)
+        return self
+
+    async def result(self) -> Any:
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None  # pyright: ignore[reportAttributeAccessIssue]
+            await meanwhile()
+        return await self.segment.result()
+
+
+def pays(request: ScriptedRequest) -> ScriptedReply:
+    """Pay, then answer."""
+    return [PAY, say("Paid.")][turn(request)]
+
+
+async def decided(store: str, decision: Any, clock: Clock, call_id: str = "pay") -> None:
+    """Decide from another connection, and win."""
+    async with Approvals.connect(store, clock=clock) as approvals:
+        assert await approvals.decide(f"r/0/{call_id}", decision)
+
+
+async def test_a_decision_that_won_is_not_lost_to_an_expiry(store: str, tmp_path: Path) -> None:
+    """Made in time and committed while a worker is about to record the expiry: it counts, as its maker was told."""
+    clock, effects = Clock(), tmp_path / "effects"
+    planner, kernel = world(effects, pays, clock=clock, interceptors=[lambda _: Defer(expires_in=60)])
+    async with open_runs(store, clock=clock) as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+
+        async def in_time() -> None:
+            clock.seconds -= 1
+            await decided(store, Approve(by="ann"), clock)
+            clock.seconds += 1
+
+        clock.seconds += 60
+        result = await (await runs.start(Late(planner, in_time), kernel, GOAL, run_id="r")).result()
+    assert (result.status, effects_in(effects)) == ("answered", ["pay 5"])
+    assert [fact.by for fact in result.facts if isinstance(fact, CallDecided) and fact.person] == ["ann"]
+
+
+async def test_a_decision_that_won_is_not_lost_to_one_of_a_resume(store: str, tmp_path: Path) -> None:
+    """The first one counts: the second is refused by name, and changes nothing."""
+    clock, effects = Clock(), tmp_path / "effects"
+    planner, kernel = world(effects, pays)
+    async with open_runs(store) as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+
+        async def first() -> None:
+            await decided(store, Approve(by="ann"), clock)
+
+        second = {"pay": Deny("no", by="bob")}
+        handle = await runs.resume("r", Late(planner, first), kernel, decisions=second)
+        with pytest.raises(DecisionRefusedError, match="'pay' was decided before"):
+            await handle.result()
+        result = await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+    assert (result.status, effects_in(effects)) == ("answered", ["pay 5"])
+    assert [fact.by for fact in result.facts if isinstance(fact, CallDecided) and fact.person] == ["ann"]
+
+
+async def test_a_decision_meanwhile_on_another_call_is_no_loss(store: str, tmp_path: Path) -> None:
+    """Of two calls that wait one is decided while the other is being taken: both decisions count."""
+    clock, effects = Clock(), tmp_path / "effects"
+    both = calls(*(call("shop-pay", {"amount": n}, id=f"pay{n}") for n in (1, 2)))
+    planner, kernel = world(effects, lambda request: [both, say("Paid.")][turn(request)])
+    async with open_runs(store) as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+
+        async def other() -> None:
+            await decided(store, Approve(by="ann"), clock, "pay2")
+
+        one = {"pay1": Approve(by="bob")}
+        result = await (await runs.resume("r", Late(planner, other), kernel, decisions=one)).result()
+    assert (result.status, sorted(effects_in(effects))) == ("answered", ["pay 1", "pay 2"])
+    check_history(result, ["pay1", "pay2"])
+
+
+async def test_a_cancellation_that_came_later_ends_what_was_decided(store: str, tmp_path: Path) -> None:
+    """A decision that no worker has taken yet does not hold up a cancellation, nor leave the run due for good."""
+    clock, effects = Clock(), tmp_path / "effects"
+    planner, kernel = world(effects, pays)
+    async with open_runs(store) as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+        await decided(store, Approve(by="ann"), clock)
+        assert await runs.cancel("r", by="bob")
+        result = await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+        assert await runs.recover(planner, kernel) == []
+    assert (result.status, effects_in(effects)) == ("stopped", [])
+
+
+async def test_a_run_goes_on_where_the_clock_went_back(store: str, tmp_path: Path) -> None:
+    """Each life's clock may be behind the one before: nothing is charged for that, and nothing is refused."""
+    clock, effects = Clock(), tmp_path / "effects"
+    planner, kernel = world(effects, pays, clock=clock)
+    async with open_runs(store, clock=clock) as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+    clock.seconds -= 3600
+    await decided(store, Approve(by="ann"), clock)
+    async with open_runs(store, clock=clock) as runs:
+        result = await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
+    assert (result.status, effects_in(effects), result.usage.active_seconds) == ("answered", ["pay 5"], 0)

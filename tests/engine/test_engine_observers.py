@@ -1,0 +1,50 @@
+"""An observer can tell which run a fact is of; one that takes the fact alone stays as it is."""
+
+from functools import partial
+from typing import Any
+
+from planner_ext.engine.ports import Observer
+from planner_ext.events import RunInfo
+from support.engine import engine_of
+
+
+async def test_an_observer_that_takes_two_arguments_is_told_the_run() -> None:
+    """Every fact comes with the run's id and goal, from the first on."""
+    seen: list[tuple[str, RunInfo]] = []
+
+    class Watcher:
+        def __call__(self, fact: Any, run: RunInfo) -> None:
+            seen.append((fact.type, run))
+
+        async def watch(self, fact: Any, run: RunInfo, /) -> None:
+            seen.append((fact.type, run))
+
+    watcher = Watcher()
+    engine = engine_of(["f"], "done", observers=(watcher, watcher.watch, lambda fact, run: watcher(fact, run)))
+    await engine.run()
+    assert len(seen) % 3 == 0
+    assert {run for _, run in seen} == {RunInfo(run_id=engine.state.run_id, goal=engine.state.goal)}
+
+
+async def test_an_observer_of_facts_alone_is_called_as_before() -> None:
+    """A parameter with a default is its own, and so is what a partial has bound."""
+    seen: list[object] = []
+
+    def plain(fact: object) -> None:
+        seen.append(fact)
+
+    def with_default(fact: object, into: list[object] = seen, *, also: int = 0) -> None:
+        into.append(fact)
+
+    def bound(into: list[object], fact: object) -> None:
+        into.append(fact)
+
+    def any_number(*facts: object) -> None:
+        seen.extend(facts)
+
+    observers: tuple[Observer, ...] = (plain, with_default, partial(bound, seen), seen.append, any_number)
+    engine = engine_of(["f"], "done", observers=observers)
+    before = len(engine.facts)
+    await engine.run()
+    assert len(seen) == 5 * (len(engine.facts) - before)
+    assert not any(isinstance(fact, RunInfo) for fact in seen)

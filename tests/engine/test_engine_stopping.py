@@ -1,0 +1,275 @@
+"""Runs that are stopped, cancelled or hit by a fault: what happened is kept, every call is answered."""
+
+import asyncio
+
+import pytest
+
+from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.facts import (
+    Resumed,
+)
+from planner_ext.core.fold import fold
+from planner_ext.core.state import Phase
+from planner_ext.core.values import CallResult
+from planner_ext.engine.engine import CallFailedError, StopHandle
+from planner_ext.engine.journal import dump_journal, load_journal
+from planner_ext.engine.ports import Finished
+from support.engine import (
+    FakeChat,
+    FakeFunctions,
+    FakeGate,
+    again,
+    engine_of,
+    refused_with,
+    results_of,
+    types_of,
+)
+
+
+async def test_a_run_stopped_before_its_first_request_makes_none() -> None:
+    """A stop that was asked for before the run began is honoured before anything is sent."""
+    chat, stop = FakeChat([]), StopHandle()
+    stop.stop("enough")
+    engine = engine_of(chat, stop=stop)
+    state = await engine.run()
+    assert chat.requests == []
+    assert types_of(engine.facts) == ["StopRequested", "Ended"]
+    assert state.ended is not None
+    assert (state.ended.status, state.ended.reason) == ("stopped", "enough")
+
+
+async def test_the_first_reason_to_stop_stays() -> None:
+    """A handle asked twice keeps its first reason; one that nobody asked has none."""
+    stop = StopHandle()
+    assert stop.reason is None
+    stop.stop("first")
+    stop.stop("second")
+    assert stop.reason == "first"
+
+
+@pytest.mark.parametrize("cap", [1, 2])
+async def test_a_stop_between_the_calls_of_a_batch_starts_no_further_one(cap: int) -> None:
+    """What runs finishes; what had not started is answered "not executed"; no request follows."""
+    stop, chat = StopHandle(), FakeChat([["f", "g", "h"]])
+    functions = FakeFunctions(does={"f": lambda: stop.stop("enough")})
+    state = await engine_of(chat, functions=functions, stop=stop, max_concurrency=cap).run()
+    assert functions.trace == ["start f", "end f"]
+    assert results_of(state) == ["f()"] + ["Not executed: the run was stopped. enough"] * 2
+    assert len(chat.requests) == 1
+
+
+async def test_a_stop_while_a_request_is_under_way_keeps_its_answer() -> None:
+    """An answer that comes in while the run is being stopped is kept; calls that come in are not run."""
+    stop = StopHandle()
+    state = await engine_of(FakeChat(["done"], on_ask=stop.stop), stop=stop).run()
+    assert state.ended is not None
+    assert (state.ended.status, state.ended.answer) == ("answered", "done")
+    functions = FakeFunctions()
+    state = await engine_of(FakeChat([["f"]], on_ask=stop.stop), stop=stop, functions=functions).run()
+    assert functions.trace == []
+    assert state.ended is not None
+    assert state.ended.status == "stopped"
+
+
+async def test_a_stop_during_review_lets_nothing_start() -> None:
+    """A stop that comes while a decider thinks is honoured before the first call."""
+    stop, functions = StopHandle(), FakeFunctions()
+    state = await engine_of(["f"], functions=functions, stop=stop, gate=FakeGate(on_review=stop.stop)).run()
+    assert functions.trace == []
+    assert state.ended is not None
+    assert state.ended.status == "stopped"
+
+
+async def test_a_run_that_has_not_begun_does_nothing() -> None:
+    """An engine over an empty journal has nothing to do, stopped or not."""
+    stop = StopHandle()
+    stop.stop()
+    engine = engine_of(facts=(), stop=stop)
+    assert (await engine.run()).phase is Phase.NEW
+    assert engine.facts == []
+
+
+async def test_a_filter_that_terminates_ends_the_run_after_its_batch() -> None:
+    """Calls that started with it end, the results stay, and no request follows."""
+    chat = FakeChat([["f", "g"]])
+    over = Finished(outcome="ok", text="last", terminate=True)
+    state = await engine_of(chat, functions=FakeFunctions(does={"f": lambda: over})).run()
+    assert results_of(state) == ["last", "g()"]
+    assert state.ended is not None
+    assert state.ended.status == "stopped"
+
+
+@pytest.mark.parametrize(("cap", "order"), [(1, ["f", "g", "h"]), (2, ["slow", "f", "g", "h"])])
+async def test_a_filter_that_terminates_keeps_the_calls_that_wait_for_a_slot_from_starting(
+    cap: int, order: list[str]
+) -> None:
+    """What runs beside it ends; a call that waits for its turn is answered "not executed", and is not counted."""
+    terminated = asyncio.Event()
+
+    async def terminate() -> Finished:
+        terminated.set()
+        return Finished(outcome="ok", text="last", terminate=True)
+
+    functions = FakeFunctions(does={"f": terminate, "slow": terminated.wait})
+    chat = FakeChat([order])
+    state = await engine_of(chat, functions=functions, max_concurrency=cap).run()
+    refused = "Not executed: the run was stopped. A filter asked to end the run after f."
+    assert results_of(state) == ["slow()"] * (cap - 1) + ["last", refused, refused]
+    assert (state.ledger.tool_calls, len(chat.requests)) == (cap, 1)
+    assert state.ended is not None
+    assert (state.ended.status, state.iteration) == ("stopped", 1)
+
+
+async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_too() -> None:
+    """A run that is gone on with from the middle of that batch runs the rest of it, as it would have anyway."""
+    over = Finished(outcome="ok", text="last", terminate=True)
+    functions = FakeFunctions(does={"f": lambda: over})
+    whole = engine_of(["f", "g"], functions=functions, max_concurrency=1)
+    await whole.run()
+    place = types_of(whole.facts).index("CallFinished") + 2
+    assert whole.facts[place - 1].type == "CallFinished"
+    resumed = engine_of(facts=load_journal(dump_journal(whole.facts[:place], lambda message: message)))
+    await resumed.run()
+    assert resumed.facts == whole.facts
+
+
+async def test_a_call_to_an_unknown_function_can_stop_the_run() -> None:
+    """Where it is asked for, an unknown function ends the run by name; the other calls are not run."""
+    functions = FakeFunctions()
+    state = await engine_of(["f", "unknown"], functions=functions, stop_on_unknown=True).run()
+    assert functions.trace == []
+    assert state.ended is not None
+    assert "unknown" in state.ended.reason
+    assert results_of(state)[1] == "No such function."
+    state = await engine_of(["unknown"], "done").run()
+    assert state.ended is not None
+    assert state.ended.status == "answered"
+
+
+@pytest.mark.parametrize("cap", [None, 2, 1])
+async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int | None) -> None:
+    """Running calls are cancelled, every call has its answer, the run is ended, and the cancellation goes on."""
+    begun, cancelled = asyncio.Event(), []
+
+    async def hang() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append("g")
+            raise
+
+    functions = FakeFunctions(does={"g": hang})
+    engine = engine_of(["f", "g", "unknown", "h"], functions=functions, max_concurrency=cap)
+    task = asyncio.create_task(engine.run())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled == ["g"]
+    state = fold(engine.facts)
+    assert state.phase is Phase.ENDED
+    assert [entry.call_id for entry in state.transcript if isinstance(entry, CallResult)] == ["c0", "c1", "c2", "c3"]
+    assert results_of(state)[:3] == [
+        "f()",
+        "Cancelled while it ran; whether it took effect is not known.",
+        "No such function.",
+    ]
+    assert state.ended is not None
+    assert (state.ended.status, state.ended.reason) == ("stopped", "The run was cancelled.")
+
+
+async def test_cancelling_a_request_leaves_the_run_as_it_was() -> None:
+    """Nothing is recorded for a request that was cancelled: the run can go on from there."""
+    asked = asyncio.Event()
+
+    async def hang() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    engine = engine_of(FakeChat([], on_ask=hang))
+    task = asyncio.create_task(engine.run())
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.state.phase is Phase.ASKING
+    assert types_of(engine.facts) == []
+
+
+async def test_a_failing_request_raises_and_leaves_the_run_resumable() -> None:
+    """What the connector raises leaves as it is; the same journal goes on with another connector."""
+    engine = engine_of(["f"], ConnectionError("down"))
+    await refused_with(engine, ConnectionError)
+    assert engine.state.phase is Phase.ASKING
+    state = await engine_of("done", facts=again(engine)).run()
+    assert state.ended is not None
+    assert state.ended.answer == "done"
+    assert results_of(state) == ["f()"]
+
+
+@pytest.mark.parametrize("names", [["f"], ["f", "g"]])
+async def test_a_fault_in_the_adapter_answers_the_batch_and_is_raised_as_it_is(names: list[str]) -> None:
+    """A fault leaves the engine as itself, never wrapped, however many calls ran beside it; every call is answered."""
+
+    def fault() -> None:
+        raise LookupError("defect")
+
+    engine = engine_of(names, functions=FakeFunctions(does={"f": fault}))
+    await refused_with(engine, LookupError)
+    assert len(results_of(engine.state)) == len(names)
+    assert engine.state.ended is not None
+    assert engine.state.ended.reason == "The run failed."
+
+
+async def test_a_failed_function_can_be_raised_once_its_batch_is_answered() -> None:
+    """Where it is asked for, the first failure is raised with its cause, after every call of the batch has ended."""
+    error = ValueError("boom")
+    failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom", exception=error)
+    functions = FakeFunctions(does={"f": lambda: failed})
+    engine = engine_of(["f", "g"], functions=functions, raise_errors=True)
+    raised = await refused_with(engine, CallFailedError)
+    assert isinstance(raised, CallFailedError)
+    assert raised.function == "f"
+    assert raised.__cause__ is error
+    assert results_of(engine.state) == ["It failed.", "g()"]
+
+
+async def test_the_first_of_several_failures_is_raised_and_without_one_nothing() -> None:
+    """The failure that came first is the one that is named; a run in which all went well is raised for nothing."""
+    functions = FakeFunctions(
+        does={
+            "g": lambda: Finished(outcome="failed", text="first", error="KeyError: first"),
+            "h": lambda: Finished(outcome="timed_out", text="second", error="TimeoutError: second"),
+        }
+    )
+    engine = engine_of(["f", "g", "h"], functions=functions, raise_errors=True, max_concurrency=1)
+    assert "KeyError: first" in str(await refused_with(engine, CallFailedError))
+    state = await engine_of(["f"], "done", raise_errors=True).run()
+    assert state.ended is not None
+    assert state.ended.status == "answered"
+
+
+def test_a_raised_failure_is_an_error_of_this_package() -> None:
+    """One root catches everything that is raised on purpose."""
+    assert issubclass(CallFailedError, PlannerExtError)
+
+
+async def test_a_run_that_raised_a_failure_can_be_resumed() -> None:
+    """The journal of a run that raised goes on with a resumption, as after any other fault."""
+    failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom")
+    engine = engine_of(["f"], functions=FakeFunctions(does={"f": lambda: failed}), raise_errors=True)
+    await refused_with(engine, CallFailedError)
+    resumed = engine_of("done", facts=[*again(engine), Resumed(at=1000.0)])
+    state = await resumed.run()
+    assert state.ended is not None
+    assert state.ended.answer == "done"
+
+
+async def test_a_failed_function_is_by_default_a_result() -> None:
+    """The model reads the failure and the run goes on."""
+    failed = Finished(outcome="failed", text="It failed.", error="ValueError: boom")
+    state = await engine_of(["f"], "done", functions=FakeFunctions(does={"f": lambda: failed})).run()
+    assert results_of(state) == ["It failed."]
+    assert state.ended is not None
+    assert state.ended.status == "answered"

@@ -1,0 +1,43 @@
+"""A program that goes on with a run and prints what came of it: the other process of the pause tests.
+
+Run as ``approval_process.py plain|streamed FILE``, FILE being a checkpoint signed with `KEY` whose ``call_2`` waits.
+"""
+
+import asyncio
+import json
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from planner_ext import Approve
+from planner_ext.hitl_manager import Checkpoint
+from support.approval import ASKING_REFUND, DONE, arguments_in, planner_with, world
+
+KEY = b"shared secret"
+
+
+async def resume(streamed: bool, text: str) -> dict[str, Any]:
+    here = world([DONE])
+    planner = planner_with(interceptors=[ASKING_REFUND])
+    checkpoint = Checkpoint.from_json(text, key=KEY)
+    decisions = {"call_2": Approve(arguments={"order": "7", "amount": 20}, by="ann")}
+    if streamed:
+        async with aclosing(planner.resume_stream(here.kernel, checkpoint, decisions)) as events:
+            result = [event async for event in events][-1].result
+    else:
+        result = await planner.resume(here.kernel, checkpoint, decisions)
+    return {
+        "status": result.status,
+        "ran": here.ran,
+        "answer": result.final_answer,
+        "iterations": result.iterations,
+        "tool_calls": result.tool_calls,
+        "arguments": arguments_in(result.chat_history),
+        "run_id": result.checkpoint.run_id,
+    }
+
+
+if __name__ == "__main__":
+    way, path = sys.argv[1:]
+    print(json.dumps(asyncio.run(resume(way == "streamed", Path(path).read_text()))))

@@ -1,0 +1,76 @@
+"""The command on a terminal of its own: what a person sees there, and what they type."""
+
+import errno
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from pathlib import Path
+
+from support.command_line import command_line
+
+__all__ = ["QUESTION", "Session"]
+
+QUESTION = "quit (q)? "
+"""How the question ends that a call is shown with."""
+
+
+class Session:
+    """One process on a pseudo terminal.
+
+    Attributes:
+        shown: Everything on the screen so far, without colours and cursor movements.
+    """
+
+    def __init__(self, here: Path, *arguments: str) -> None:
+        self.shown = ""
+        self._bytes = b""
+        self._read = 0
+        self._screen, terminal = pty.openpty()
+        self._process = subprocess.Popen(
+            command_line(*arguments),
+            cwd=here,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=os.environ | {"COLUMNS": "80", "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(terminal)
+
+    def write(self, keys: str) -> None:
+        """Press keys now, whatever is on the screen."""
+        os.write(self._screen, keys.encode())
+
+    def type(self, answer: str, *, after: str) -> None:
+        """Wait until the end of the screen is a question, and answer it."""
+        deadline = time.monotonic() + 60
+        while not self.shown[self._read :].endswith(after):
+            assert self._more(deadline), f"ended before {after!r}:\n{self.shown}"
+        self._read = len(self.shown)
+        os.write(self._screen, f"{answer}\n".encode())
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code."""
+        deadline = time.monotonic() + 60
+        while self._more(deadline):
+            pass
+        os.close(self._screen)
+        return self._process.wait(timeout=10)
+
+    def _more(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self._screen], [], [], max(deadline - time.monotonic(), 0))
+        if not ready:
+            self._process.kill()
+            raise AssertionError(f"nothing more came:\n{self.shown}")
+        try:
+            piece = os.read(self._screen, 4096)
+        except OSError as error:
+            if error.errno != errno.EIO:  # how Linux says that nobody is at the other end
+                raise
+            return False
+        self._bytes += piece  # a piece may end in the middle of a character
+        self.shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._bytes.decode("utf-8", "replace")).replace("\r", "")
+        return bool(piece)
