@@ -2,22 +2,12 @@
 
     comparison = await run_comparison(max_iterations=5)
 
-Offline, in seconds: a scripted model behind real HTTP, and everything counted by somebody other than the option.
+Offline, in seconds: a scripted model behind real HTTP, and everything counted independently of the options.
 """
 
-from planner_ext.compare.comparison import (
-    Comparison,
-    OptionInfo,
-    Run,
-    ScriptInfo,
-    ShownCall,
-    ShownMessage,
-    ShownResult,
-    Violation,
-)
-from planner_ext.compare.judge import find_violations
-from planner_ext.compare.run import Progress, run_comparison
-from planner_ext.compare.venue import Live
+from planner_ext.compare.history import ShownCall, ShownMessage, ShownResult, Violation, find_violations
+from planner_ext.compare.report import Comparison, OptionInfo, Run, ScriptInfo
+from planner_ext.compare.trial import Live, Progress, run_comparison
 
 __all__ = [
     "Comparison",

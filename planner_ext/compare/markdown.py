@@ -1,12 +1,11 @@
-"""A comparison as Markdown, for a document: the first script in full, and of all of them what goes wrong.
+"""A comparison as Markdown for a document: the first script in full, and what goes wrong in all of them.
 
-Holds nothing that differs from one time to the next, so that a test can say whether a document is stale.
+It contains nothing that differs from one time to the next, so that a test can say whether a document is stale.
 """
 
 from collections.abc import Iterable, Sequence
 
-from planner_ext.compare.comparison import Comparison, Run
-from planner_ext.compare.words import ending
+from planner_ext.compare.report import Comparison, Run
 
 __all__ = ["TABLE_BEGINS", "TABLE_ENDS", "markdown_of", "with_table"]
 
@@ -14,38 +13,30 @@ TABLE_BEGINS = "<!-- table: planner-ext compare -->"
 TABLE_ENDS = "<!-- /table -->"
 
 _COLUMNS = (
-    "option",
-    "round trips",
-    "over budget",
-    "charged",
-    "tools run",
-    "past budget",
-    "tokens summed",
-    "tokens told",
-    "status",
-    "answer",
-    "history",
+    *("option", "round trips", "over budget", "charged", "tools run", "past budget"),
+    *("tokens summed", "tokens told", "status", "answer", "history"),
 )
+_FAULTS = ("broken", "failed", "silent", "unfinished")
 
 
 def markdown_of(comparison: Comparison) -> str:
-    """Write it down, without wall times."""
+    """Write the tables, without wall times."""
     first = comparison.scripts[0]
     versions = ", ".join(f"{name} {version}" for name, version in comparison.versions if name != "python")
     allowed = f"{comparison.max_iterations} round trips allowed"
-    parts = [
-        f"Measured with {versions}. The script *{first.name}*, {allowed}:",
-        _table(_COLUMNS, (_row(comparison, run) for run in comparison.of_script(first.key))),
-    ]
+    figures = (
+        (comparison.option(run.option).name, *(text for text, _ in run.cells()))
+        for run in comparison.of_script(first.key)
+    )
+    parts = [f"Measured with {versions}. The script *{first.name}*, {allowed}:", _table(_COLUMNS, figures)]
     if len(comparison.scripts) > 1:
-        names = [script.name for script in comparison.scripts]
-        rows = (
-            (option.name, *(_fault(comparison, run) for run in comparison.of_option(option.key)))
+        faults = (
+            (option.name, *(_faults(comparison, run) for run in comparison.of_option(option.key)))
             for option in comparison.options
         )
         parts += [
             f"What goes wrong in each script, {allowed}:",
-            _table(("option", *names), rows),
+            _table(("option", *(script.name for script in comparison.scripts)), faults),
             "+n: round trips over the budget. broken: OpenAI refuses the history that is left, or a request before.\n"
             "silent: there is no answer. unfinished: the budget ran out where another option finished. ·: nothing.",
         ]
@@ -65,31 +56,10 @@ def with_table(document: str, table: str) -> str:
     return f"{head}{begins}\n\n{table}\n\n{ends}{tail}"
 
 
-def _row(comparison: Comparison, run: Run) -> Sequence[str]:
-    return (
-        comparison.option(run.option).name,
-        str(run.trips),
-        f"+{run.over_budget}" if run.over_budget else "0",
-        str(run.charged),
-        str(run.tools_run),
-        f"+{run.tools_past_budget}" if run.tools_past_budget else "0",
-        f"{run.tokens_summed:,}",
-        "nothing" if run.tokens_told is None else f"{run.tokens_told:,}",
-        ending(run.status),
-        "yes" if run.answer else "no",
-        "valid" if run.history_valid else "broken",
-    )
-
-
-def _fault(comparison: Comparison, run: Run) -> str:
-    faults = (
-        (run.over_budget, f"+{run.over_budget}"),
-        (run.broken, "broken"),
-        (run.status == "failed", "failed"),
-        (not run.answer, "silent"),
-        (run.answer and comparison.unfinished(run), "unfinished"),
-    )
-    return ", ".join(text for is_so, text in faults if is_so) or "·"
+def _faults(comparison: Comparison, run: Run) -> str:
+    over = [f"+{run.over_budget}"] if run.over_budget else []
+    kinds = [finding.kind for finding in comparison.findings(run)]
+    return ", ".join((*over, *(kind for kind in kinds if kind in _FAULTS))) or "·"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

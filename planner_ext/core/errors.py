@@ -12,7 +12,9 @@ __all__ = [
     "NewerSchemaError",
     "NotAFunctionError",
     "PlannerExtError",
+    "counted",
     "is_function",
+    "seconds",
     "shown",
 ]
 
@@ -69,6 +71,16 @@ def shown(value: object) -> str:
         text = _SHOWN.repr(value)
     text = text or _of_class(value)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number and what it counts: ``1 round trip``, ``2 round trips``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def seconds(value: float) -> str:
+    """Write a number of seconds: to the hundredth below ten, whole from there on."""
+    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
 def is_function(value: object) -> bool:

@@ -7,9 +7,9 @@ index of the message and the ids in it. Pure; knows neither HTTP nor scripts.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeGuard
+from typing import Generic, Literal, NamedTuple, TypeGuard, TypeVar
 
-__all__ = ["Violation", "find_violation", "is_array", "is_object", "tool_names"]
+__all__ = ["CallPairing", "Violation", "find_violation", "is_array", "is_object", "tool_names"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MAXIMUM_ID_LENGTH = 40
@@ -57,6 +57,36 @@ def tool_names(body: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(name for tool in _array(body.get("tools")) if isinstance(name := _function_of(tool).get("name"), str))
 
 
+_Call = TypeVar("_Call")
+
+
+class CallPairing(Generic[_Call]):
+    """Pairs the calls and results of a history, in whatever shape its messages are.
+
+    OpenAI's rule: each call has one result, right after the message that makes the call.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, _Call] = {}
+        self._answered: set[str] = set()
+
+    def begin(self, calls: Mapping[str, _Call]) -> list[_Call]:
+        """Take the calls, by id, of a message that is not a result; return the earlier calls that have no result."""
+        unanswered = list(self._waiting.values())
+        self._waiting, self._answered = dict(calls), set()
+        return unanswered
+
+    def answer(self, call_id: str) -> Literal["answered", "uncalled", "repeated"]:
+        """Take a result; it may belong to no call, or to one that has a result already."""
+        if call_id in self._answered:
+            return "repeated"
+        if call_id not in self._waiting:
+            return "uncalled"
+        del self._waiting[call_id]
+        self._answered.add(call_id)
+        return "answered"
+
+
 # Each check below yields what it finds in the order of the request. Only the first violation is ever asked for, so a
 # check may rely on what those before it have found to be right.
 
@@ -73,7 +103,7 @@ def _violations(body: Mapping[str, object]) -> Iterator[Violation]:
 
 
 def _in_messages(messages: list[object]) -> Iterator[Violation]:
-    caller, waiting, answered = 0, list[object](), list[object]()
+    caller, pairing = 0, CallPairing[str]()
     for index, item in enumerate(messages):
         path, message = f"messages[{index}]", _object(item)
         role = message.get("role")
@@ -82,15 +112,15 @@ def _in_messages(messages: list[object]) -> Iterator[Violation]:
         yield from _in_content(path, message)
         yield from _in_calls(path, message)
         if role == "tool":
-            call_id = message.get("tool_call_id")
-            yield from _in_answer(path, call_id, waiting, answered)
-            waiting.remove(call_id)
-            answered.append(call_id)
+            yield from _in_answer(path, message.get("tool_call_id"), pairing)
         else:
-            yield from _unanswered(caller, waiting, f"{path} (role {role!r})")
             calls = _array(message.get("tool_calls")) if role == "assistant" else []
-            caller, waiting, answered = index, [_object(call).get("id") for call in calls], []
-    yield from _unanswered(caller, waiting, "the end of the messages")
+            ids = [str(_object(call).get("id")) for call in calls]
+            yield from _unanswered(
+                caller, pairing.begin({call_id: call_id for call_id in ids}), f"{path} (role {role!r})"
+            )
+            caller = index
+    yield from _unanswered(caller, pairing.begin({}), "the end of the messages")
 
 
 def _in_content(path: str, message: Mapping[str, object]) -> Iterator[Violation]:
@@ -127,22 +157,25 @@ def _in_name(path: str, name: object) -> Iterator[Violation]:
         yield Violation(path, f"Invalid '{path}': {name!r} does not match the pattern ^[a-zA-Z0-9_-]{{1,64}}$.")
 
 
-def _in_answer(path: str, call_id: object, waiting: list[object], answered: list[object]) -> Iterator[Violation]:
+def _in_answer(path: str, call_id: object, pairing: CallPairing[str]) -> Iterator[Violation]:
     param = f"{path}.tool_call_id"
-    if call_id in answered:
-        yield Violation(param, f"{path}: tool_call_id {call_id!r} is already answered.")
-    if call_id not in waiting:
-        message = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"
-        yield Violation(param, f"{path}: {message} {call_id!r} is waiting.")
+    match pairing.answer(call_id) if isinstance(call_id, str) else "uncalled":
+        case "answered":
+            pass
+        case "repeated":
+            yield Violation(param, f"{path}: tool_call_id {call_id!r} is already answered.")
+        case "uncalled":
+            rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"
+            yield Violation(param, f"{path}: {rule} {call_id!r} is waiting.")
 
 
-def _unanswered(caller: int, waiting: list[object], before: str) -> Iterator[Violation]:
+def _unanswered(caller: int, waiting: list[str], before: str) -> Iterator[Violation]:
     if waiting:
         yield Violation(
             f"messages[{caller}].tool_calls",
             f"messages[{caller}]: an assistant message with 'tool_calls' must be followed by tool messages responding "
             "to each 'tool_call_id'. The following tool_call_ids did not have response messages before "
-            f"{before}: {', '.join(map(str, waiting))}.",
+            f"{before}: {', '.join(waiting)}.",
         )
 
 

@@ -10,11 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-import planner_ext.compare
+from planner_ext.cli import comparison as command
 from planner_ext.cli.compare import EXIT_CODES, compare
 from planner_ext.compare import Comparison
 from planner_ext.compare.markdown import TABLE_BEGINS, TABLE_ENDS
-from planner_ext.compare.scripts import SCRIPTS
+from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.testing import ScriptedOpenAIServer
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -66,7 +66,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
     async def measured(**_: Any) -> Comparison:
         return comparison
 
-    monkeypatch.setattr(planner_ext.compare, "run_comparison", measured)
+    monkeypatch.setattr(command, "run_comparison", measured)
 
 
 def test_it_compares_and_exits_with_0() -> None:
@@ -170,7 +170,7 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     async def interrupted(**_: Any) -> Comparison:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planner_ext.compare, "run_comparison", interrupted)
+    monkeypatch.setattr(command, "run_comparison", interrupted)
     result = run()
     assert result.exit_code == 130
     assert "Interrupted" in result.stderr

@@ -12,7 +12,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.compare import Comparison, Live, run_comparison
-from planner_ext.compare.scripts import SCRIPTS
+from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import (
     Script,

@@ -8,8 +8,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from planner_ext.cli.comparison import print_comparison
 from planner_ext.compare import Comparison
-from planner_ext.compare.table import print_comparison
 
 
 def printed(comparison: Comparison, width: int, *, colour: bool = False) -> str:

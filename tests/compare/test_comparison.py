@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner_ext.compare import Comparison, Run, run_comparison
-from planner_ext.compare.options import OPTIONS
-from planner_ext.compare.scripts import SCRIPTS
+from planner_ext.compare.scenarios import SCRIPTS
+from planner_ext.compare.strategies import OPTIONS
 from planner_ext.errors import PlannerInvalidConfigurationError
 
 CORRECTED = [key for key, option in OPTIONS.items() if option.info.corrected]

@@ -1,0 +1,252 @@
+"""The work of ``planner-ext compare``: measure, write the documents, and print the tables.
+
+The comparison itself is `planner_ext.compare`.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from planner_ext.cli.console import stderr_console, stdout_console
+from planner_ext.cli.kernels import kernel_of, openai_service, start_factory
+from planner_ext.cli.text import one_line
+from planner_ext.compare import Comparison, Live, OptionInfo, Run, ScriptInfo, run_comparison
+from planner_ext.compare.markdown import markdown_of, with_table
+from planner_ext.compare.page import page_of
+from planner_ext.compare.scenarios import SCRIPTS
+from planner_ext.compare.strategies import OPTIONS
+from planner_ext.core.errors import counted, seconds
+from planner_ext.errors import PlannerInvalidConfigurationError
+
+__all__ = ["CompareArgs", "execute", "print_comparison"]
+
+_HOLDS, _FAILS, _UNUSABLE, _INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareArgs:
+    """The options of the command."""
+
+    max_iterations: int
+    only: Sequence[str]
+    as_json: bool
+    html: Path | None
+    markdown: Path | None
+    base_url: str | None
+    model: str | None
+    kernel: str | None
+    goal: str | None
+
+
+def execute(args: CompareArgs) -> int:
+    """Compare, write and print the results, and return the exit code."""
+    errors = stderr_console()
+    try:
+        _check(args)
+        with redirect_stdout(sys.stderr):  # what a kernel's own code prints is not in the way of a document
+            comparison = _measure(args, errors)
+        if args.html is not None:
+            args.html.write_text(page_of(comparison), "utf-8", errors="replace")
+        if args.markdown is not None:
+            document = with_table(args.markdown.read_text("utf-8"), markdown_of(comparison))
+            args.markdown.write_text(document, "utf-8", errors="replace")
+    except (PlannerInvalidConfigurationError, OSError, ValueError) as error:
+        errors.print(f"planner-ext compare: {error}", style="red", soft_wrap=True)
+        return _UNUSABLE
+    except KeyboardInterrupt:
+        errors.print("Interrupted.", style="red")
+        return _INTERRUPTED
+    if args.as_json:
+        print(json.dumps(comparison.as_dict(), indent=2))
+    else:
+        print_comparison(stdout_console(), comparison)
+    for file in filter(None, (args.html, args.markdown)):
+        errors.print(f"Written: {file}", style="dim", soft_wrap=True)
+    return _HOLDS if comparison.holds else _FAILS
+
+
+def _check(args: CompareArgs) -> None:
+    """Refuse what would fail only after everything was measured.
+
+    Raises:
+        PlannerInvalidConfigurationError: Options that cannot be used, or a document without the markers.
+        OSError: A file that cannot be read.
+    """
+    if (args.kernel is None) != (args.goal is None):
+        given, missing = ("--kernel", "--goal") if args.goal is None else ("--goal", "--kernel")
+        raise PlannerInvalidConfigurationError(f"{given} needs {missing}: your own kernel is asked for your own goal.")
+    for key in args.only:
+        if key not in OPTIONS and key not in SCRIPTS:
+            raise PlannerInvalidConfigurationError(
+                f"--only {key}: there is neither such an option ({', '.join(OPTIONS)}) nor such a script "
+                f"({', '.join(SCRIPTS)})."
+            )
+    if args.html is not None and not args.html.parent.is_dir():
+        raise PlannerInvalidConfigurationError(f"--html {args.html}: there is no directory {args.html.parent}.")
+    if args.markdown is not None:
+        try:
+            with_table(args.markdown.read_text("utf-8"), "")
+        except ValueError as error:
+            raise PlannerInvalidConfigurationError(f"--markdown {args.markdown}: {error}") from None
+
+
+def _measure(args: CompareArgs, console: Console) -> Comparison:
+    """Run the comparison; a terminal shows its progress."""
+    made = None if args.kernel is None else start_factory(args.kernel)
+    status = console.status("compares", spinner="line") if console.is_interactive else None
+
+    def progress(done: int, total: int, name: str) -> None:
+        if status is not None:
+            status.update(f"{done} of {total}: {name}")
+
+    async def run() -> Comparison:
+        async with AsyncExitStack() as stack:
+            return await run_comparison(
+                max_iterations=args.max_iterations,
+                options=[key for key in args.only if key in OPTIONS],
+                scripts=[key for key in args.only if key in SCRIPTS],
+                live=await _live(args, made, stack),
+                progress=progress,
+            )
+
+    with status or nullcontext():
+        return asyncio.run(run())
+
+
+async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live | None:
+    """Set up the real model that the options name, if any."""
+    service = None
+    if args.base_url is not None or args.model is not None:
+        service = openai_service(args.base_url, args.model)
+        stack.push_async_callback(service.client.close)
+    kernel = None if args.kernel is None else await kernel_of(made, args.kernel)
+    return Live(kernel=kernel, service=service, goal=args.goal) if kernel or service else None
+
+
+_WIDE = 88
+"""Columns of a terminal in which the options' whole names fit; narrower ones get short names, and nothing is cut."""
+
+_BAD, _POOR, _GOOD, _QUIET = "bold red", "yellow", "green", "dim"
+_STYLES = {"bad": _BAD, "poor": _POOR, "": ""}
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print a table for each script, then where each option goes wrong, and last the verdict."""
+    for script in comparison.scripts:
+        _print_script(console, comparison, script)
+    legend = (
+        f"trips: requests that the endpoint answered, +over: of them beyond the budget of {comparison.max_iterations}. "
+        "charged: what the option believes. tools: functions started, +past: of them when no trip was left to read the "
+        "result. tokens summed: of all trips, told: to the option's caller. history valid: every call has its one result."
+    )
+    console.print(Text(legend, _QUIET))
+    console.print(Text(one_line(f"Answered by {comparison.endpoint}."), _QUIET))
+    console.print()
+    if len(comparison.scripts) > 1:
+        _print_summary(console, comparison)
+    _print_verdict(console, comparison)
+
+
+def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) -> None:
+    """Print what the options did with one script, and below it what is wrong with their histories."""
+    console.print(Text.assemble((script.name, "bold"), (f"  {script.about}", _QUIET)))
+    table = _table(console)
+    for head in ("trips\n+over", "charged", "tools\n+past", "tokens\nsummed", "tokens\ntold"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for head in ("status", "answer", "history"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("sec", justify="right", no_wrap=True)
+    runs = comparison.of_script(script.key)
+    for run in runs:
+        table.add_row(_name(console, comparison.option(run.option)), *_figures(run))
+    console.print(table)
+    for run in runs:
+        if note := _note(run):
+            name = _name(console, comparison.option(run.option)).plain
+            text = Text.assemble((f"{name}: ", "bold"), (one_line(note), "red"))
+            console.print(Padding(text, (0, 0, 0, 2)))
+    console.print()
+
+
+def _table(console: Console) -> Table:
+    """Begin a table with the options' column, the only one that may wrap."""
+    gap = 1 if console.width >= _WIDE else 0  # beside the one that the box itself has
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("option", overflow="fold")
+    return table
+
+
+def _name(console: Console, option: OptionInfo) -> Text:
+    name = option.name if console.width >= _WIDE else option.short
+    return Text(name, "bold" if option.corrected else "")
+
+
+def _figures(run: Run) -> list[Text]:
+    words = {"nothing": "-", "broken": "BROKEN"}
+    cells = [Text(words.get(cell.text, cell.text), _STYLES[cell.level]) for cell in run.cells()]
+    trips, tools = _with_excess(run.trips, run.over_budget), _with_excess(run.tools_run, run.tools_past_budget)
+    return [trips, cells[2], tools, *cells[5:], Text(seconds(run.wall_seconds), _QUIET)]
+
+
+def _with_excess(number: int, excess: int) -> Text:
+    """Write a number, and the part of it that is too much in a place of its own."""
+    return Text.assemble((str(number), _BAD if excess else ""), (f"{f'+{excess}' if excess else '':>4}", _BAD))
+
+
+def _note(run: Run) -> str:
+    """Say what is wrong with a history, and why a run failed."""
+    more = len(run.violations) - 1
+    parts = [run.first_violation + (f" (and {more} more)" if more > 0 else "")]
+    if run.refused:
+        parts.append(f"OpenAI would refuse {len(run.refused)} of the {run.trips} requests")
+    parts.append(run.error)
+    return "; ".join(filter(None, parts))
+
+
+def _print_summary(console: Console, comparison: Comparison) -> None:
+    """Print where each option goes wrong, all scripts side by side."""
+    plain = not console.encoding.lower().startswith("utf")
+    broken, silent, unfinished, fine = ("X", "0", "~", ".") if plain else ("✗", "∅", "~", "·")
+    signs = {"broken": (broken, _BAD), "failed": (broken, _BAD), "silent": (silent, _POOR)}
+    signs |= {"unfinished": (unfinished, _POOR)}
+
+    def faults(run: Run) -> Text:
+        over = [(f"+{run.over_budget}", _BAD)] if run.over_budget else []
+        kinds = [finding.kind for finding in comparison.findings(run)]
+        found = dict.fromkeys((*over, *(signs[kind] for kind in kinds if kind in signs)))
+        return Text.assemble(*(found or [(fine, _GOOD)]))
+
+    console.print(Text(f"What goes wrong, with {comparison.max_iterations} round trips allowed", "bold"))
+    table = _table(console)
+    for script in comparison.scripts:
+        table.add_column(script.short, justify="right", no_wrap=True)
+    for option in comparison.options:
+        table.add_row(_name(console, option), *map(faults, comparison.of_option(option.key)))
+    console.print(table)
+    legend = (
+        f"+n  round trips over the budget     {broken}  history broken     {silent}  no answer\n"
+        f"{unfinished}  ran out where another option finished     {fine}  nothing wrong"
+    )
+    console.print(Padding(Text(legend, _QUIET), (0, 0, 1, 2)))
+
+
+def _print_verdict(console: Console, comparison: Comparison) -> None:
+    """Print whether the corrected options keep what they promise."""
+    runs = len(comparison.corrected_runs)
+    if not runs:
+        console.print(Text("No corrected option was compared.", _POOR))
+    elif comparison.holds:
+        text = f"The corrected options: none over budget, no history broken, in {counted(runs, 'run')}"
+        console.print(Text(f"{text} ({seconds(comparison.wall_seconds)} s for everything).", "bold green"))
+    for failure in comparison.failures:
+        console.print(Text(one_line(failure), _BAD))

@@ -1,0 +1,140 @@
+"""A chat history as plain values, and whether it may be sent to a model.
+
+The rule of calls and results is the scripted server's (`planner_ext.testing.rules`), which is independent of the loops
+that are compared.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    TextContent,
+)
+
+from planner_ext.testing.rules import CallPairing
+
+__all__ = ["ShownCall", "ShownMessage", "ShownResult", "Violation", "find_violations", "shown_messages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownCall:
+    """One function call in a message: its id, the function's name, and the arguments as JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownResult:
+    """The text that the model reads as the result of the call with this id."""
+
+    call_id: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownMessage:
+    """One message of a history.
+
+    Attributes:
+        role: ``user``, ``assistant``, ``tool`` or ``system``.
+        text: Its text; the results of calls are in ``results``.
+        trip: The 1-based round trip whose reply this is; None for every other message.
+    """
+
+    role: str
+    text: str = ""
+    calls: tuple[ShownCall, ...] = ()
+    results: tuple[ShownResult, ...] = ()
+    trip: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """Why a history may not be sent: in words, and the 0-based place of the message at fault."""
+
+    place: int
+    text: str
+
+
+def shown_messages(messages: Sequence[ChatMessageContent]) -> tuple[ShownMessage, ...]:
+    """Convert Semantic Kernel's messages; the replies are numbered as round trips, in order."""
+    trips = 0
+    shown: list[ShownMessage] = []
+    for message in messages:
+        trips += (is_reply := message.role == AuthorRole.ASSISTANT)
+        items = message.items
+        calls = (item for item in items if isinstance(item, FunctionCallContent))
+        results = (item for item in items if isinstance(item, FunctionResultContent))
+        shown.append(
+            ShownMessage(
+                role=message.role.value,
+                text="".join(item.text for item in items if isinstance(item, TextContent)),
+                calls=tuple(
+                    ShownCall(id=call.id or "", name=call.name or "", arguments=_text(call.arguments)) for call in calls
+                ),
+                results=tuple(
+                    ShownResult(call_id=result.id or "", name=result.name or "", text=_text(result.result))
+                    for result in results
+                ),
+                trip=trips if is_reply else None,
+            )
+        )
+    return tuple(shown)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def find_violations(messages: Sequence[ShownMessage]) -> tuple[Violation, ...]:
+    """List why a history may not be sent, in the order of the messages.
+
+    The rules are OpenAI's. Each call has an id that is unique in its message and exactly one result, before any message
+    without results. A result answers a call of the message right before the results. A reply has text or calls.
+
+    Args:
+        messages: The whole history.
+
+    Returns:
+        An empty tuple for a history that may be sent. A call without a result is reported at the message that makes it.
+    """
+    found = [(place, text) for place, message in enumerate(messages) for text in _faults(message)]
+    found += _pairing_faults(messages)
+    found.sort(key=lambda fault: fault[0])
+    return tuple(Violation(place=place, text=f"message {place}: {text}") for place, text in found)
+
+
+def _faults(message: ShownMessage) -> Iterator[str]:
+    """Yield what is wrong with a message by itself."""
+    if message.role == "assistant" and not message.text and not message.calls:
+        yield "a reply with neither text nor calls"
+    ids = [call.id for call in message.calls]
+    if not all(ids):
+        yield "a call without an id"
+    for name in sorted({one for one in ids if one and ids.count(one) > 1}):
+        yield f"two calls have the id {name}"
+
+
+def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str]]:
+    """Yield the calls without a result, and the results that no call waits for, each with its place."""
+    pairing = CallPairing[tuple[int, str]]()
+    for place, message in enumerate(messages):
+        if message.role != "tool":
+            faults = {call.id: (place, f"the call {call.id} of {call.name} has no result") for call in message.calls}
+            yield from pairing.begin(faults)
+        for result in message.results:
+            match pairing.answer(result.call_id):
+                case "answered":
+                    pass
+                case "uncalled":
+                    yield place, f"a result for {result.call_id}, which nothing called"
+                case "repeated":
+                    yield place, f"a second result for the call {result.call_id}"
+    yield from pairing.begin({})

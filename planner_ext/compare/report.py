@@ -1,0 +1,295 @@
+"""A comparison as data: one `Run` for each option and script, and the conclusions that every renderer shows.
+
+Nothing here depends on how an option works. Every number but ``charged`` and ``tokens_told`` was counted independently
+of the option.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from planner_ext.compare.history import ShownMessage, Violation
+from planner_ext.core.errors import counted
+
+__all__ = ["Comparison", "Finding", "OptionInfo", "Run", "ScriptInfo"]
+
+SCHEMA = 1
+"""Version of the JSON document. 1: the first one."""
+
+FindingKind: TypeAlias = Literal[
+    "over budget", "tools past budget", "broken", "failed", "silent", "unfinished", "miscounted", "tokens untold"
+]
+
+
+class Finding(NamedTuple):
+    """Something wrong with a run.
+
+    Attributes:
+        kind: Which of the things that can be wrong.
+        text: A few words about it.
+        grave: Whether the budget was exceeded, or the history cannot be continued.
+    """
+
+    kind: FindingKind
+    text: str
+    grave: bool
+
+
+class Cell(NamedTuple):
+    """A figure of a run as text, and whether it is ``bad`` (beyond the budget, broken), ``poor`` or neither."""
+
+    text: str
+    level: Literal["bad", "poor", ""] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionInfo:
+    """One of the options compared.
+
+    Attributes:
+        key: Its name on the command line.
+        name: Its name in tables.
+        short: Its name in narrow tables.
+        about: What it does, in a sentence or two.
+        corrected: Whether it is one of this package's own, which may neither exceed the budget nor break a history.
+    """
+
+    key: str
+    name: str
+    short: str
+    about: str
+    corrected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptInfo:
+    """One of the situations that every option is put in.
+
+    Attributes:
+        key: Its name on the command line.
+        name: Its name in tables.
+        short: The head of a narrow column, in one or two lines.
+        about: What the model does in it.
+        goal: What the model is asked.
+    """
+
+    key: str
+    name: str
+    short: str
+    about: str
+    goal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one option did in one situation.
+
+    Attributes:
+        option: The option's key.
+        script: The script's key.
+        budget: Round trips that were allowed.
+        trips: Round trips made, counted where the requests arrive.
+        charged: Round trips that the option believes it made.
+        tools_run: Functions started, counted in the kernel.
+        tools_past_budget: Those of them started when no round trip was left in which the model could read the result.
+        tokens_summed: Tokens of all round trips, counted where the requests arrive.
+        tokens_past_budget: Those of them that came after the last round trip allowed.
+        tokens_told: The tokens that the option reports to its caller: the usage of its result, or, where it has none,
+            of the last message. None where it reports nothing.
+        status: How it ended, in the option's words: ``answered``, ``limit_reached``, ``failed`` or another end.
+        answer: The text that the caller gets, or "".
+        error: Why it failed, or "".
+        refused: Requests that OpenAI's rules refuse, each with the reason. The scripted endpoint answers them all the
+            same, as some endpoints do.
+        violations: What is wrong with the history that is left, in order.
+        wall_seconds: From the first request to the end.
+        messages: The history that is left.
+    """
+
+    option: str
+    script: str
+    budget: int
+    trips: int
+    charged: int
+    tools_run: int
+    tools_past_budget: int
+    tokens_summed: int
+    tokens_past_budget: int
+    tokens_told: int | None
+    status: str
+    answer: str = ""
+    error: str = ""
+    refused: tuple[str, ...] = ()
+    violations: tuple[Violation, ...] = ()
+    wall_seconds: float = 0.0
+    messages: tuple[ShownMessage, ...] = ()
+
+    @property
+    def over_budget(self) -> int:
+        """Round trips beyond those that were allowed."""
+        return max(self.trips - self.budget, 0)
+
+    @property
+    def history_valid(self) -> bool:
+        """Whether the history that is left may be sent, and every request on the way could be."""
+        return not self.violations and not self.refused
+
+    @property
+    def broken(self) -> bool:
+        """Whether the history is not valid."""
+        return not self.history_valid
+
+    @property
+    def first_violation(self) -> str:
+        """The first thing wrong with the history, or ""."""
+        return next(iter((*(violation.text for violation in self.violations), *self.refused)), "")
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in a word or two."""
+        return "limit" if self.status == "limit_reached" else self.status.replace("_", " ")
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Write its figures.
+
+        Round trips, those over the budget, those charged; functions run, those past the budget; tokens summed, tokens
+        told; ending, answer, history.
+        """
+        over, past, told = self.over_budget, self.tools_past_budget, self.tokens_told
+        return (
+            Cell(str(self.trips)),
+            Cell(f"+{over}", "bad") if over else Cell("0"),
+            Cell(str(self.charged), "" if self.charged == self.trips else "poor"),
+            Cell(str(self.tools_run)),
+            Cell(f"+{past}", "bad") if past else Cell("0"),
+            Cell(f"{self.tokens_summed:,}"),
+            Cell("nothing" if told is None else f"{told:,}", "" if told == self.tokens_summed else "poor"),
+            Cell(self.ending, "bad" if self.status == "failed" else ""),
+            Cell("yes") if self.answer else Cell("no", "poor"),
+            Cell("broken", "bad") if self.broken else Cell("valid"),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Convert it to JSON values; what is computed is added to what was counted."""
+        counts = asdict(self)
+        messages, violations = counts.pop("messages"), counts.pop("violations")
+        return {
+            **counts,
+            "over_budget": self.over_budget,
+            "answer_present": bool(self.answer),
+            "history_valid": self.history_valid,
+            "first_violation": self.first_violation or None,
+            "violations": violations,
+            "messages": messages,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All runs, in the order in which they were made: script by script, and in each option by option.
+
+    Attributes:
+        max_iterations: Round trips that each run was allowed.
+        endpoint: Who answered, in words.
+        live: Whether a real model answered, so that the numbers differ from one time to the next.
+        versions: The versions of what was measured, by name.
+        options: What was compared.
+        scripts: In which situations.
+        runs: One for each option and script.
+        wall_seconds: Duration of the whole comparison.
+    """
+
+    max_iterations: int
+    endpoint: str
+    live: bool
+    versions: tuple[tuple[str, str], ...]
+    options: tuple[OptionInfo, ...]
+    scripts: tuple[ScriptInfo, ...]
+    runs: tuple[Run, ...]
+    wall_seconds: float
+
+    def of_script(self, key: str) -> tuple[Run, ...]:
+        """The runs of one script, in the order of the options."""
+        return tuple(run for run in self.runs if run.script == key)
+
+    def of_option(self, key: str) -> tuple[Run, ...]:
+        """The runs of one option, in the order of the scripts."""
+        return tuple(run for run in self.runs if run.option == key)
+
+    def option(self, key: str) -> OptionInfo:
+        """Find an option by its key."""
+        return next(option for option in self.options if option.key == key)
+
+    def script(self, key: str) -> ScriptInfo:
+        """Find a script by its key."""
+        return next(script for script in self.scripts if script.key == key)
+
+    def unfinished(self, run: Run) -> bool:
+        """Whether the budget ran out in this run, where another option finished the same work within it."""
+        others = (other for other in self.of_script(run.script) if other.status == "answered")
+        return run.status == "limit_reached" and any(not other.over_budget for other in others)
+
+    def findings(self, run: Run) -> tuple[Finding, ...]:
+        """List what is wrong with a run, the worst first."""
+        over, past, told = run.over_budget, run.tools_past_budget, run.tokens_told
+        possible = (
+            (over, Finding("over budget", f"{counted(over, 'round trip')} over the budget", grave=True)),
+            (past, Finding("tools past budget", f"{counted(past, 'function call')} past the budget", grave=True)),
+            (run.broken, Finding("broken", "history broken", grave=True)),
+            (run.status == "failed", Finding("failed", "failed", grave=True)),
+            (not run.answer, Finding("silent", "no answer", grave=False)),
+            (
+                run.answer and self.unfinished(run),
+                Finding("unfinished", "ran out where another option finished", grave=False),
+            ),
+            (
+                run.charged != run.trips,
+                Finding("miscounted", f"believes it made {counted(run.charged, 'round trip')}", grave=False),
+            ),
+            (
+                told not in (None, run.tokens_summed),
+                Finding("tokens untold", f"tells of {told or 0:,} of {run.tokens_summed:,} tokens", grave=False),
+            ),
+        )
+        return tuple(finding for applies, finding in possible if applies)
+
+    @property
+    def corrected_runs(self) -> tuple[Run, ...]:
+        """The runs of this package's own options."""
+        corrected = {option.key for option in self.options if option.corrected}
+        return tuple(run for run in self.runs if run.option in corrected)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The promises that the corrected options broke, a sentence each."""
+        return tuple(sentence for run in self.corrected_runs for sentence in self._broken_promises(run))
+
+    @property
+    def holds(self) -> bool:
+        """Whether no corrected option exceeded the budget, broke a history or failed; the others do not matter."""
+        return not self.failures
+
+    def _broken_promises(self, run: Run) -> Iterator[str]:
+        where = f"{self.option(run.option).name}, {self.script(run.script).name}"
+        if run.over_budget:
+            yield f"{where}: {run.trips} round trips where {run.budget} were allowed."
+        if run.broken:
+            yield f"{where}: the history is broken: {run.first_violation}."
+        if run.status == "failed":
+            yield f"{where}: it failed: {run.error}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Convert it to JSON values."""
+        return {
+            "schema": SCHEMA,
+            "max_iterations": self.max_iterations,
+            "endpoint": self.endpoint,
+            "live": self.live,
+            "versions": dict(self.versions),
+            "holds": self.holds,
+            "failures": list(self.failures),
+            "wall_seconds": self.wall_seconds,
+            "options": [asdict(option) for option in self.options],
+            "scripts": [asdict(script) for script in self.scripts],
+            "runs": [{**run.as_dict(), "unfinished": self.unfinished(run)} for run in self.runs],
+        }

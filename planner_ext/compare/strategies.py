@@ -1,0 +1,388 @@
+"""The options compared: those of the ADR "Automatic tool calling controls" as written, what was there, and corrected.
+
+The first three are literal ports. Semantic Kernel for Python has none of the hooks that the ADR adds to the .NET
+connector, so the connector's loop is ported as well: a request, the functions one after the other, the next request.
+What the ADR says of that loop:
+
+- ``attempts`` (option 1): tool rounds of one chat request. Once they are exceeded, functions are withdrawn and a
+  regular chat response is requested: k attempts are k + 1 requests.
+- ``Iterations`` in the metadata (option 2): the requests that were made, counted from 1.
+- ``proceed`` (option 3): asked before a call is invoked, with the 1-based iteration of this chat request. What happens
+  at False is the ADR's open question. Here the loop ends and returns the message with its calls, which is what remains
+  if nothing is decided: no results are made up and no calls removed.
+
+The planner around them follows the ADR's text, too. Where the ADR leaves open how a final answer is recognised, the
+reading here is the kindest one: text is the answer, unless the model had no choice because its functions had been
+withdrawn; such text closes the step. When the iterations are used up, the caller gets the text of the last step.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import count
+from operator import add
+from typing import Literal, NamedTuple, TypeAlias
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    StreamingChatMessageContent,
+)
+from semantic_kernel.functions import KernelPlugin
+
+from planner_ext import (
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionCallingStepwisePlannerResult,
+)
+from planner_ext.compare.report import OptionInfo
+from planner_ext.compare.scenarios import FINAL_ANSWER
+from planner_ext.core.limits import Ledger
+from planner_ext.events import ResultReady
+from planner_ext.sk.errors import PlannerException
+from planner_ext.sk.questions import own_function
+from planner_ext.sk.usage import read_usage
+
+__all__ = ["OPTIONS", "Option", "Outcome", "Trial", "cause_of"]
+
+_ITERATIONS = "Iterations"
+"""The metadata key that the ADR's option 2 adds."""
+
+_NEXT_STEP = "Take the next step. When nothing is left to do, give the final answer."
+"""The message that opens each step; the ADR calls it the stepwise user message."""
+
+_NO_CALL = "That function call is invalid. Try something else!"
+"""The removed planner's reply to a message without calls, word for word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an option reports of its own run.
+
+    Attributes:
+        status: ``answered``, ``limit_reached``, ``failed`` or another end.
+        answer: The text that the caller gets, or "".
+        charged: Round trips that it believes it made.
+        tokens: The tokens that it reports to its caller; None for nothing.
+        history: The history that it leaves.
+        error: Why it failed, or "".
+    """
+
+    status: str
+    answer: str
+    charged: int
+    tokens: int | None
+    history: ChatHistory
+    error: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One run of one option in one scenario: what the option is given, and how far it is.
+
+    Attributes:
+        kernel: A copy for this run, with the functions and the service.
+        service: The connector.
+        settings: The settings of each request; not to be changed.
+        goal: What the model is asked.
+        max_iterations: Round trips that are allowed.
+        streaming: Whether replies are to be streamed.
+        reports: Whether the service may report the round trips of a request.
+        history: The history so far; it begins with the goal.
+        charged: Round trips that the option has charged so far.
+    """
+
+    kernel: Kernel
+    service: ChatCompletionClientBase
+    settings: PromptExecutionSettings
+    goal: str
+    max_iterations: int
+    streaming: bool
+    reports: bool
+    history: ChatHistory = field(default_factory=ChatHistory)
+    charged: int = 0
+
+    def __post_init__(self) -> None:
+        self.history.add_user_message(self.goal)
+
+    async def ask(self, *, functions: bool = True) -> ChatMessageContent:
+        """Make one round trip; calls in the reply are the option's to run.
+
+        Args:
+            functions: Whether the kernel's functions are offered.
+
+        Raises:
+            ServiceResponseException: The endpoint refused.
+        """
+        behavior = FunctionChoiceBehavior.Auto(auto_invoke=False) if functions else None  # pyright: ignore[reportUnknownMemberType]
+        settings = self.settings.model_copy(update={"function_choice_behavior": behavior})
+        if self.streaming:
+            return reduce(add, await self.chunks(settings))
+        return (await self.service.get_chat_message_contents(self.history, settings, kernel=self.kernel))[0]
+
+    async def chunks(self, settings: PromptExecutionSettings) -> list[StreamingChatMessageContent]:
+        """Collect a streamed reply; where the settings let functions run, with all that leads to it."""
+        stream = self.service.get_streaming_chat_message_contents(self.history, settings, kernel=self.kernel)
+        return [chunk async for chunks in stream for chunk in chunks]
+
+    def outcome(self, status: str, answer: str = "", error: str = "") -> Outcome:
+        """Report the history as it is; of tokens, the last reply's are all that is known."""
+        replies = [message for message in self.history.messages if message.role == AuthorRole.ASSISTANT]
+        usage = read_usage(replies[-1].metadata.get("usage")) if replies else None
+        return Outcome(
+            status=status,
+            answer=answer,
+            charged=self.charged,
+            tokens=usage.total_tokens or None if usage else None,
+            history=self.history,
+            error=error,
+        )
+
+
+Strategy: TypeAlias = Callable[[Trial], Awaitable[Outcome]]
+"""Pursues the goal of a trial as one option does; a request that fails may be raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One of the options compared: its description, and its strategy."""
+
+    info: OptionInfo
+    strategy: Strategy
+
+
+OPTIONS: dict[str, Option] = {}
+"""By key, in the order in which they are shown."""
+
+
+def _option(key: str, name: str, short: str, *, corrected: bool = False) -> Callable[[Strategy], Strategy]:
+    """Add a strategy to `OPTIONS`; its docstring tells what the option does."""
+
+    def add_option(strategy: Strategy) -> Strategy:
+        about = " ".join((strategy.__doc__ or "").split())
+        info = OptionInfo(key=key, name=name, short=short, about=about, corrected=corrected)
+        OPTIONS[key] = Option(info=info, strategy=strategy)
+        return strategy
+
+    return add_option
+
+
+@_option("option-1", "option 1, as written", "1 as written")
+async def _option_1(trial: Trial) -> Outcome:
+    """One tool round for each chat request, and a closing reply. A step is one such request, and charged as one."""
+
+    async def step() -> _StepReply:
+        return await _chat_request(trial, attempts=1)
+
+    return await _take_steps(trial, step)
+
+
+@_option("option-2", "option 2, as written", "2 as written")
+async def _option_2(trial: Trial) -> Outcome:
+    """As many tool rounds for a chat request as iterations remain; the response's metadata tell how many were made."""
+
+    async def step() -> _StepReply:
+        return await _chat_request(trial, attempts=trial.max_iterations - trial.charged, counted=trial.reports)
+
+    return await _take_steps(trial, step)
+
+
+@_option("option-3", "option 3, as written", "3 as written")
+async def _option_3(trial: Trial) -> Outcome:
+    """A callback lets calls proceed while iterations remain. When it says no, the calls are returned as they are."""
+
+    async def step() -> _StepReply:
+        remaining = trial.max_iterations - trial.charged
+        return await _chat_request(trial, proceed=lambda iteration: iteration < remaining)
+
+    return await _take_steps(trial, step)
+
+
+@_option("stock-loop", "stock loop", "stock loop")
+async def _stock_loop(trial: Trial) -> Outcome:
+    """Semantic Kernel's own loop with its default of 5 tool rounds, under a planner that cannot count inside it."""
+    behavior = FunctionChoiceBehavior.Auto()  # pyright: ignore[reportUnknownMemberType]
+    settings = trial.settings.model_copy(update={"function_choice_behavior": behavior})
+
+    async def step() -> _StepReply:
+        known, chunks = len(trial.history.messages), list[StreamingChatMessageContent]()
+        message: ChatMessageContent | None = None
+        if trial.streaming:
+            chunks = [chunk for chunk in await trial.chunks(settings) if chunk.role == AuthorRole.ASSISTANT]
+        else:
+            message = await trial.service.get_chat_message_content(trial.history, settings, kernel=trial.kernel)
+        rounds = sum(bool(_calls_of(added)) for added in trial.history.messages[known:])
+        if last := [chunk for chunk in chunks if chunk.function_invoke_attempt == rounds]:
+            message = reduce(add, last)
+        return _StepReply(message, free=rounds < behavior.maximum_auto_invoke_attempts)
+
+    return await _take_steps(trial, step)
+
+
+@_option("removed-planner", "removed planner", "removed planner")
+async def _removed_planner(trial: Trial) -> Outcome:
+    """The planner that Semantic Kernel removed: one request for each iteration, answers by a function call only."""
+    # Our own code after its behaviour, without the request for a plan, which no option makes here.
+    trial.kernel.add_plugin(KernelPlugin("UserInteraction", functions=[own_function("SendFinalAnswer")]))
+    while trial.charged < trial.max_iterations:
+        trial.charged += 1
+        trial.history.add_user_message(_NEXT_STEP)
+        message = await trial.ask()
+        trial.history.add_message(message)
+        calls = _calls_of(message)
+        if final := next((call for call in calls if call.name == FINAL_ANSWER), None):
+            # The answer is taken, and all calls of the message are left without results.
+            return trial.outcome("answered", str((final.parse_arguments() or {}).get("answer", "")))
+        if not calls:
+            trial.history.add_user_message(_NO_CALL)
+        for call in calls:
+            await trial.kernel.invoke_function_call(call, trial.history)
+    return trial.outcome("limit_reached")
+
+
+@_option("use_attempts", "option 1, corrected", "1 corrected", corrected=True)
+async def _use_attempts(trial: Trial) -> Outcome:
+    """This package, control use_attempts: one tool round for each step.
+
+    Every request is charged, and the last one reserved for the answer.
+    """
+    return await _planner(trial, "use_attempts")
+
+
+@_option("iterations_metadata", "option 2, corrected", "2 corrected", corrected=True)
+async def _iterations_metadata(trial: Trial) -> Outcome:
+    """This package's default, control iterations_metadata: tool rounds follow each other freely.
+
+    Every request is charged, and the last one reserved for the answer.
+    """
+    return await _planner(trial, "iterations_metadata")
+
+
+@_option("pre_invoke", "option 3, corrected", "3 corrected", corrected=True)
+async def _pre_invoke(trial: Trial) -> Outcome:
+    """This package, control pre_invoke: the same budget, and the callback on top of it. A refused call is answered."""
+
+    def proceed(iteration: int, name: str, arguments: object) -> bool:  # noqa: ARG001  (the callback's signature)
+        return iteration < trial.max_iterations
+
+    return await _planner(trial, "pre_invoke", proceed)
+
+
+class _StepReply(NamedTuple):
+    """The reply to one chat request, after the functions that it ran on the way.
+
+    Attributes:
+        message: Not in the history yet; None where a stream ended without a reply.
+        free: Whether the model could have called a function instead.
+    """
+
+    message: ChatMessageContent | None
+    free: bool
+
+
+async def _take_steps(trial: Trial, step: Callable[[], Awaitable[_StepReply]]) -> Outcome:
+    """Take steps until there is an answer or ``max_iterations`` are charged; the metadata say what a step costs."""
+    answer = ""
+    while trial.charged < trial.max_iterations:
+        trial.history.add_user_message(_NEXT_STEP)
+        message, free = await step()
+        iterations = message.metadata.get(_ITERATIONS) if message is not None else None
+        trial.charged += iterations if isinstance(iterations, int) else 1
+        if message is None or _calls_of(message):
+            free, answer = False, ""
+        else:
+            answer = message.content
+        if message is not None:
+            trial.history.add_message(message)
+        if free:
+            return trial.outcome("answered", answer)
+    return trial.outcome("limit_reached", answer)
+
+
+async def _chat_request(
+    trial: Trial,
+    *,
+    attempts: int | None = None,
+    proceed: Callable[[int], bool] = lambda _: True,
+    counted: bool = False,
+) -> _StepReply:
+    """Loop inside one chat request, as the .NET connector does.
+
+    Args:
+        trial: Its history gets the messages with calls and their results.
+        attempts: Tool rounds; None is unlimited.
+        proceed: Whether a call of this iteration is invoked.
+        counted: Whether the metadata report the iterations.
+    """
+    for iteration in count(1):
+        free = attempts is None or iteration <= attempts
+        message = await trial.ask(functions=free)
+        if counted:
+            message.metadata = {**message.metadata, _ITERATIONS: iteration}
+        calls = _calls_of(message)
+        if not calls or not all(proceed(iteration) for _ in calls):
+            return _StepReply(message, free)
+        trial.history.add_message(message)
+        for call in calls:
+            await trial.kernel.invoke_function_call(call, trial.history)
+    raise AssertionError("counting has no end")
+
+
+def _calls_of(message: ChatMessageContent) -> list[FunctionCallContent]:
+    return [item for item in message.items if isinstance(item, FunctionCallContent)]
+
+
+async def _planner(
+    trial: Trial,
+    control: Literal["use_attempts", "iterations_metadata", "pre_invoke"],
+    pre_invoke: Callable[[int, str, object], bool] | None = None,
+) -> Outcome:
+    """Run this package's planner under one of its controls; it makes no plan, so the work is the same."""
+    options = FunctionCallingStepwisePlannerOptions(
+        max_iterations=trial.max_iterations, control=control, plan=False, pre_invoke=pre_invoke
+    )
+    planner = FunctionCallingStepwisePlanner(trial.service.service_id, options)
+    try:
+        result = await _result(planner, trial)
+    except PlannerException as error:
+        ledger = error.checkpoint.state().ledger if error.checkpoint is not None else Ledger()
+        return Outcome(
+            status="failed",
+            answer="",
+            charged=ledger.iterations,
+            tokens=ledger.usage.total_tokens or None,
+            history=error.chat_history or trial.history,
+            error=cause_of(error),
+        )
+    assert result.chat_history is not None
+    return Outcome(
+        status=result.status,
+        answer=result.final_answer,
+        charged=result.iterations,
+        tokens=result.usage.total_tokens or None,
+        history=result.chat_history,
+    )
+
+
+async def _result(planner: FunctionCallingStepwisePlanner, trial: Trial) -> FunctionCallingStepwisePlannerResult:
+    if not trial.streaming:
+        return await planner.invoke(trial.kernel, trial.goal)
+    async with aclosing(planner.invoke_stream(trial.kernel, trial.goal)) as events:
+        async for event in events:
+            if isinstance(event, ResultReady):
+                return event.result
+    raise AssertionError("a stream ends with its result")
+
+
+def cause_of(error: BaseException) -> str:
+    """Name the first error of a chain: what the client met, before it was wrapped on the way up."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"

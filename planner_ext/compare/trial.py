@@ -1,0 +1,404 @@
+"""``run_comparison``: every option in every scenario, one run after the other, counted independently of the option.
+
+The endpoint counts where a model is scripted, the connector where it is real, and the kernel counts functions.
+"""
+
+import json
+import platform
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import product
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+from openai import AsyncOpenAI
+from pydantic import PrivateAttr
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.filters import FunctionInvocationContext
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext.compare.history import find_violations, shown_messages
+from planner_ext.compare.report import Comparison, Run, ScriptInfo
+from planner_ext.compare.scenarios import SCRIPTS, OrderDeskPlugin, Scenario
+from planner_ext.compare.strategies import OPTIONS, Option, Trial, cause_of
+from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.budget import Budget
+from planner_ext.sk.connectors import select_service
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.usage import read_usage
+from planner_ext.testing import Script, ScriptedOpenAIServer, say
+from planner_ext.testing.rules import find_violation
+from planner_ext.testing.server import HttpResponse
+
+__all__ = ["Live", "Progress", "run_comparison"]
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Called before each run with the number of runs done, the number of all, and the name of the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """A real model in place of the scripted one. Functions are run for real, by each option anew.
+
+    Attributes:
+        kernel: The user's own, with its service; None takes the scripts' functions, for which ``service`` is needed.
+        service: The connector; None takes the one that the kernel selects.
+        goal: What is asked, once for each option; None asks the goals of the scripts.
+    """
+
+    kernel: Kernel | None = None
+    service: ChatCompletionClientBase | None = None
+    goal: str | None = None
+
+
+async def run_comparison(
+    *,
+    max_iterations: int = 5,
+    options: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    live: Live | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare the options.
+
+    Args:
+        max_iterations: Round trips that each run is allowed, 1 or more.
+        options: Keys of the options to compare; the default is all.
+        scripts: Keys of the scenarios; the default is all.
+        live: A real model to ask; None scripts one, behind real HTTP on this machine.
+        progress: Called before each run.
+
+    Raises:
+        PlannerInvalidConfigurationError: If there is no such option or script, ``max_iterations`` is not 1 or more, the
+            kernel has no service, or a real model does not answer the first request.
+    """
+    Budget(max_iterations=max_iterations)
+    chosen, scenarios = _chosen("option", options, OPTIONS), _scenarios(scripts, live)
+    runs: list[Run] = []
+    began = time.perf_counter()
+    async with AsyncExitStack() as stack:
+        if live is None:
+            client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0)
+            backend = _ScriptedBackend(await stack.enter_async_context(client))
+        else:
+            backend = _LiveBackend(live)
+        for scenario, option in product(scenarios, chosen):
+            if progress is not None:
+                progress(len(runs), len(scenarios) * len(chosen), f"{scenario.info.name}: {option.info.name}")
+            runs.append(await _run(backend, option, scenario, max_iterations))
+            if live is not None and (first := runs[0]).status == "failed" and first.trips == 0:
+                # Every run would only meet the same fault.
+                raise PlannerInvalidConfigurationError(
+                    f"{backend.name} did not answer the first request: {first.error}"
+                )
+    return Comparison(
+        max_iterations=max_iterations,
+        endpoint=backend.name,
+        live=live is not None,
+        versions=(
+            *((name, version(name)) for name in ("semantic-kernel", "openai")),
+            ("python", platform.python_version()),
+        ),
+        options=tuple(option.info for option in chosen),
+        scripts=tuple(scenario.info for scenario in scenarios),
+        runs=tuple(runs),
+        wall_seconds=time.perf_counter() - began,
+    )
+
+
+def _scenarios(scripts: Sequence[str], live: Live | None) -> Sequence[Scenario]:
+    if live is None or live.goal is None:
+        return _chosen("script", scripts, SCRIPTS)
+    if scripts:
+        raise PlannerInvalidConfigurationError(f"A goal takes the place of the scripts; got both, {scripts[0]!r}.")
+    about = "A real model, and functions that are really run."
+    info = ScriptInfo(key="goal", name="your goal", short="your\ngoal", about=about, goal=live.goal)
+    return (Scenario(info=info, model=lambda _: say("")),)
+
+
+_Known = TypeVar("_Known")
+
+
+def _chosen(kind: str, keys: Sequence[str], known: Mapping[str, _Known]) -> Sequence[_Known]:
+    for key in keys:
+        if key not in known:
+            raise PlannerInvalidConfigurationError(f"There is no {kind} {key!r}; there are {', '.join(known)}.")
+    return tuple(item for key, item in known.items() if not keys or key in keys)
+
+
+async def _run(
+    backend: "_ScriptedBackend | _LiveBackend", option: Option, scenario: Scenario, max_iterations: int
+) -> Run:
+    requests = _Requests()
+    functions = _FunctionCounter(requests, max_iterations)
+    with backend.connected(scenario, requests) as service:
+        trial = _trial(_kernel_copy(backend.kernel, service, functions), service, scenario, max_iterations)
+        began = time.perf_counter()
+        try:
+            outcome = await option.strategy(trial)
+        except Exception as error:  # whatever an endpoint does to an option is a finding
+            outcome = trial.outcome("failed", error=cause_of(error))
+        seconds = time.perf_counter() - began
+    messages = shown_messages(outcome.history.messages)
+    return Run(
+        option=option.info.key,
+        script=scenario.info.key,
+        budget=max_iterations,
+        trips=len(requests.tokens),
+        charged=outcome.charged,
+        tools_run=functions.started,
+        tools_past_budget=functions.past_budget,
+        tokens_summed=sum(requests.tokens),
+        tokens_past_budget=sum(requests.tokens[max_iterations:]),
+        tokens_told=outcome.tokens,
+        status=outcome.status,
+        answer=outcome.answer,
+        error=outcome.error,
+        refused=tuple(requests.refused),
+        violations=find_violations(messages),
+        wall_seconds=seconds,
+        messages=messages,
+    )
+
+
+_FILTERS = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
+
+
+def _kernel_copy(kernel: Kernel, service: ChatCompletionClientBase, functions: "_FunctionCounter") -> Kernel:
+    """Copy a kernel, with this service in place of the one with its id, and a counter inside its filters.
+
+    ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries: neither leaves the caller's.
+    """
+    parts: dict[str, Any] = {name: list(getattr(kernel, name)) for name in _FILTERS}
+    # Semantic Kernel keeps the innermost filter first.
+    parts["function_invocation_filters"].insert(0, (id(functions), functions))
+    services = {**cast("Mapping[str, Any]", kernel.services), service.service_id: service}
+    selector = kernel.ai_service_selector
+    return Kernel(plugins=dict(kernel.plugins), services=services, ai_service_selector=selector, **parts)
+
+
+def _trial(kernel: Kernel, service: ChatCompletionClientBase, scenario: Scenario, max_iterations: int) -> Trial:
+    selected, settings = select_service(kernel, service.service_id, KernelArguments())
+    if selected is not service:
+        raise PlannerInvalidConfigurationError(
+            f"The kernel's own service selector takes {selected.service_id!r} whatever it is asked for; expected "
+            f"{service.service_id!r}. Compare with a kernel whose selector takes the service that it is asked for."
+        )
+    return Trial(
+        kernel=kernel,
+        service=service,
+        settings=service.get_prompt_execution_settings_from_settings(settings),
+        goal=scenario.info.goal,
+        max_iterations=max_iterations,
+        streaming=scenario.streaming,
+        reports=scenario.reports,
+    )
+
+
+@dataclass(slots=True)
+class _Requests:
+    """The requests of one run: the tokens of each that was answered, and why OpenAI would refuse others."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    refused: list[str] = field(default_factory=list[str])
+
+
+class _ScriptedBackend:
+    """A new server for each run, asked by OpenAI's own client."""
+
+    name = "a scripted model behind real HTTP on this machine"
+
+    def __init__(self, client: AsyncOpenAI) -> None:
+        self.kernel = _desk_kernel()
+        self._client = client
+
+    @contextmanager
+    def connected(self, scenario: Scenario, requests: _Requests) -> Generator[ChatCompletionClientBase]:
+        """Start a server that plays the script and counts the requests."""
+        with _ForgivingServer(scenario.model, requests) as server:
+            client = self._client.with_options(base_url=server.url)
+            connector = OpenAIChatCompletion(ai_model_id="scripted", service_id="scripted", async_client=client)
+            yield _CountingChatCompletion(connector, requests=None, reports=scenario.reports)
+
+
+class _LiveBackend:
+    """A real model, whose round trips are counted at its connector.
+
+    Raises:
+        PlannerInvalidConfigurationError: If there is no service.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self.kernel = live.kernel or _desk_kernel()
+        service = live.service or select_service(self.kernel, None, KernelArguments())[0]
+        while isinstance(service, FunctionInvokingChatCompletion):
+            service = service.inner  # loops are compared, so no service brings one of its own
+        self._service = service
+        self.name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
+
+    @contextmanager
+    def connected(self, scenario: Scenario, requests: _Requests) -> Generator[ChatCompletionClientBase]:
+        """Count at the connector."""
+        yield _CountingChatCompletion(self._service, requests=requests, reports=scenario.reports)
+
+
+def _desk_kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_plugin(OrderDeskPlugin(), "desk")
+    return kernel
+
+
+class _ForgivingServer(ScriptedOpenAIServer):
+    """A scripted OpenAI server that notes in ``refused`` what OpenAI would refuse, and answers it all the same.
+
+    Several OpenAI-compatible endpoints answer a history whose calls have no results. Behind one of them an option
+    continues and spends, where OpenAI would have ended it with an error: the comparison is to show both. Only that
+    fault is forgiven; a request that breaks another rule is refused.
+    """
+
+    def __init__(self, script: Script, requests: _Requests) -> None:
+        super().__init__(script)
+        self._counted = requests
+
+    def _complete(self, raw: bytes) -> HttpResponse:
+        requests, tokens = len(self.requests), self.total_tokens
+        body = cast("dict[str, Any]", json.loads(raw))
+        if (violation := find_violation(body)) is not None:
+            body = {**body, "messages": list(_with_results(body["messages"]))}
+            if find_violation(body) is None:
+                self._refused.append(violation.message)
+        response = super()._complete(json.dumps(body).encode())
+        if len(self.requests) > requests:
+            self._counted.tokens.append(self.total_tokens - tokens)
+        self._counted.refused = self.refused
+        return response
+
+
+def _with_results(messages: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Insert a result for each call that has none."""
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            waiting = [call for call in waiting if call != message["tool_call_id"]]
+        else:
+            yield from map(_missing_result, waiting)
+            waiting = [call["id"] for call in message.get("tool_calls") or ()]
+        yield message
+    yield from map(_missing_result, waiting)
+
+
+def _missing_result(call_id: str) -> Mapping[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "(no result)"}
+
+
+class _FunctionCounter:
+    """Counts the functions that a model has a kernel start, without those that a function calls in turn.
+
+    Args:
+        requests: The requests of the run.
+        budget: Round trips that are allowed.
+    """
+
+    def __init__(self, requests: _Requests, budget: int) -> None:
+        self._requests = requests
+        self._budget = budget
+        self._inside = ContextVar("inside", default=False)
+        self.started = 0
+        self.past_budget = 0
+
+    async def __call__(
+        self, context: FunctionInvocationContext, next: Callable[[FunctionInvocationContext], Awaitable[None]]
+    ) -> None:
+        """Count a function that is about to start; a function invocation filter of Semantic Kernel."""
+        if self._inside.get():
+            await next(context)
+            return
+        self.started += 1
+        self.past_budget += len(self._requests.tokens) >= self._budget
+        token = self._inside.set(True)
+        try:
+            await next(context)
+        finally:
+            self._inside.reset(token)
+
+
+class _CountingChatCompletion(ChatCompletionClientBase):
+    """A connector that counts its round trips, those of Semantic Kernel's own loop included, and delegates the rest.
+
+    It overrides what every connector overrides: the one request at the bottom of Semantic Kernel's loop.
+
+    Args:
+        inner: The connector that makes the requests.
+        requests: Where they are counted; None counts none.
+        reports: Whether replies keep their metadata.
+    """
+
+    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
+
+    _inner: ChatCompletionClientBase = PrivateAttr()
+    _requests: _Requests | None = PrivateAttr()
+    _reports: bool = PrivateAttr()
+
+    def __init__(self, inner: ChatCompletionClientBase, *, requests: _Requests | None, reports: bool) -> None:
+        super().__init__(ai_model_id=inner.ai_model_id, service_id=inner.service_id)
+        self.instruction_role = inner.instruction_role
+        self._inner = inner
+        self._requests = requests
+        self._reports = reports
+
+    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
+        """Return the inner connector's settings class."""
+        return self._inner.get_prompt_execution_settings_class()
+
+    def service_url(self) -> str | None:
+        """Return the inner connector's URL."""
+        return self._inner.service_url()
+
+    async def _inner_get_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings
+    ) -> list[ChatMessageContent]:
+        messages = await self._inner._inner_get_chat_message_contents(chat_history, settings)
+        self._count(messages[0].metadata if messages else {})
+        for message in messages:
+            self._silence(message)
+        return messages
+
+    async def _inner_get_streaming_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        reported: dict[str, Any] = {}
+        stream = self._inner._inner_get_streaming_chat_message_contents(chat_history, settings, function_invoke_attempt)
+        async for chunks in stream:
+            for chunk in chunks:
+                reported |= {key: value for key, value in chunk.metadata.items() if value is not None}
+                self._silence(chunk)
+            yield chunks
+        self._count(reported)
+
+    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        self._inner._verify_function_choice_settings(settings)
+
+    def _update_function_choice_settings_callback(
+        self,
+    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
+        return self._inner._update_function_choice_settings_callback()
+
+    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        self._inner._reset_function_choice_settings(settings)
+
+    def _count(self, metadata: dict[str, Any]) -> None:
+        if self._requests is not None:
+            self._requests.tokens.append(read_usage(metadata.get("usage")).total_tokens)
+
+    def _silence(self, message: ChatMessageContent) -> None:
+        if not self._reports:
+            message.metadata = {}
