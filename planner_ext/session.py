@@ -1,4 +1,7 @@
-"""``ToolUseSession``: a conversation in which functions are run for the caller (closed loop), or by it (open loop)."""
+"""``ToolUseSession``: a conversation in which the session (closed loop) or its caller (open loop) runs the functions.
+
+The session copies every message it is given and returns copies. Rejected input leaves the conversation unchanged.
+"""
 
 import asyncio
 import weakref
@@ -39,8 +42,8 @@ from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.connectors import select_service
 from planner_ext.sk.errors import (
     InvalidHistoryError,
+    InvalidOptionError,
     InvalidReplyError,
-    PlannerInvalidConfigurationError,
     SessionBusyError,
     not_answered,
 )
@@ -60,22 +63,7 @@ from planner_ext.sk.messages import (
 from planner_ext.sk.options import instance_of, non_negative
 from planner_ext.sk.outcome import chat_history
 
-__all__ = [
-    "AutomaticToolUseConfig",
-    "Messages",
-    "OpenCall",
-    "ToolUseSession",
-    "as_reply",
-    "checked_prompt",
-    "copied",
-    "open_calls",
-    "with_added",
-]
-
-# A session's messages: what may be added to them, which calls in them wait for results, and what may be sent.
-#
-# Promises that nothing of the caller's is shared or changed, and that what is refused leaves no trace. Must not know
-# the loop or the service.
+__all__ = ["AutomaticToolUseConfig", "Messages", "OpenCall", "ToolUseSession"]
 
 Messages: TypeAlias = ChatMessageContent | FunctionResultContent | Iterable[ChatMessageContent | FunctionResultContent]
 """One message, or several in order, a ``ChatHistory`` included; a result by itself is its tool message."""
@@ -83,12 +71,12 @@ Messages: TypeAlias = ChatMessageContent | FunctionResultContent | Iterable[Chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A function call of the model that its caller has to answer.
+    """A function call of the model that the session's caller answers.
 
     Attributes:
-        id: The call's id; its result goes by it.
-        fully_qualified_name: The name that the model used, ``plugin-function``; nothing was checked yet.
-        raw_arguments: JSON text as received, "{}" where the model sent none.
+        id: The call's id, which its result repeats.
+        fully_qualified_name: The name that the model used, ``plugin-function``, unchecked.
+        raw_arguments: The JSON text as received, "{}" if the model sent no text.
     """
 
     id: str
@@ -97,10 +85,10 @@ class OpenCall:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The arguments, parsed; not validated against a function.
+        """The parsed arguments, not validated against a function.
 
         Raises:
-            InvalidReplyError: If the text is no JSON object. Answer the call with a result that says so.
+            InvalidReplyError: If the text is not a JSON object. Answer the call with a result that says so.
         """
         parsed = parse_object(self.raw_arguments)
         if isinstance(parsed, InvalidArguments):
@@ -111,50 +99,43 @@ class OpenCall:
         return parsed
 
     def result(self, value: Any) -> ChatMessageContent:
-        """Make the tool message that answers the call, to be appended.
+        """Make the tool message that answers the call; append it to the session.
 
         Args:
-            value: What the function returned, or what the model is to read instead; written as in closed loop: text as
-                it is, None as "", everything else as JSON.
+            value: What the function returned. Text stays as it is, None becomes "", everything else becomes JSON.
         """
         content = FunctionResultContent(id=self.id, name=self.fully_qualified_name, result=result_text(value))
         return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
 
 
-def copied(name: str, given: object, *, text_allowed: bool = True) -> list[ChatMessageContent]:
-    """Copy what a caller passed as messages, deeply, each result in a message of its own.
-
-    Args:
-        name: The parameter, for errors.
-        given: `Messages`, or a text, which is a user message.
-        text_allowed: Whether a bare text may stand for a message.
+def _copied(name: str, given: object, *, text_allowed: bool = True) -> list[ChatMessageContent]:
+    """Copy messages deeply, each result into a message of its own; a text becomes a user message.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is something else, or an empty text.
+        PlannerInvalidConfigurationError: If the value is neither `Messages` nor a text, or an empty text.
     """
     if isinstance(given, str) and text_allowed:
         if not given.strip():
-            raise PlannerInvalidConfigurationError(f"{name} must not be an empty text; got {shown(given)}.")
+            raise InvalidOptionError(f"{name} must not be an empty text; got {shown(given)}.")
         return [ChatMessageContent(role=AuthorRole.USER, content=given)]
     if isinstance(given, ChatMessageContent | FunctionResultContent | str) or not isinstance(given, Iterable):
         given = (given,)
-    messages = [_copied(name, message) for message in cast("Iterable[object]", given)]
+    messages: list[ChatMessageContent] = []
+    for message in cast("Iterable[object]", given):
+        if isinstance(message, FunctionResultContent):
+            messages.append(deepcopy(message).to_chat_message_content())
+        elif isinstance(message, ChatMessageContent):
+            messages.append(deepcopy(message))
+        else:
+            raise InvalidOptionError(
+                f"{name} must be messages of Semantic Kernel; got {shown(message)}. Make one with "
+                "ChatMessageContent(role=..., content=...)."
+            )
     return one_result_each(render(messages))
 
 
-def _copied(name: str, message: object) -> ChatMessageContent:
-    if isinstance(message, FunctionResultContent):
-        return deepcopy(message).to_chat_message_content()
-    if isinstance(message, ChatMessageContent):
-        return deepcopy(message)
-    raise PlannerInvalidConfigurationError(
-        f"{name} must be messages of Semantic Kernel; got {shown(message)}. Make one with ChatMessageContent(role=..., "
-        "content=...)."
-    )
-
-
-def open_calls(messages: Sequence[ChatMessageContent]) -> tuple[OpenCall, ...]:
-    """List the calls at the end of a conversation that have no result yet, in their order."""
+def _open_calls(messages: Sequence[ChatMessageContent]) -> tuple[OpenCall, ...]:
+    """List the calls at the end of a conversation that have no result, in their order."""
     answered: set[str | None] = set()
     for message in reversed(messages):
         if message.role != AuthorRole.TOOL:
@@ -171,20 +152,22 @@ def _calls(message: ChatMessageContent) -> list[OpenCall]:
     ]
 
 
-def with_added(messages: Sequence[ChatMessageContent], added: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-    """Add messages to a conversation. Calls and results come in pairs; only calls that waited already may still wait.
+def _with_added(
+    messages: Sequence[ChatMessageContent], added: Sequence[ChatMessageContent]
+) -> list[ChatMessageContent]:
+    """Add messages to a conversation; calls and results come in pairs, and only calls that were open may stay open.
 
-    A pair whose call is the one that waits may be given whole: the call is not added a second time.
+    A pair whose call is the open one may be given whole: its call is not added a second time.
 
     Raises:
         InvalidHistoryError: If half of a pair is missing, naming the ids.
     """
-    waiting = open_calls(messages)
+    waiting = _open_calls(messages)
     if waiting and added and [call.id for call in _calls(added[0])] == [call.id for call in waiting]:
         added = added[1:]
     combined = [*messages, *added]
-    still = [call for call in open_calls(combined) if call in waiting]
-    if problems := find_problems([*combined, *(call.result("") for call in still)]):
+    still_open = [call for call in _open_calls(combined) if call in waiting]
+    if problems := find_problems([*combined, *(call.result("") for call in still_open)]):
         raise InvalidHistoryError(
             "Expected function calls and their results in pairs, each result after its call; found "
             f"{'; '.join(problems)}. Append both together; nothing was added."
@@ -192,12 +175,12 @@ def with_added(messages: Sequence[ChatMessageContent], added: Sequence[ChatMessa
     return combined
 
 
-def checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list[ChatMessageContent]:
-    """Take a conversation that the model may be asked to go on with.
+def _checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list[ChatMessageContent]:
+    """Return a conversation that may be sent.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is nothing to answer, or a prefilled reply in closed loop.
-        InvalidHistoryError: If calls and results do not match, naming the ids.
+        PlannerInvalidConfigurationError: If it is empty, or ends with the assistant's message in closed loop.
+        InvalidHistoryError: If calls and results do not pair, naming the ids.
     """
     if problems := find_problems(messages):
         raise InvalidHistoryError(
@@ -205,19 +188,19 @@ def checked_prompt(messages: list[ChatMessageContent], *, closed: bool) -> list[
             f"{'; '.join(problems)}. Append the results first; nothing was sent."
         )
     if not messages:
-        raise PlannerInvalidConfigurationError("prompt needs a text or messages; got none, and the session is empty.")
+        raise InvalidOptionError("prompt needs a text or messages; got none, and the session is empty.")
     if closed and messages[-1].role == AuthorRole.ASSISTANT:
-        raise PlannerInvalidConfigurationError(
+        raise InvalidOptionError(
             "The last message of a prompt must not be the assistant's in closed loop: which of several replies should "
             "begin with it? Add a user message, or prefill in open loop: AutomaticToolUseConfig(enabled=False)."
         )
     return messages
 
 
-def as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-    """Make one message of the reply to an open-loop request, as the closed loop keeps it: at most one, ids reissued.
+def _as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
+    """Merge the reply to an open-loop request into at most one message, its ids reissued as in closed loop.
 
-    Of a reply that was cut short the text is kept and its calls are not: they may not be whole.
+    A reply that was cut short keeps its text and loses its calls, which may be incomplete.
     """
     if not messages:
         return []
@@ -230,16 +213,16 @@ def as_reply(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutomaticToolUseConfig:
-    """Who runs the functions that the model calls.
+    """Choose who runs the functions that the model calls.
 
     Attributes:
-        enabled: True is closed loop: the session runs them. False is open loop: they are returned to the caller.
-        max_tool_calls: Functions that one prompt may start in closed loop, failures included; 0 or more. Counted anew
-            for each prompt. Checked before a batch starts, on all its calls: a batch of 3 is 3, and one that would pass
-            the limit does not run at all. Then the prompt raises `LimitReachedError`.
+        enabled: True (closed loop): the session runs them. False (open loop): the caller runs them.
+        max_tool_calls: How many functions one prompt may start in closed loop, failures included; 0 or more. The limit
+            is checked before a batch starts: a batch that would exceed it does not run, and the prompt raises
+            `LimitReachedError`.
 
     Raises:
-        PlannerInvalidConfigurationError: If a value means nothing, naming the field.
+        PlannerInvalidConfigurationError: If a value is invalid; the message names the field.
     """
 
     enabled: bool = True
@@ -247,11 +230,11 @@ class AutomaticToolUseConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 f"AutomaticToolUseConfig.enabled must be True or False; got {shown(self.enabled)}."
             )
         if self.max_tool_calls is None:  # pyright: ignore[reportUnnecessaryComparison]
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 "AutomaticToolUseConfig.max_tool_calls must be a whole number, 0 or more; got None."
             )
         non_negative("AutomaticToolUseConfig.max_tool_calls", self.max_tool_calls)
@@ -262,32 +245,31 @@ _CLOSED_LOOP = AutomaticToolUseConfig()
 
 @dataclass(slots=True)
 class _Turn:
-    """One prompt that is being answered; of a stream, who reads it."""
+    """A prompt in progress; for a stream, a weak reference to its generator."""
 
     stream: "weakref.ref[AsyncGenerator[str, None]] | None" = None
 
     @property
     def abandoned(self) -> bool:
-        """Whether it is a stream that nobody can read any more: the event loop is about to close it."""
+        """Whether the stream's generator was garbage collected, so that the event loop is about to close it."""
         return self.stream is not None and self.stream() is None
 
 
 class ToolUseSession:
     """A conversation with a model that may call the kernel's functions.
 
-    In closed loop a prompt runs them and gives the text of the last reply. In open loop it gives the text of one reply,
-    and the calls in it stand in `pending` until the caller has appended their results; then ``prompt()`` goes on. The
-    messages are the same in both.
+    In closed loop a prompt runs the functions and returns the text of the last reply. In open loop a prompt returns the
+    text of one reply; its calls are in `pending` until the caller appends their results, and ``prompt()`` continues.
+    The messages are the same in both.
 
-    A prompt that raises, is cancelled or whose stream is left early keeps what cannot be undone: once calls have been
-    answered, the prompt's messages, those calls and their results stay, every call with its result, and ``prompt()``
-    goes on from there. Otherwise the session is as it was before the prompt.
+    A prompt that raises, is cancelled, or whose stream is closed early keeps what cannot be undone: once calls have
+    results, the prompt's messages, calls and results stay, and ``prompt()`` continues from there. Otherwise the session
+    is as it was before the prompt.
 
-    One prompt at a time: another one meanwhile, and `append`, raise `SessionBusyError`.
+    A session answers one prompt at a time; another prompt meanwhile, or `append`, raises `SessionBusyError`.
 
-    A session does not pause. Where an interceptor defers a call, or a service's clarifier leaves a question open, the
-    prompt raises `RunNotAnsweredError` with status ``paused`` or ``asked`` and the checkpoint, which
-    `ToolCallHandler.resume` takes; its history may begin a new session.
+    A session does not pause. If an interceptor defers a call, or a clarifier leaves a question open, the prompt raises
+    `RunNotAnsweredError` with status ``paused`` or ``asked`` and a checkpoint for `ToolCallHandler.resume`.
     """
 
     def __init__(
@@ -347,7 +329,7 @@ class ToolUseSession:
             InvalidHistoryError: If the initial prompts hold half of a pair of call and result.
         """
         config = instance_of("tool_use_config", tool_use_config, AutomaticToolUseConfig)
-        self._messages = with_added((), copied("initial_prompts", initial_prompts, text_allowed=False))
+        self._messages = _with_added((), _copied("initial_prompts", initial_prompts, text_allowed=False))
         self._closed = config.enabled
         self._kernel = kernel
         self._arguments = KernelArguments() if arguments is None else copy(arguments)
@@ -378,32 +360,33 @@ class ToolUseSession:
 
     @property
     def pending(self) -> tuple[OpenCall, ...]:
-        """The calls that wait for the caller's results, in the model's order; empty while there are none.
+        """The calls that wait for results, in the model's order.
 
-        In closed loop: of functions that are known by their schema only, and where a budget or a denial returns calls.
+        In closed loop these are calls of functions known only by their schema, and calls that a budget or a denial
+        returned.
         """
-        return open_calls(self._messages)
+        return _open_calls(self._messages)
 
     def append(self, messages: str | Messages) -> None:
         """Add messages to the conversation without asking the model.
 
         Args:
-            messages: A text is a user message. Calls and results come in pairs; the results of `pending` calls may come
-                one by one.
+            messages: A text is a user message. Calls and results come in pairs; the results of `pending` calls may be
+                appended one by one.
 
         Raises:
             InvalidHistoryError: If half of a pair is missing, naming the ids; nothing was added.
             SessionBusyError: If a prompt is being answered.
         """
-        added = copied("messages", messages)
+        added = _copied("messages", messages)
         if self._lock.locked():
             raise _busy()
-        self._messages = with_added(self._messages, added)
+        self._messages = _with_added(self._messages, added)
 
     def history(self) -> ChatHistory:
-        """Copy every message of every role so far, deeply: initial prompts, calls and results included.
+        """Return a deep copy of all messages: initial prompts, calls and results included.
 
-        What a prompt adds is in it once the prompt is answered.
+        A prompt's messages are part of it once the prompt has been answered.
         """
         return as_history(deepcopy(self._messages))
 
@@ -417,14 +400,14 @@ class ToolUseSession:
         """Ask the model, and wait for its answer.
 
         Args:
-            prompt: A text is a user message; messages may hold pairs of call and result. None goes on with what was
-                appended.
-            response_format: Of the reply, as the service's settings take it: a pydantic model, or OpenAI's mapping.
-                In open loop only.
-            stop: Ends a closed loop from outside: functions that run finish, no request follows, the answer is "".
+            prompt: A text is a user message; messages may hold pairs of call and result. None continues with the
+                messages that were appended.
+            response_format: The reply's form, as the service's settings take it: a pydantic model, or OpenAI's mapping.
+                Open loop only.
+            stop: Ends a closed loop from outside: running functions finish, no request follows, the answer is "".
 
         Returns:
-            The text of the last reply, after all functions; "" where there is none, never None.
+            The text of the last reply, after all functions; "" if it has no text.
 
         Raises:
             PlannerInvalidConfigurationError: If there is nothing to answer; in closed loop, with a response format or a
@@ -432,13 +415,13 @@ class ToolUseSession:
             InvalidHistoryError: If a call has no result. Nothing was sent.
             SessionBusyError: If another prompt is being answered.
             LimitReachedError: At a limit, with the history and what was spent. The batch beyond it did not run.
-            RunNotAnsweredError: If an interceptor deferred a call, or a question was left open.
+            RunNotAnsweredError: If an interceptor deferred a call, or a question stayed open.
         """
         async with self._only(_Turn()):
             settings = self._settings_with(response_format)
             with self._answering(prompt) as history:
                 replies = await self._service.get_chat_message_contents(history, settings, **self._world(stop))
-                return "".join(_spoken(reply, self._key) for reply in replies)
+                return "".join(_text(reply, self._key) for reply in replies)
 
     def prompt_streaming(
         self,
@@ -447,12 +430,10 @@ class ToolUseSession:
         response_format: Any = None,
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[str, None]:
-        """Ask the model as `prompt` does, and give the text of every reply as it comes.
-
-        In closed loop the text beside calls comes first, then nothing while the functions run, then what follows.
+        """Ask the model as `prompt` does, and yield the text of each reply as it arrives.
 
         Yields:
-            Pieces of text, none of them empty. Leaving the stream early cancels what runs.
+            Non-empty pieces of text. Closing the stream early cancels running work.
         """
         turn = _Turn()
         stream = self._stream(prompt, response_format, stop, turn)
@@ -468,12 +449,12 @@ class ToolUseSession:
                 groups = self._service.get_streaming_chat_message_contents(history, settings, **self._world(stop))
                 async with aclosing(groups):
                     async for group in groups:
-                        if text := "".join(_spoken(chunk, self._key) for chunk in group):
+                        if text := "".join(_text(chunk, self._key) for chunk in group):
                             yield text
 
     @asynccontextmanager
     async def _only(self, turn: _Turn) -> AsyncGenerator[None, None]:
-        """Take the turn, or refuse; only a stream that was left is waited for, since its end needs nobody else."""
+        """Take the turn, or raise. A stream that was abandoned is waited for, because it ends by itself."""
         if self._lock.locked() and not self._turn.abandoned:
             raise _busy()
         async with self._lock:
@@ -482,14 +463,9 @@ class ToolUseSession:
 
     @contextmanager
     def _answering(self, prompt: str | Messages | None) -> Generator[ChatHistory, None, None]:
-        """Hand out a working copy of the conversation; keep what becomes of it if it is answered, or cannot be undone.
-
-        Raises:
-            PlannerInvalidConfigurationError: If there is nothing to answer.
-            InvalidHistoryError: If it may not be sent.
-        """
-        added = [] if prompt is None else copied("prompt", prompt)
-        asked = checked_prompt([*self._messages, *added], closed=self._closed)
+        """Yield a working copy of the conversation; keep it if it was answered, or cannot be undone."""
+        added = [] if prompt is None else _copied("prompt", prompt)
+        asked = _checked_prompt([*self._messages, *added], closed=self._closed)
         history = as_history(asked)
         try:
             yield history
@@ -502,14 +478,10 @@ class ToolUseSession:
     def _kept(self, history: ChatHistory, asked: int) -> list[ChatMessageContent]:
         if self._closed:
             return list(history.messages)
-        return [*history.messages[:asked], *as_reply(history.messages[asked:])]
+        return [*history.messages[:asked], *_as_reply(history.messages[asked:])]
 
     def _settings_with(self, response_format: Any) -> PromptExecutionSettings:
-        """Put a response format into a copy of the settings.
-
-        Raises:
-            PlannerInvalidConfigurationError: In closed loop, and where the service takes no such format.
-        """
+        """Put a response format into a copy of the settings; in closed loop, or if the service refuses it, raise."""
         self._refuse_format(response_format)
         if response_format is None:
             return self._settings
@@ -517,7 +489,7 @@ class ToolUseSession:
         try:
             settings.response_format = response_format  # pyright: ignore[reportAttributeAccessIssue]
         except (ValidationError, ValueError, ServiceInvalidExecutionSettingsError) as error:
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 f"response_format must be one that {type(settings).__name__} takes; got {shown(response_format)}: "
                 f"{error}"
             ) from error
@@ -525,7 +497,7 @@ class ToolUseSession:
 
     def _refuse_format(self, response_format: Any) -> None:
         if self._closed and response_format is not None:
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 "response_format cannot be used in closed loop: which of several replies should have it? Got "
                 f"{shown(response_format)}. Use open loop: AutomaticToolUseConfig(enabled=False)."
             )
@@ -542,7 +514,7 @@ def _busy() -> SessionBusyError:
 
 
 def _behavior(given: FunctionChoiceBehavior | None, *, closed: bool) -> FunctionChoiceBehavior:
-    """Take the functions that a behaviour offers, and who runs them from the session."""
+    """Keep the functions that a behaviour offers; the session chooses who runs them."""
     if given is None:
         return BoundedFunctionChoiceBehavior.Auto(auto_invoke=closed)
     behavior = given.model_copy()
@@ -562,12 +534,8 @@ def _format_of(settings: PromptExecutionSettings) -> Any:
     return getattr(settings, "response_format", None) or settings.extension_data.get("response_format")
 
 
-def _spoken(message: ChatMessageContent, key: SigningKey | None) -> str:
-    """Read the text of a reply or a chunk, unless it says that the run waits.
-
-    Raises:
-        RunNotAnsweredError: Then, with the run.
-    """
+def _text(message: ChatMessageContent, key: SigningKey | None) -> str:
+    """Return the text of a reply or a chunk; raise `RunNotAnsweredError` if the run waits."""
     if message.metadata.get("status") not in ("paused", "asked"):
         return text_of(message)
     checkpoint = Checkpoint.of_run(Checkpoint.from_json(message.metadata["checkpoint"], key).facts, key)
