@@ -1,4 +1,4 @@
-"""What a streamed run tells: text as it comes, the facts of the run as they happen, and the result at the end."""
+"""The events of a streamed run: text as it arrives, the facts of the run, and the result at the end."""
 
 from planner_ext.core.facts import (
     AnswerChecked,

@@ -1,4 +1,4 @@
-"""The interception point: what sees a call before it runs, what waits for a person, and who answers questions."""
+"""Human in the loop: interceptors and their decisions, calls that wait for a person, and clarifiers."""
 
 import logging
 
@@ -31,13 +31,13 @@ _logger = logging.getLogger(__name__)
 
 
 def check_for_intervention(call: ToolCall) -> bool:
-    """Say whether a call needs a person's consent. The default: none does.
+    """Return whether a call needs a person's consent; this default returns False for every call.
 
-    The simplest interceptor. Put one of your own in its place, sync or async: True defers the call, so that the run
-    pauses; False is no objection, and never an approval.
+    Replace it by a function of your own, sync or async: True defers the call, so that the run pauses; False is no
+    opinion, never an approval.
 
     Args:
-        call: The function that will run, and its validated arguments.
+        call: The resolved function and its validated arguments.
     """
     _logger.info("Intercepted a call to %s.%s; it may proceed.", call.plugin_name, call.function_name)
     return False

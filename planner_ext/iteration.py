@@ -1,4 +1,4 @@
-"""What governs the loop between round trips: how functions are run, what is told after each batch, how to stop."""
+"""Between iterations: how functions run, the iteration-completed callback, and how to stop a run."""
 
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle

@@ -1,4 +1,4 @@
-"""A planner as a plugin: another planner, an agent or the application hands it a goal, and reads its answer."""
+"""``PlannerPlugin``: a planner as a function that another planner, an agent or the application calls with a goal."""
 
 import re
 from copy import copy
@@ -11,6 +11,7 @@ from planner_ext.core.errors import shown
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 from planner_ext.sk.errors import (
+    InvalidOptionError,
     LimitReachedError,
     NestedRunRefusedError,
     PlannerInvalidConfigurationError,
@@ -26,22 +27,22 @@ _DESCRIPTION = "Reach a goal: plan it, carry it out with functions, and tell the
 
 
 class PlannerPlugin:
-    """Offers a planner as one function with a required ``goal``: ``kernel.add_plugin(PlannerPlugin(planner), "name")``.
+    """A planner as one function with a required ``goal``: ``kernel.add_plugin(PlannerPlugin(planner), "name")``.
 
-    Called by the model of another run of this package (planner, service, handler or session) it spends that run's
-    budget: each nested call of a batch gets an equal share of what is left, less the round trip that is kept for the
-    answer. The planner's own budget holds besides. When the call ends, what was spent is charged; where it fails, is
-    cancelled or never ends, its whole share is, unless it failed because a request was refused before it was sent.
-    Shared are ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``, ``max_cost``, ``max_active_seconds`` and
-    ``deadline``; limits by function, of repeats and in a row are each run's own, and so are interceptors, which belong
-    to the planner's options. The plan request is charged in any case.
+    Called by the model of another run of this package, it spends that run's budget. Each nested call of a batch gets an
+    equal share of the remaining budget, less the iteration that is reserved for the answer; the planner's own budget
+    applies as well. When the call ends, its consumption is charged. If it fails, is cancelled or never ends, the whole
+    share is charged, unless the failure was a request refused before it was sent.
 
-    Whoever stops the run around with its `StopHandle` stops the runs inside it. Nobody can be asked in there: a call
-    that would wait for a person is denied, and a question to the user is the function's result. A planner is not
-    offered inside its own runs, at whatever depth, and is refused if it is called all the same. What happens in a
-    nested run is in its own journal, not in that of the run around it.
+    The share covers ``max_iterations``, ``max_tool_calls``, ``max_total_tokens``, ``max_cost``, ``max_active_seconds``
+    and ``deadline``. Limits by function, of repeats and in a row belong to each run, and so do interceptors. The plan
+    request is always charged.
 
-    In a stock kernel's loop, or called by the application outside of any run, it runs on the planner's own budget.
+    The outer run's `StopHandle` stops nested runs too. A nested run cannot pause: a call that would wait for a person
+    is denied, and a question to the user becomes the function's result. A planner is not offered inside its own runs,
+    and a call of it there is refused. A nested run has its own journal.
+
+    In a stock kernel's loop, or called by the application outside of any run, it spends the planner's own budget.
     """
 
     def __init__(
@@ -55,18 +56,18 @@ class PlannerPlugin:
         """Wrap a planner.
 
         Args:
-            planner: Reaches the goals.
-            kernel: Whose services and functions it uses; None is the kernel that the function is called on.
-            function_name: What the function is called: letters, digits and underscores.
-            description: What the planner is good for, as the calling model reads it.
+            planner: The planner to call.
+            kernel: Provides its services and functions; None is the kernel that the function is called on.
+            function_name: Letters, digits and underscores.
+            description: What the planner can do, for the calling model.
 
         Raises:
-            PlannerInvalidConfigurationError: Naming what cannot be used.
+            PlannerInvalidConfigurationError: If an argument is invalid; the message names it.
         """
         self._planner = instance_of("planner", planner, FunctionCallingStepwisePlanner)
         self._kernel = None if kernel is None else instance_of("kernel", kernel, Kernel)
         if not _NAME.fullmatch(instance_of("function_name", function_name, str)):
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 f"function_name may have letters, digits and underscores; got {shown(function_name)}."
             )
 
@@ -86,7 +87,7 @@ class PlannerPlugin:
         del given["goal"]  # the model's, for this function
         around = around_of()
         if around is None:
-            return _told(await self._planner.invoke(self._kernel or kernel, goal, given))
+            return _text_of(await self._planner.invoke(self._kernel or kernel, goal, given))
         if any(planner is self._planner for planner in around.planners):
             raise NestedRunRefusedError("This planner is running already; it cannot be called inside a run of its own.")
         if around.tab.share is None:
@@ -97,13 +98,13 @@ class PlannerPlugin:
         return await self._paid(around, kernel, goal, given)
 
     async def _paid(self, around: Around, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
-        """Run on the share of the call; all of it is spent where the run comes to no end that says what was."""
+        """Run on the call's share of the budget; all of it counts as spent unless the run reports its cost."""
         tab = around.tab
         if tab.lost or (tab.left().iterations or 1) <= 0:
             raise NestedRunRefusedError("Nothing is left of the budget that was set aside for this call.")
         tab.lost = True
         try:
-            answer = _told(await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=around.stop))
+            answer = _text_of(await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=around.stop))
         except LimitReachedError as error:
             answer = f"There is no answer: {error}"
         except (PlannerInvalidConfigurationError, PromptTooLargeError):  # no request was under way
@@ -113,8 +114,8 @@ class PlannerPlugin:
         return answer
 
 
-def _told(result: FunctionCallingStepwisePlannerResult) -> str:
-    """Write a result as the calling model reads it."""
+def _text_of(result: FunctionCallingStepwisePlannerResult) -> str:
+    """Write a result for the calling model."""
     match result.status:
         case "answered":
             return result.final_answer

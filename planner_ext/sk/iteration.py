@@ -1,8 +1,9 @@
-"""Ready-made iteration-completed callbacks: ends, or compacts, at a share of the context window, a cost, a time."""
+"""The iteration-completed callback, and ready-made ones that end a run or compact its history."""
 
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionResultContent
@@ -10,7 +11,7 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionRes
 from planner_ext.core.errors import shown
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
-from planner_ext.sk.errors import InvalidHistoryError, PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidHistoryError, InvalidOptionError
 from planner_ext.sk.history import check_history
 from planner_ext.sk.messages import text_of
 from planner_ext.sk.usage import read_usage
@@ -26,49 +27,45 @@ __all__ = [
     "when_flagged",
 ]
 
-# The iteration-completed callback: what it is told, what it may ask for, and ready-made ones.
-
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, kw_only=True)
 class FunctionInvocationIterationContext:
-    """What an iteration-completed callback sees, after the results are stored and before the next request.
+    """The state of a run after an iteration's results are stored and before the next request.
 
     Attributes:
-        iteration: The 0-based trip whose calls have their results now.
-        total_usage: Tokens, cost and active time of the run so far; a copy.
-        messages: Every message of the run so far, as copies. Change the list or what is in it, or put another list in
-            its place, to compact the history: a message with calls and its results have to stay, or go, together.
-        response: The reply whose calls were handled.
+        iteration: The 0-based iteration whose calls now have their results.
+        total_usage: Tokens, cost and active time of the run so far.
+        messages: Copies of all messages of the run. Change or replace the list to compact the history; a message with
+            calls and its results must stay, or go, together.
+        response: The reply whose calls ran.
         is_streaming: Whether replies are streamed.
-        terminate: Set it to True to end the run here: the results are kept, no further request is made.
-        reason: Why, for the record.
+        terminate: Set to True to end the run: the results are kept, no further request is made.
+        reason: Why the run ends, for the record.
     """
 
-    def __init__(
-        self,
-        *,
-        iteration: int,
-        total_usage: Usage,
-        messages: list[ChatMessageContent],
-        response: ChatMessageContent | None,
-        is_streaming: bool,
-    ) -> None:
-        self.iteration = iteration
-        self.total_usage = total_usage
-        self.messages = messages
-        self.response = response
-        self.is_streaming = is_streaming
-        self.terminate = False
-        self.reason = ""
+    iteration: int
+    total_usage: Usage
+    messages: list[ChatMessageContent]
+    response: ChatMessageContent | None
+    is_streaming: bool
+    terminate: bool = False
+    reason: str = ""
 
 
 IterationCallback = Callable[[FunctionInvocationIterationContext], Awaitable[None] | None]
-"""Called after each iteration in which a function was called, plain and streamed; async or not."""
+"""A function, async or not, that is called after each iteration with function calls, plain and streamed."""
 
 
 class IterationCompletedHook:
-    """Implements `planner_ext.engine.ports.IterationHook` for a callback."""
+    """Calls an application's callback (`planner_ext.engine.ports.IterationHook`).
+
+    Args:
+        callback: The application's callback.
+        messages: Renders a transcript as messages.
+        streaming: Whether replies are streamed.
+    """
 
     def __init__(
         self,
@@ -77,23 +74,16 @@ class IterationCompletedHook:
         *,
         streaming: bool,
     ) -> None:
-        """Bind a callback to a run.
-
-        Args:
-            callback: Whom to tell.
-            messages: Writes a transcript as messages.
-            streaming: Whether replies are streamed.
-        """
         self._callback = callback
         self._messages = messages
         self._streaming = streaming
         self._shown: list[tuple[ChatMessageContent, ChatMessageContent]] = []
 
     async def completed(self, state: State) -> Mapping[str, Any]:
-        """Tell the callback; return what it asked for.
+        """Call the callback and return what it asked for: a termination, changed messages, or neither.
 
         Raises:
-            InvalidHistoryError: If it left a history that may not be sent.
+            InvalidHistoryError: If it left messages that servers refuse.
         """
         before = tuple(self._messages(state.transcript))
         shown = self._copies(before)
@@ -117,10 +107,7 @@ class IterationCompletedHook:
         return asked
 
     def _copies(self, messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-        """Copy messages for the callback, which may change them: only what is recorded may be sent.
-
-        What was copied for the iteration before, and was left alone, is not copied again.
-        """
+        """Copy messages for the callback, which may change them; unchanged copies of the last iteration are reused."""
         known = next(
             (at for at, (old, new) in enumerate(zip(self._shown, messages, strict=False)) if old[0] is not new),
             min(len(self._shown), len(messages)),
@@ -135,11 +122,7 @@ def _copy(message: ChatMessageContent) -> ChatMessageContent:
 
 
 def _messages_in(context: FunctionInvocationIterationContext) -> Sequence[ChatMessageContent]:
-    """Read the messages that a callback left.
-
-    Raises:
-        InvalidHistoryError: If they are something else.
-    """
+    """Return the messages that a callback left; raise InvalidHistoryError if they are not messages."""
     left: Any = context.messages
     if isinstance(left, list | tuple) and all(isinstance(each, ChatMessageContent) for each in cast("list[Any]", left)):
         return context.messages
@@ -152,7 +135,7 @@ def _messages_in(context: FunctionInvocationIterationContext) -> Sequence[ChatMe
 def _unchanged_as_they_were(
     after: Sequence[ChatMessageContent], shown: Sequence[ChatMessageContent], before: Sequence[ChatMessageContent]
 ) -> tuple[ChatMessageContent, ...]:
-    """Put the original in the place of each copy that the callback left as it was."""
+    """Replace each unchanged copy by its original."""
     originals = {id(copy): message for copy, message in zip(shown, before, strict=True)}
     return tuple(originals[id(m)] if id(m) in originals and m == originals[id(m)] else m for m in after)
 
@@ -160,21 +143,20 @@ def _unchanged_as_they_were(
 def at_token_fraction(
     context_window: int, fraction: float = 0.5, then: IterationCallback | None = None
 ) -> IterationCallback:
-    """Act when the newest reply and its prompt fill a share of the model's context window.
+    """Act when the newest request and its reply fill a fraction of the model's context window.
 
-    Counts the tokens that the service reports, or that the run estimates where a limit needs them; where neither does,
-    it has no effect.
+    Counts reported tokens, or estimated ones if a limit makes the run estimate; without either it has no effect.
 
     Args:
-        context_window: Tokens that the model takes.
-        fraction: The share, above 0 and up to 1.
-        then: What to do, for instance compact ``context.messages``; None ends the run.
+        context_window: The size of the model's context window, in tokens.
+        fraction: Above 0, up to 1.
+        then: Called instead of ending the run, for instance to compact ``context.messages``. None ends the run.
 
     Raises:
-        PlannerInvalidConfigurationError: If the numbers mean nothing.
+        PlannerInvalidConfigurationError: If a number is out of range.
     """
     if context_window < 1 or not 0 < fraction <= 1:
-        raise PlannerInvalidConfigurationError(
+        raise InvalidOptionError(
             "context_window must be 1 or more and fraction above 0 and up to 1; got "
             f"{shown(context_window)}, {shown(fraction)}."
         )
@@ -189,7 +171,7 @@ def at_token_fraction(
 
 
 def at_cost(max_cost: float) -> IterationCallback:
-    """End the run once it has cost this many US dollars; has no effect where no price is known."""
+    """End the run once it has cost this many US dollars; without a known price it has no effect."""
 
     async def callback(context: FunctionInvocationIterationContext) -> None:
         cost = context.total_usage.cost
@@ -200,7 +182,7 @@ def at_cost(max_cost: float) -> IterationCallback:
 
 
 def after_seconds(seconds: float) -> IterationCallback:
-    """End the run once it has been active for so long; time in which it was paused is not counted."""
+    """End the run once it has been active for this many seconds; paused time does not count."""
 
     async def callback(context: FunctionInvocationIterationContext) -> None:
         active = context.total_usage.active_seconds
@@ -211,10 +193,10 @@ def after_seconds(seconds: float) -> IterationCallback:
 
 
 def when_flagged(flag: Callable[[str], bool | Awaitable[bool]]) -> IterationCallback:
-    """End the run when a moderation flags what the newest iteration brought.
+    """End the run when a moderation flags a text of the newest iteration.
 
     Args:
-        flag: Asked, async or not, for the newest reply's text and for each of its results; True ends the run.
+        flag: Called, async or not, with the newest reply's text and with each result; True ends the run.
     """
 
     async def callback(context: FunctionInvocationIterationContext) -> None:

@@ -1,4 +1,4 @@
-"""The functions that the package itself offers a model beside the kernel's: hand over the answer, ask the user."""
+"""Questions of the model: the function that asks them, and the application's clarifier that answers them."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -27,22 +27,19 @@ __all__ = [
     "own_function",
 ]
 
-# Questions of the model as an application answers them: what a clarifier is shown, and what it may answer.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question of the model, or a plain reply of it that may be one.
+    """A question of the model, or a plain reply that may be a question.
 
     Attributes:
-        text: Its words; of a plain reply, all of it.
-        goal: What the run is to reach; "" for a service, which has no goal but its history.
-        chat_history: The run's messages so far, fit to be sent; a copy. A plain reply is its last message, a call that
-            asks is not in it.
-        by_function: Whether the model called ``UserInteraction-AskUser``; False for a plain reply.
-        iteration: The 0-based trip of the loop in which it was asked.
+        text: The question; for a plain reply, its whole text.
+        goal: The run's goal; "" for a service, which only has a history.
+        chat_history: A copy of the run's messages so far. It ends with the plain reply; a call that asks is left out.
+        by_function: True if the model called ``UserInteraction-AskUser``, False for a plain reply.
+        iteration: The 0-based iteration of the question.
         clarifications: How many questions of the run were answered before.
-        trips_left: Round trips that an answer may take: one is kept to use it. None where they are not limited.
+        trips_left: How many requests the clarifier may spend; one is kept to use the answer. None if unlimited.
     """
 
     text: str
@@ -58,13 +55,13 @@ class Question:
 
 
 class Clarifier(Protocol):
-    """Answers the model's questions for the user. A plain function, sync or async, satisfies it.
+    """Answers the model's questions for the user. A plain function, sync or async, satisfies the protocol.
 
-    A text, or a `Clarification` with what it cost, answers the question, and the run goes on. None, or a blank text,
-    says nothing: a call of ``UserInteraction-AskUser`` then waits for a person, and a plain reply counts as it would
-    without a clarifier. A sync function is asked in a thread. There is no timeout but the run's ``deadline``, since a
-    person takes time; a stop is seen once it has answered, and a cancelled run cancels it. What it raises ends the run
-    as a fault, like a connector that fails.
+    A text, or a `Clarification` with its cost, answers the question and the run continues. After None or a blank text a
+    call of ``UserInteraction-AskUser`` waits for a person, and a plain reply counts as it would without a clarifier.
+
+    A sync function runs in a thread. Only the run's ``deadline`` limits its time. A stop takes effect after its answer;
+    a cancelled run cancels it. Its exception ends the run as a fault.
     """
 
     def __call__(self, question: Question, /) -> str | Clarification | Awaitable[str | Clarification | None] | None:
@@ -74,27 +71,22 @@ class Clarifier(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedClarifier:
-    """Puts questions to an application's clarifier. Implements `planner_ext.engine.ports.Respondent`.
-
-    Attributes:
-        clarifier: The application's.
-        history: Shows a run's messages.
-    """
+    """Asks an application's clarifier (`planner_ext.engine.ports.Respondent`); ``history`` renders a run's messages."""
 
     clarifier: Clarifier
     history: Callable[[State], ChatHistory]
 
     @property
     def is_model(self) -> bool:
-        """Whether the clarifier says that it is one."""
+        """Whether the clarifier is a model, as its own ``is_model`` says."""
         return getattr(self.clarifier, "is_model", False) is True
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
-        """Ask, and take the answer for what it is.
+        """Ask the clarifier.
 
         Raises:
-            PlannerException: If it is none.
-            Exception: Whatever the clarifier raises.
+            PlannerException: If the answer has another type.
+            Exception: Anything that the clarifier raises.
         """
         question = Question(
             text=request.question,
@@ -117,15 +109,14 @@ class AskedClarifier:
 
 
 async def _asked(clarifier: Any, question: Question) -> object:
-    """Await whoever is async; ask others in a thread, so that nobody who is waited for blocks the event loop."""
-    # B004: not whether it can be called is asked, but whether what is called is async.
+    """Await an async clarifier; call a sync one in a thread, so that it does not block the event loop."""
     is_async = inspect.iscoroutinefunction(clarifier) or inspect.iscoroutinefunction(getattr(clarifier, "__call__", 0))  # noqa: B004  (an object whose call is async)
     given = clarifier(question) if is_async else await in_thread(lambda: clarifier(question))
     return await given if inspect.isawaitable(given) else given
 
 
 def _is_sound(given: Clarification) -> bool:
-    """Whether what application code put into it is of the kinds that it says."""
+    """Whether the fields have the types that they declare."""
     text = "" if given.text is None else given.text
     values: list[tuple[object, type]] = [(text, str), (given.by, str), (given.usage, Usage), (given.iterations, int)]
     typed = all(isinstance(value, kind) for value, kind in values)
