@@ -9,7 +9,8 @@ from semantic_kernel.functions import kernel_function
 from planner_ext import Approve, Deny
 from planner_ext.approval.decisions import fingerprint_of
 from planner_ext.errors import DecisionRefusedError
-from support.approval import ASKING_REFUND, DONE, REFUND, REFUNDED, Door, Shop, every_door, three_doors, world
+from planner_ext.hitl_manager import Defer
+from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Door, Shop, every_door, three_doors, world
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
@@ -94,3 +95,16 @@ async def test_a_checkpoint_from_before_signatures_still_resumes(door: Door) -> 
     here = world([DONE])
     await door.resume(here, json.dumps(data), {"call_1": Approve()}, **ASK)
     assert here.ran == [REFUNDED]
+
+
+@pytest.mark.parametrize(("shop", "status"), [(Shop, "answered"), (OtherDefault, "paused")])
+@three_doors
+async def test_an_approval_for_the_rest_of_a_run_is_of_a_function_as_it_was(door: Door, shop: Any, status: str) -> None:
+    """Approved for good in one life, the function runs unasked in the next one only with the same parameters."""
+    ask: dict[str, Any] = {"interceptors": [lambda _: Defer()]}
+    first = await door.ask(world([REFUND]), **ask)
+    second = await door.resume(world([LOOK]), first.checkpoint, {"call_1": Approve(always="function")}, **ask)
+    (look,) = second.waiting
+    here = world([REFUND, DONE], shop())
+    third = await door.resume(here, second.checkpoint, {look: Approve()}, **ask)
+    assert (third.status, REFUNDED in here.ran) == (status, status == "answered")

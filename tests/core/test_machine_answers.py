@@ -116,3 +116,12 @@ def test_calls_to_a_request_without_functions_are_not_run() -> None:
     assert (play.end.status, play.end.answer) == ("limit_reached", "anyway")
     assert play.state.ledger.tool_calls == 1
     assert violations(play.state.transcript) == []
+
+
+def test_an_answer_out_of_form_keeps_the_limit_that_ended_the_run() -> None:
+    """Where no further request may be made either, the end names the limit that withheld the functions."""
+    limits = Limits(max_iterations=3, max_tool_calls=1)
+    play = Play(calls("f"), calls("f"), says("prose"), structured=True, formed={"{}"}, limits=limits).go()
+    assert [request.withheld for request in play.requests] == [None, None, "max_tool_calls"]
+    assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "prose")
+    assert play.end.reason.startswith("The answer is not in its form")

@@ -9,12 +9,18 @@ import pytest
 from planner_ext.core.actions import (
     AskModel,
 )
+from planner_ext.core.facts import CallsWithheld, Resumed
+from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
+from planner_ext.core.machine import limit_of_restart
 from planner_ext.core.values import Usage
 from support.core import (
     Play,
+    began,
     calls,
+    clarified,
     decided,
+    replied,
     run_started,
     says,
     violations,
@@ -140,3 +146,21 @@ def test_a_deadline_is_named_with_its_moment() -> None:
     play = Play(start=False).add(start).go(says("x"))
     assert play.end.reason == "The limit deadline=2000-01-01T10:00:00+00:00 was reached."
     assert play.requests == []
+
+
+def test_a_call_limit_that_is_passed_already_leaves_no_call() -> None:
+    """Resumed with a lower limit than what was called, no call of a batch runs."""
+    play = Play(calls("f", "g", "h"), calls("f", "g", "ask")).go()
+    lower = Limits(max_tool_calls=2, batch_over_limit="fill_remaining")
+    play.add(Resumed(limits=lower, at=0.0), clarified(index=2, iteration=1)).go(says("sorry"))
+    assert [fact.indexes for fact in play.facts if isinstance(fact, CallsWithheld)] == [(0, 1)]
+    assert play.results[3:5] == ["Not executed: The limit max_tool_calls=2 was reached."] * 2
+    assert play.state.ledger.tool_calls == 3
+
+
+def test_a_call_does_not_start_again_while_a_nested_run_waits_for_its_share() -> None:
+    """What is left of the calls is divided when the nested run starts; until then none of it is there to take."""
+    limits = Limits(max_tool_calls=5)
+    asked = [run_started(limits=limits), replied(calls("f", "plan")), decided(0), decided(1, "plan", nested=True)]
+    assert limit_of_restart(fold([*asked, began(0)]), 0, at=0.0) == "max_tool_calls"
+    assert limit_of_restart(fold([*asked, began(0), began(1, "plan")]), 0, at=0.0) is None

@@ -18,6 +18,7 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.state import Phase, State
+from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.engine import StopHandle
 from support.engine import (
     FakeChat,
@@ -44,6 +45,19 @@ async def test_a_gate_sees_a_call_as_it_would_run() -> None:
     assert (call.iteration, call.index, call.batch_size) == (0, 1, 2)
     assert call.arguments == {"version": 0, "edited": None}
     assert call.fingerprint == decision_of(engine).fingerprint != ""
+
+
+async def test_what_a_gate_does_to_the_arguments_it_sees_changes_nothing() -> None:
+    """A gate holds a copy, on every level: a call runs with the arguments that were fingerprinted."""
+
+    class Nested(FakeFunctions):
+        def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
+            return replace(super().check(call, edited), arguments={"edited": ["as decided"]})
+
+    gate = FakeGate()
+    gate.on_review = lambda: gate.seen[0][0].arguments["edited"].append("by the gate")
+    engine = engine_of(["f"], "done", functions=Nested(), gate=gate)
+    assert results_of(await engine.run()) == ["f(['as decided'])"]
 
 
 async def test_a_gate_is_not_asked_about_calls_that_cannot_run() -> None:

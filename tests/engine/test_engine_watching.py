@@ -159,10 +159,12 @@ async def test_a_deadline_that_passes_while_a_request_waits_is_kept() -> None:
     clock = FakeClock()
     deadline = datetime.fromtimestamp(clock.now() + 5, UTC)
     limits = Limits(deadline=deadline)
-    engine = engine_of(["f"], "done", rules={"limits": limits}, clock=clock, min_iteration_seconds=10)
+    chat = FakeChat([["f"], "done"])
+    engine = engine_of(chat, rules={"limits": limits}, clock=clock, min_iteration_seconds=10)
     state = await engine.run()
     assert state.ended is not None
     assert (state.ended.status, state.ended.limit, clock.slept) == ("limit_reached", "deadline", [5])
+    assert (len(chat.requests), state.ledger.iterations) == (1, 1)
 
 
 async def test_active_seconds_are_what_the_run_worked() -> None:
