@@ -1,4 +1,4 @@
-"""``planner-ext compare``: the options of the ADR side by side; here is the command line, the work is in `comparison`."""
+"""``planner-ext compare``: the options of the ADR side by side; the command line of `comparison`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -146,8 +146,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         _print_script(console, comparison, script)
     legend = (
         f"trips: requests that the endpoint answered, +over: of them beyond the budget of {comparison.max_iterations}. "
-        "charged: what the option believes. tools: functions started, +past: of them when no trip was left to read the "
-        "result. tokens summed: of all trips, told: to the option's caller. history valid: every call has its one result."
+        "charged: what the option believes. tools: functions started, +past: of them when no trip was left to read "
+        "the result. tokens summed: of all trips, told: to the option's caller. history valid: every call has its one "
+        "result."
     )
     console.print(Text(legend, _QUIET))
     console.print(Text(one_line(f"Answered by {comparison.endpoint}."), _QUIET))
