@@ -5,13 +5,14 @@ since the epoch, every ``seconds`` is the active time since the last fact that h
 the 0-based trip of the loop. A plan request is made before trip 0.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias
 
 from planner_ext.core.limits import BudgetShare, Consumption, Limits
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
 __all__ = [
+    "LINE_WIDTH",
     "AnswerChecked",
     "CallDecided",
     "CallFinished",
@@ -20,6 +21,7 @@ __all__ = [
     "CallsWithheld",
     "Clarified",
     "Ended",
+    "EventLine",
     "Fact",
     "Guards",
     "IterationCompleted",
@@ -40,6 +42,28 @@ person; take it as the final answer; hand it to the caller."""
 
 CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 """How a started call ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
+
+
+_IN_NO_LINE = frozenset({"type", "at", "seconds", "digest", "signature", "fingerprint", "run_id"})
+LINE_WIDTH = 120
+"""The most characters of an event's line."""
+
+
+class EventLine:
+    """The base of everything that a stream yields: ``str(event)`` is one line, ``repr(event)`` has every field."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        event: Any = self
+        given = [(field.name, getattr(event, field.name), field.default) for field in fields(event)]
+        shown = [
+            f"{name}={value!r}"
+            for name, value, default in given
+            if name not in _IN_NO_LINE and isinstance(value, str | int | float) and value != default
+        ]
+        line = " ".join([type(self).__name__, *shown])
+        return line if len(line) <= LINE_WIDTH else f"{line[: LINE_WIDTH - 1]}…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +130,7 @@ class Guards:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted:
+class RunStarted(EventLine):
     """A run began: with these rules, and this transcript.
 
     Attributes:
@@ -124,7 +148,7 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(EventLine):
     """The plan request was answered; the transcript now opens with the plan."""
 
     plan: str
@@ -137,7 +161,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageAdded:
+class MessageAdded(EventLine):
     """The planner told the model that the next step is due, or that an answer is owed, or is owed in its form."""
 
     message: Message
@@ -147,7 +171,7 @@ class MessageAdded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReplied:
+class ModelReplied(EventLine):
     """One request was answered.
 
     Attributes:
@@ -173,7 +197,7 @@ class ModelReplied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallDecided:
+class CallDecided(EventLine):
     """One call of the open batch was decided; a deferred one is decided a second time when its answer comes.
 
     Attributes:
@@ -237,7 +261,7 @@ class CallDecided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallsWithheld:
+class CallsWithheld(EventLine):
     """Calls that were about to start are answered without running: a limit, a stop, a final answer beside them."""
 
     iteration: int
@@ -249,7 +273,7 @@ class CallsWithheld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallStarted:
+class CallStarted(EventLine):
     """A function is about to run; recorded before it does, and again each time that a filter starts it anew.
 
     Attributes:
@@ -268,7 +292,7 @@ class CallStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFinished:
+class CallFinished(EventLine):
     """A started call ended; recorded in the order in which the calls end.
 
     Attributes:
@@ -293,7 +317,7 @@ class CallFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clarified:
+class Clarified(EventLine):
     """A question of the model was put to somebody.
 
     Attributes:
@@ -323,7 +347,7 @@ class Clarified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IterationCompleted:
+class IterationCompleted(EventLine):
     """Every call of a batch has its result in the transcript.
 
     Attributes:
@@ -343,7 +367,7 @@ class IterationCompleted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerChecked:
+class AnswerChecked(EventLine):
     """An answer was held against the form that it has to be in.
 
     Attributes:
@@ -357,7 +381,7 @@ class AnswerChecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
+class StopRequested(EventLine):
     """Somebody asked the run to stop: no further request is made, no further function started."""
 
     reason: str
@@ -366,7 +390,7 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
+class Paused(EventLine):
     """The run waits for a person; it executes nothing until it is resumed."""
 
     at: float
@@ -375,7 +399,7 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class Resumed(EventLine):
     """A paused or limited run goes on; new limits replace the old ones, what was spent stays spent."""
 
     limits: Limits | None = None
@@ -384,7 +408,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(EventLine):
     """The run ended.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.accounts import Tab
 from planner_ext.core.actions import AskModel, AskPerson
-from planner_ext.core.facts import CallOutcome, Fact
+from planner_ext.core.facts import CallOutcome, EventLine, Fact
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class TextDelta(EventLine):
     """A piece of a streamed reply, as it arrives. Not a fact: the whole reply is one.
 
     Attributes:

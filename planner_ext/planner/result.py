@@ -9,7 +9,7 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.pending import DecisionRecord, decisions_of
-from planner_ext.core.facts import Fact, Planned
+from planner_ext.core.facts import LINE_WIDTH, EventLine, Fact, Planned
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage
 from planner_ext.engine.ports import TextDelta
@@ -132,10 +132,13 @@ def result_of(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultReady:
-    """The last event of a stream: what ``invoke`` would have returned."""
+class ResultReady(EventLine):
+    """The last event of a stream, with the result that ``invoke`` would have returned."""
 
     result: FunctionCallingStepwisePlannerResult
+
+    def __str__(self) -> str:
+        return f"ResultReady status={self.result.status!r} final_answer={self.result.final_answer!r}"[:LINE_WIDTH]
 
 
 PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady

@@ -1,0 +1,30 @@
+"""``str(event)``: one line for a log or a terminal; ``repr`` keeps everything."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from planner_ext.core.facts import CallFinished, EventLine
+from planner_ext.events import Fact, PlannerEvent
+
+
+def test_an_event_is_one_short_line() -> None:
+    """Long texts are cut, line breaks are escaped, and times, digests and defaults are left to ``repr``."""
+    fact = CallFinished(
+        iteration=0, index=1, call_id="call_2", function="a-b", outcome="ok", result="one\ntwo" * 99, at=1.0
+    )
+    line = str(fact)
+    assert line.startswith(
+        "CallFinished iteration=0 index=1 call_id='call_2' function='a-b' outcome='ok' result='one\\n"
+    )
+    assert len(line) == 120
+    assert "at=1.0" not in line
+    assert "at=1.0" in repr(fact)
+
+
+@pytest.mark.parametrize("kind", [*typing.get_args(Fact), *typing.get_args(PlannerEvent)], ids=str)
+def test_every_event_of_a_stream_is_a_line(kind: type) -> None:
+    """Each fact, each delta and the result share the base, and stay values."""
+    assert issubclass(kind, EventLine)
+    assert dataclasses.is_dataclass(kind)
