@@ -1,18 +1,27 @@
 """``planner-ext demo``: what the package promises, shown on this machine without a key.
 
 The model is a script behind a real HTTP server, asked by OpenAI's own client through Semantic Kernel's own connector.
-Every number that is printed was counted while it ran: the server counts for itself.
+Every number that is printed was counted while it ran, by the server, too.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import semantic_kernel
 from openai import AsyncOpenAI
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from semantic_kernel import Kernel
@@ -20,6 +29,7 @@ from semantic_kernel.connectors.ai.chat_completion_client_base import ChatComple
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory
+from semantic_kernel.filters import FilterTypes
 
 from planner_ext import (
     Budget,
@@ -28,12 +38,22 @@ from planner_ext import (
     FunctionCallingStepwisePlannerResult,
     FunctionInvokingChatCompletion,
 )
-from planner_ext.cli.demo_durable import survival
-from planner_ext.cli.demo_kernel import CallCounter, Export, shop_kernel
-from planner_ext.cli.demo_page import Ledger, paragraph, table, title
-from planner_ext.cli.demo_script import GOAL, insatiable_model, order_script
+from planner_ext.cli.demo_shop import (
+    ORDER_GOAL,
+    REFUND_GOAL,
+    REFUND_LEDGER,
+    Export,
+    export_script,
+    order_kernel,
+    order_script,
+    refund_script,
+)
+from planner_ext.cli.durable_store import opened_store
 from planner_ext.cli.show import Progress, Signs, print_answer
+from planner_ext.cli.text import TextFlow
 from planner_ext.compare import run_comparison
+from planner_ext.core.facts import CallFinished
+from planner_ext.durable.rows import fold_journal
 from planner_ext.events import ResultReady
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
@@ -45,34 +65,37 @@ _ALLOWED = 5
 _GOAL_BUDGET = 10
 """Round trips that the second part allows."""
 
+_RUN, _STORE = "order-7", "runs.db"
+"""The run of the third part, and the file that its processes share."""
+
 
 async def run_demo(console: Console) -> bool:
     """Show all parts; return whether everything that this package charged is what others counted."""
-    paragraph(
+    _print(
         console,
         "Nothing here needs a key or leaves this machine: a scripted model behind a real HTTP server, asked by "
         "OpenAI's client through Semantic Kernel's connector. Every number below was counted while it ran.",
         style="dim",
     )
-    agrees = [await _limits(console), await _goal(console), await survival(console)]
-    paragraph(console, 'Your own: planner-ext run "a goal" --kernel module:factory --model NAME', style="dim")
+    agrees = [await _limits(console), await _goal(console), await _survival(console)]
+    _print(console, 'Your own: planner-ext run "a goal" --kernel module:factory --model NAME', style="dim")
     return all(agrees)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loop:
+class _Loop(NamedTuple):
     """What one loop did with the model that never stops.
 
     Attributes:
         requests: Round trips, as the server counted them.
-        reported: Round trips, as the final message's metadata has them; None where it has none.
+        reported: Round trips, as the loop reports them; None where it reports nothing.
+        limit: The limit that the loop names, if any.
     """
 
     name: str
     requests: int
     reported: int | None
     answer: str
-    limit: str | None
+    limit: str | None = None
 
     @property
     def exact(self) -> bool:
@@ -81,19 +104,19 @@ class _Loop:
 
 
 async def _limits(console: Console) -> bool:
-    """Ask a model that never stops calling, four times; return whether our loops kept to what was allowed."""
-    title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
+    """Ask a model that never stops calling; return whether our loops kept to what was allowed."""
+    _print_title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
     stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
     own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
-    table(console, _limits_table([*stock, *await _options_as_written(), *own], Signs(console)))
+    _print_table(console, _limits_table([*stock, *await _options_as_written(), *own], Signs(console)))
     ours = own[0]
-    paragraph(
+    _print(
         console,
         f"planner_ext: charged {ours.reported}, the server counted {ours.requests}; limit reached: {ours.limit}; "
         f'answer: "{ours.answer}"',
         style="bold",
     )
-    paragraph(
+    _print(
         console,
         f"Semantic Kernel {semantic_kernel.__version__} was given maximum_auto_invoke_attempts={_ALLOWED}, which "
         "counts rounds of function calls: the request for an answer comes on top, or, streamed, is never made. "
@@ -107,30 +130,18 @@ async def _limits(console: Console) -> bool:
 
 
 async def _options_as_written() -> list[_Loop]:
-    """Put the three options of the decision record, as it writes them, before such a model."""
-    found = await run_comparison(max_iterations=_ALLOWED, scripts=("never-ending",))
-    names = {option.key: option.name for option in found.options if option.name.endswith("as written")}
-    return [
-        _Loop(
-            name=f"ADR, {names[run.option].removesuffix(', as written')}",
-            requests=run.trips,
-            reported=run.charged,
-            answer=run.answer,
-            limit=None,
-        )
-        for run in found.runs
-        if run.option in names
-    ]
+    """Run the three options of the decision record, as it writes them, with such a model."""
+    keys = {f"option-{number}": f"ADR, option {number}" for number in (1, 2, 3)}
+    comparison = await run_comparison(max_iterations=_ALLOWED, scripts=("never-ending",), options=tuple(keys))
+    return [_Loop(keys[run.option], run.trips, run.charged, run.answer) for run in comparison.runs]
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
-    async with _scripted(insatiable_model) as (server, connector):
+    async with _scripted(export_script) as (server, connector):
         service = (
             FunctionInvokingChatCompletion(connector, budget=Budget(max_iterations=_ALLOWED)) if ours else connector
         )
-        kernel = Kernel()
-        kernel.add_plugin(Export(), "export")
-        answer, metadata = await _asked(service, kernel, streamed=streamed)
+        answer, metadata = await _asked(service, streamed=streamed)
         return _Loop(
             name=("planner_ext" if ours else "Semantic Kernel") + (", streamed" if streamed else ""),
             requests=len(server.requests),
@@ -140,9 +151,10 @@ async def _loop(*, ours: bool, streamed: bool) -> _Loop:
         )
 
 
-async def _asked(service: ChatCompletionClientBase, kernel: Kernel, *, streamed: bool) -> tuple[str, dict[str, Any]]:
+async def _asked(service: ChatCompletionClientBase, *, streamed: bool) -> tuple[str, dict[str, Any]]:
     """Ask through a service; return the text and the metadata of its answer."""
-    history = ChatHistory()
+    kernel, history = Kernel(), ChatHistory()
+    kernel.add_plugin(Export(), "export")
     history.add_user_message("Wait until the export is finished, then say so.")
     behavior = FunctionChoiceBehavior.Auto(  # pyright: ignore[reportUnknownMemberType]
         maximum_auto_invoke_attempts=_ALLOWED
@@ -175,40 +187,156 @@ def _limits_table(loops: list[_Loop], signs: Signs) -> Table:
 
 async def _goal(console: Console) -> bool:
     """Let the planner reach a goal with functions that really run."""
-    title(console, "2", "A goal, a plan, and functions that really run")
-    paragraph(console, f"Goal: {GOAL}")
-    counter = CallCounter()
-    kernel = shop_kernel(counter)
-    planner = FunctionCallingStepwisePlanner(
-        options=FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
-    )
-    async with _scripted(order_script()) as (server, connector):
+    _print_title(console, "2", "A goal, a plan, and functions that really run")
+    _print(console, f"Goal: {ORDER_GOAL}")
+    calls: list[object] = []
+
+    async def count(context: Any, next: Any) -> None:
+        calls.append(context)
+        await next(context)
+
+    kernel = order_kernel()
+    kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, count)  # pyright: ignore[reportUnknownMemberType]
+    async with _scripted(order_script) as (server, connector):
         kernel.add_service(connector)
-        result = await _watched(planner, kernel, console)
+        result = await _watched(kernel, console)
         requests, tokens = len(server.requests), server.total_tokens
     console.print()
     print_answer(console, result)
-    ledger = Ledger(
-        (
-            ("round trips", result.iterations, "the server", requests),
-            ("tokens", result.usage.total_tokens, "the server", tokens),
-            ("function calls", result.tool_calls, "a filter", counter.count),
-        )
+    agrees = _print_ledger(
+        console,
+        ("round trips", result.iterations, "the server", requests),
+        ("tokens", result.usage.total_tokens, "the server", tokens),
+        ("function calls", result.tool_calls, "a filter", len(calls)),
     )
-    table(console, ledger.table(Signs(console)))
-    return ledger.agrees and result.status == "answered"
+    return agrees and result.status == "answered"
 
 
-async def _watched(
-    planner: FunctionCallingStepwisePlanner, kernel: Kernel, console: Console
-) -> FunctionCallingStepwisePlannerResult:
+async def _watched(kernel: Kernel, console: Console) -> FunctionCallingStepwisePlannerResult:
+    options = FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
+    planner = FunctionCallingStepwisePlanner(options=options)
     with Progress(console) as progress:
-        async with aclosing(planner.invoke_stream(kernel, GOAL)) as events:
+        async with aclosing(planner.invoke_stream(kernel, ORDER_GOAL)) as events:
             async for event in events:
                 progress.show(event)
                 if isinstance(event, ResultReady):
                     return event.result
     raise AssertionError("a stream ends with its result")
+
+
+async def _survival(console: Console) -> bool:
+    """Pause, edit, approve, kill and finish; return whether the refund was made once, and the ledger is exact."""
+    _print_title(console, "3", "A refund that waits for a person, and a process that is killed")
+    if sys.platform == "win32":
+        _print(console, "Shown on systems with SIGKILL only.")
+        return True
+    _print(console, f"Each line is a process of its own; {_STORE} is all that they share.", after=False)
+    with TemporaryDirectory() as folder, ScriptedOpenAIServer(refund_script) as server:
+        try:
+            await _refund(_Shell(console, Path(folder), server.url))
+        except _EndedOtherwise as ended:
+            _print(console, str(ended), style="red", indent=6)
+            return False
+        return await _print_refund(console, Path(folder), server)
+
+
+async def _refund(shell: "_Shell") -> None:
+    """Run the commands, real processes and a real SIGKILL among them.
+
+    Raises:
+        _EndedOtherwise: One of them ended otherwise than it should.
+    """
+    app = "from planner_ext.cli.demo_shop import refund_app as app, refund_kernel as kernel\n"
+    shell.folder.joinpath("shop.py").write_text(app, encoding="utf-8")
+    start = ("run", REFUND_GOAL, "--kernel", "shop:kernel", "--no-plan", "--run-id", _RUN)
+    await shell.run(*start, code=4, note="paused; the process has ended")
+    waiting = await shell.run("approvals", "list", code=0, lines=2)
+    await shell.run("approvals", "edit", waiting[0], "amount=24.5", "--by", "ann", code=0, lines=1)
+    work = ("worker", "--app", "shop:app", "--once")
+    killed = "killed, after the money went out and before that was recorded"
+    await shell.run(*work, code=-signal.SIGKILL, note=killed, more={"PLANNER_EXT_CRASH_AT": "after_tool"})
+    await shell.run(*work, code=0, note="the refund is asked for again under the same key, so it is not made again")
+
+
+async def _print_refund(console: Console, folder: Path, server: ScriptedOpenAIServer) -> bool:
+    """Print what the run was charged beside what others counted; return whether it is the same."""
+    async with opened_store(str(folder / _STORE)) as store:
+        stored = await store.load(_RUN)
+    state = fold_journal(_RUN, stored.facts)
+    paid = [fact for fact in stored.facts if isinstance(fact, CallFinished) and fact.function == "shop-refund"]
+    lines = (folder / REFUND_LEDGER).read_text(encoding="utf-8").splitlines()
+    amounts = ", ".join(f"{json.loads(line)['amount']:.2f}" for line in lines)
+    answer = state.ended.answer if state.ended is not None else ""
+    console.print()
+    _print(console, f'answer: "{answer}"; refunds in the shop\'s own file: {amounts}', style="bold", after=False)
+    agrees = _print_ledger(
+        console,
+        ("round trips", state.ledger.iterations, "the server", len(server.requests)),
+        ("tokens", state.ledger.usage.total_tokens, "the server", server.total_tokens),
+        ("refunds", len(paid), "the shop", len(lines)),
+    )
+    return agrees and len(lines) == 1 and stored.record.status == "answered"
+
+
+class _EndedOtherwise(Exception):
+    """A command ended with another exit code than it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """Runs commands in a folder, and prints each with its outcome."""
+
+    console: Console
+    folder: Path
+    endpoint: str
+
+    async def run(
+        self, *words: str, code: int, note: str = "", lines: int = 0, more: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Run a command.
+
+        Args:
+            *words: The words after ``planner-ext``, and before the store.
+            code: The exit code that is expected.
+            note: A remark on the outcome.
+            lines: How many lines of its output are shown.
+            more: Variables of the environment.
+
+        Returns:
+            The lines of its output.
+
+        Raises:
+            _EndedOtherwise: It ended with another exit code.
+        """
+        arguments = (*words, "--store", _STORE)
+        given = [f"{name}={value}" for name, value in (more or {}).items()]
+        self.console.print()
+        _print(self.console, f"$ {shlex.join([*given, 'planner-ext', *arguments])}", style="bold", after=False)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "planner_ext.cli", *arguments),
+            cwd=self.folder,
+            env=self._environment(more or {}),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode != code:
+            raise _EndedOtherwise(f"ended with {process.returncode}, not {code}: {err.decode('utf-8')}")
+        shown = out.decode("utf-8").splitlines()
+        for text in filter(None, (*shown[:lines], note)):
+            _print(self.console, text, indent=6, after=False)
+        return shown
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "PLANNER_EXT_CRASH_ONCE")
+        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+        endpoint = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": self.endpoint, "OPENAI_CHAT_MODEL_ID": "scripted"}
+        return {**kept, **endpoint, "PYTHONIOENCODING": "utf-8", **more}
 
 
 @asynccontextmanager
@@ -217,3 +345,42 @@ async def _scripted(script: Script) -> AsyncGenerator[tuple[ScriptedOpenAIServer
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
             yield server, OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+
+
+def _print_title(console: Console, number: str, text: str) -> None:
+    console.print(Text.assemble((f" {number} ", "reverse"), "  ", (text, "bold")))
+
+
+def _print(console: Console, text: str, *, style: str = "", indent: int = 2, after: bool = True) -> None:
+    """Print a text, wrapped, with an empty line after it by default."""
+    flow = TextFlow(console, width=min(console.width, 100), indent=indent, style=style)
+    flow.write(text)
+    flow.close()
+    if after:
+        console.print()
+
+
+def _print_table(console: Console, rows: Table) -> None:
+    console.print()
+    console.print(Padding(rows, (0, 0, 0, 2), expand=False))
+    console.print()
+
+
+def _print_ledger(console: Console, *rows: tuple[str, int, str, int]) -> bool:
+    """Print what a run was charged beside what others counted.
+
+    Args:
+        console: Where to print.
+        *rows: The name of a number, what was charged, who else counted, and the count.
+
+    Returns:
+        Whether all numbers agree.
+    """
+    signs, grid = Signs(console), Table.grid(padding=(0, 1))
+    for justify in ("left", "left", "right", "left", "left", "right"):
+        grid.add_column(justify=justify)
+    for name, charged, who, counted in rows:
+        sign = Text(signs.good, "green") if charged == counted else Text(signs.bad, "red")
+        grid.add_row(f"{name}  ", "charged", f"{charged:,}", sign, f"{who} counted", f"{counted:,}")
+    _print_table(console, grid)
+    return all(charged == counted for _, charged, _, counted in rows)

@@ -7,14 +7,15 @@ the removed planner is offered, a model that has called functions passes its ans
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 from semantic_kernel.functions import kernel_function
 
 from planner_ext.compare.report import ScriptInfo
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing.script import results_of
 
-__all__ = ["FINAL_ANSWER", "SCRIPTS", "OrderDeskPlugin", "Scenario", "results_of"]
+__all__ = ["FINAL_ANSWER", "SCRIPTS", "OrderDeskPlugin", "Scenario"]
 
 FINAL_ANSWER = "UserInteraction-SendFinalAnswer"
 """The function by which the removed planner takes its answer."""
@@ -132,18 +133,6 @@ def _asking(_: ScriptedRequest) -> ScriptedReply:
 
 def _finish(request: ScriptedRequest, answer: str) -> ScriptedReply:
     return call(FINAL_ANSWER, {"answer": answer}) if FINAL_ANSWER in request.tools else say(answer)
-
-
-def results_of(request: ScriptedRequest) -> dict[str, str]:
-    """Read the last result of each function out of the messages."""
-    names: dict[str, str] = {}
-    results: dict[str, str] = {}
-    for message in cast("list[dict[str, Any]]", request.messages):
-        for made in message.get("tool_calls") or ():
-            names[made["id"]] = made["function"]["name"]
-        if message["role"] == "tool":
-            results[names[message["tool_call_id"]]] = str(message["content"])
-    return results
 
 
 _STOCK = {"Hamburg": 2, "Lyon": 9, "Turin": 0}

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from planner_ext.core.errors import PlannerExtError
 
@@ -30,6 +30,7 @@ __all__ = [
     "ScriptedRequest",
     "call",
     "calls",
+    "results_of",
     "say",
 ]
 
@@ -137,6 +138,18 @@ class ScriptedRequest:
     stream: bool = False
     body: dict[str, object] = field(default_factory=dict[str, object])
     history: "list[ChatMessageContent]" = field(default_factory=list["ChatMessageContent"])
+
+
+def results_of(request: ScriptedRequest) -> dict[str, str]:
+    """Read the last result of each function, by its name, out of the messages."""
+    names: dict[str, str] = {}
+    results: dict[str, str] = {}
+    for message in cast("list[dict[str, Any]]", request.messages):
+        for made in message.get("tool_calls") or ():
+            names[made["id"]] = made["function"]["name"]
+        if message["role"] == "tool":
+            results[names[message["tool_call_id"]]] = str(message["content"])
+    return results
 
 
 ScriptedAnswer: TypeAlias = ScriptedReply | ScriptedFault | Exception

@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from planner_ext.cli import demo, demo_durable, demo_script
-from planner_ext.cli.demo_kernel import Calendar, Currency, Orders, Warehouse
+from planner_ext.cli import demo, demo_shop
+from planner_ext.cli.demo_shop import Calendar, Currency, Orders, Warehouse
 from planner_ext.testing import ScriptedOpenAIServer
 from support.command_line import command_line
 
@@ -118,9 +118,9 @@ def test_a_killed_process_costs_nothing_and_the_refund_is_made_once(shown: subpr
 
 async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about the processes is staged: where one does not end as it should, the demo says how, and fails."""
-    monkeypatch.setattr(demo_durable, "_RUN", "a/b")
+    monkeypatch.setattr(demo, "_RUN", "a/b")
     console = Console(file=StringIO(), width=80)
-    assert not await demo_durable.survival(console)
+    assert not await demo._survival(console)
     assert "ended with 2, not 4: Error: run_id must be" in unwrapped(console.file.getvalue())
 
 
@@ -132,8 +132,8 @@ def test_piped_output_is_plain_text_of_80_columns(shown: subprocess.CompletedPro
 
 async def test_a_number_that_disagrees_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about the numbers is staged: with a server that counts otherwise, the demo says so and fails."""
-    monkeypatch.setattr(demo, "survival", _survived)
-    monkeypatch.setattr(demo_script, "_THINKS_FOR", 0)
+    monkeypatch.setattr(demo, "_survival", _survived)
+    monkeypatch.setattr(demo_shop, "_THINKS_FOR", 0)
     monkeypatch.setattr(ScriptedOpenAIServer, "total_tokens", property(lambda _: 7))
     console = Console(file=StringIO(), width=80)
     assert not await demo.run_demo(console)

@@ -1,16 +1,22 @@
 """The kernel of a run: made as the user says, and never changed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.filters import FilterTypes
 from semantic_kernel.services.ai_service_selector import AIServiceSelector
 
-from planner_ext.cli.demo_kernel import CallCounter, shop_kernel
+from planner_ext.cli.demo_shop import order_kernel
 from planner_ext.cli.kernels import SERVICE_ID, openai_service, with_service
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, say
+
+
+async def a_filter(context: Any, next: Any) -> None:
+    """A filter as any application has them."""
+    await next(context)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +26,8 @@ def _here(here: Path) -> None:
 
 def test_a_service_is_put_into_a_copy() -> None:
     """The copy has plugins, filters, selector and the other services; the user's kernel is as it was."""
-    kernel = shop_kernel(CallCounter())
+    kernel = order_kernel()
+    kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, a_filter)
     kernel.add_service(ScriptedChatCompletion([say("own")], service_id="own"))
     before = (dict(kernel.plugins), dict(kernel.services), list(kernel.function_invocation_filters))
     service = ScriptedChatCompletion([say("other")], service_id=SERVICE_ID)
@@ -30,7 +37,7 @@ def test_a_service_is_put_into_a_copy() -> None:
     assert copied.function_invocation_filters == kernel.function_invocation_filters
     assert copied.ai_service_selector is kernel.ai_service_selector
     assert list(copied.services) == [SERVICE_ID, "own"]
-    copied.add_filter(FilterTypes.FUNCTION_INVOCATION, CallCounter())
+    copied.add_filter(FilterTypes.FUNCTION_INVOCATION, a_filter)
     copied.plugins.clear()
     assert (dict(kernel.plugins), dict(kernel.services), list(kernel.function_invocation_filters)) == before
 

@@ -14,7 +14,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
-from planner_ext.cli.demo_refund import Shop, refund_script
+from planner_ext.cli.demo_shop import RefundShop, refund_script
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, call, say
 
 print("imported")
@@ -24,7 +24,7 @@ find = call("shop-find", {"order": "A-1007"})
 def kernel():
     made = Kernel()
     made.add_service(ScriptedChatCompletion(refund_script))
-    made.add_plugin(Shop(), "shop")
+    made.add_plugin(RefundShop(), "shop")
     return made
 
 
@@ -68,7 +68,7 @@ def slow_script(request):
 def restless():
     made = Kernel()
     made.add_service(ScriptedChatCompletion(lambda request: find if request.tools else say("no")))
-    made.add_plugin(Shop(), "shop")
+    made.add_plugin(RefundShop(), "shop")
     return made
 
 

@@ -1,0 +1,274 @@
+"""The applications of the demo: a lamp shop in memory, a shop that refunds money once, and the scripts of their models.
+
+The data are made up, and what the functions do with them is honest. A script reads like a model: every number in its
+answers comes from the result of a function.
+"""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, requires_approval
+from planner_ext.durable import effect
+from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing.script import results_of
+
+__all__ = [
+    "ORDER_GOAL",
+    "REFUND_GOAL",
+    "REFUND_LEDGER",
+    "Calendar",
+    "Currency",
+    "Export",
+    "Orders",
+    "RefundShop",
+    "Warehouse",
+    "export_script",
+    "order_kernel",
+    "order_script",
+    "refund_app",
+    "refund_kernel",
+    "refund_script",
+]
+
+
+@dataclass
+class Export:
+    """A job that takes longer than a model should ask."""
+
+    files: int = 0
+
+    @kernel_function(description="How far the export is.")
+    async def status(self) -> str:
+        """Report how many files are exported; each time it is a few more."""
+        self.files += 12
+        return f"{self.files} of 500 files"
+
+
+def export_script(request: ScriptedRequest) -> ScriptedReply:
+    """Call a function whenever there is one; answer only where functions are withdrawn."""
+    if request.tools:
+        return call("export-status")
+    return say(f"Not finished: {request.messages[-1]['content']} when I last looked.")
+
+
+ORDER_GOAL = "Reserve order A-1007 in Hamburg. Tell Ann what it costs in euros, and when it arrives."
+
+_THINKS_FOR = 0.25
+"""Seconds that the model takes for a reply, so that a person can follow."""
+
+_ORDERS: dict[str, dict[str, object]] = {
+    "A-1007": {"customer": "Ann", "sku": "LAMP-02", "quantity": 4, "total": 98.0, "currency": "USD"},
+    "A-1012": {"customer": "Bo", "sku": "BULB-E27", "quantity": 12, "total": 41.4, "currency": "USD"},
+}
+_PER_DOLLAR = {"USD": 1.0, "EUR": 0.92, "GBP": 0.79}
+
+Sku = Annotated[str, "The article's stock number"]
+
+
+class Orders:
+    """Orders by number."""
+
+    @kernel_function(description="Find an order by its number.")
+    async def find(self, order_id: Annotated[str, "The order's number, such as A-1007"]) -> dict[str, object]:
+        """Look an order up."""
+        await asyncio.sleep(0.2)
+        if order_id not in _ORDERS:
+            raise LookupError(f"There is no order {order_id}.")
+        return dict(_ORDERS[order_id])
+
+
+class OutOfStockError(Exception):
+    """A warehouse has less of an article than was to be reserved."""
+
+
+@dataclass
+class Warehouse:
+    """The stock of each site; reserving takes from it."""
+
+    stock_by_site: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {"Hamburg": {"LAMP-02": 1, "BULB-E27": 80}, "Lyon": {"LAMP-02": 9}}
+    )
+
+    @kernel_function(description="List the warehouses, with the working days that a parcel from each is on its way.")
+    async def sites(self) -> dict[str, int]:
+        """List the sites."""
+        await asyncio.sleep(0.15)
+        return {"Hamburg": 1, "Lyon": 2}
+
+    @kernel_function(description="Count an article in every warehouse.")
+    async def stock(self, sku: Sku) -> dict[str, int]:
+        """Count an article."""
+        await asyncio.sleep(0.15)
+        return {site: articles.get(sku, 0) for site, articles in self.stock_by_site.items()}
+
+    @kernel_function(description="Reserve some pieces of an article in one warehouse.")
+    async def reserve(
+        self, sku: Sku, quantity: Annotated[int, "How many pieces"], site: Annotated[str, "Name of the warehouse"]
+    ) -> dict[str, object]:
+        """Reserve, or fail and reserve nothing."""
+        await asyncio.sleep(0.25)
+        there = self.stock_by_site[site].get(sku, 0)
+        if there < quantity:
+            raise OutOfStockError(f"{site} has {there} {sku}, not {quantity}")
+        self.stock_by_site[site][sku] = there - quantity
+        return {"site": site, "reserved": quantity, "left": there - quantity}
+
+
+class Currency:
+    """Fixed exchange rates."""
+
+    @kernel_function(description="Convert an amount of money.")
+    async def convert(
+        self,
+        amount: float,
+        source: Annotated[str, "ISO code of the amount's currency"],
+        target: Annotated[str, "ISO code of the wanted currency"],
+    ) -> float:
+        """Convert by way of the dollar, to the cent."""
+        await asyncio.sleep(0.1)
+        return round(amount / _PER_DOLLAR[source] * _PER_DOLLAR[target], 2)
+
+
+class Calendar:
+    """Dates, counted from a fixed day so that every demo tells the same story: a Thursday."""
+
+    @kernel_function(description="Today's date.")
+    async def today(self) -> str:
+        """Return the date, as ISO 8601."""
+        await asyncio.sleep(0.05)
+        return "2026-03-05"
+
+    @kernel_function(description="The date some working days after a date.")
+    async def add_working_days(self, start: Annotated[str, "ISO date"], days: int) -> str:
+        """Add days, without Saturdays and Sundays."""
+        await asyncio.sleep(0.05)
+        day = date.fromisoformat(start)
+        while days > 0:
+            day += timedelta(days=1)
+            days -= day.weekday() < 5
+        return day.isoformat()
+
+
+def order_kernel() -> Kernel:
+    """Make the kernel of the lamp shop, without a service."""
+    kernel = Kernel()
+    for plugin in (Orders(), Warehouse(), Currency(), Calendar()):
+        kernel.add_plugin(plugin, type(plugin).__name__.lower())
+    return kernel
+
+
+def order_script(request: ScriptedRequest) -> ScriptedReply:
+    """Reach `ORDER_GOAL`: a plan, three calls at once, a failure, the way around it, the answer."""
+    time.sleep(_THINKS_FOR)
+    known = {name: _parsed(text) for name, text in results_of(request).items()}
+    order: dict[str, Any] = known.get("orders-find", {})
+    match request.index:
+        case 0:
+            return say(
+                "1. Look up the order, the warehouses and today's date, all at once.\n"
+                "2. Reserve the articles.\n"
+                "3. Convert the price, and count the days until the parcel is there.\n"
+                "4. Hand over the answer."
+            )
+        case 1:
+            return calls(
+                call("orders-find", {"order_id": "A-1007"}),
+                call("warehouse-sites"),
+                call("calendar-today"),
+                text="Three things to look up. None needs another, so I ask for all of them at once.",
+            )
+        case 2:
+            return call("warehouse-reserve", {"sku": order["sku"], "quantity": order["quantity"], "site": "Hamburg"})
+        case 3:
+            stock = call("warehouse-stock", {"sku": order["sku"]})
+            return calls(stock, text="Hamburg could not do it. I see where the lamps are.")
+        case 4:
+            site = next(site for site, count in known["warehouse-stock"].items() if count >= order["quantity"])
+            days = known["warehouse-sites"][site]
+            return calls(
+                call("warehouse-reserve", {"sku": order["sku"], "quantity": order["quantity"], "site": site}),
+                call("currency-convert", {"amount": order["total"], "source": order["currency"], "target": "EUR"}),
+                call("calendar-add_working_days", {"start": known["calendar-today"], "days": days}),
+                text=f"{site} has enough. The price and the date I can ask for in the same breath.",
+            )
+        case _:
+            return call("UserInteraction-SendFinalAnswer", {"answer": _order_answer(order, known)})
+
+
+def _order_answer(order: dict[str, Any], known: dict[str, Any]) -> str:
+    reserved, arrival = known["warehouse-reserve"], date.fromisoformat(known["calendar-add_working_days"])
+    return (
+        f"{order['customer']}, your {reserved['reserved']} lamps are reserved in {reserved['site']}; Hamburg had only "
+        f"{known['warehouse-stock']['Hamburg']}. They cost {known['currency-convert']:.2f} EUR "
+        f"({order['total']:.2f} {order['currency']}) and arrive on {arrival:%A}, {arrival.isoformat()}."
+    )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+REFUND_GOAL = "Refund the broken lamp of order A-1007."
+
+REFUND_LEDGER = "refunds.jsonl"
+"""The shop's ledger, a file in the current directory: one line for each refund that was made."""
+
+
+class RefundShop:
+    """Orders that were paid, and refunds."""
+
+    @kernel_function(description="What was ordered and paid.")
+    def find(self, order: Annotated[str, "Such as A-1007"]) -> dict[str, object]:
+        """Look an order up."""
+        return {"order": order, "lamps": 4, "paid": 98.0}
+
+    @effect("keyed")
+    @requires_approval(prompt="May this money go back?")
+    @kernel_function(description="Refund an amount, in US dollars.")
+    def refund(self, order: str, amount: float, idempotency_key: str) -> str:
+        """Refund once for each key, as a payment service would; a repeated request only reports that it was done."""
+        if not 0 < amount <= 98.0:
+            raise ValueError(f"Between 0 and 98.00 dollars can be refunded for {order}.")
+        ledger = Path(REFUND_LEDGER)
+        lines = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
+        if all(json.loads(line)["key"] != idempotency_key for line in lines):
+            with ledger.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": idempotency_key, "order": order, "amount": amount}) + "\n")
+        return f"{amount:.2f} dollars refunded for {order}"
+
+
+def refund_kernel() -> Kernel:
+    """Make the kernel of the refunds; the environment names the endpoint, as Semantic Kernel reads it."""
+    kernel = Kernel()
+    kernel.add_service(OpenAIChatCompletion())
+    kernel.add_plugin(RefundShop(), "shop")
+    return kernel
+
+
+def refund_app() -> tuple[FunctionCallingStepwisePlanner, Kernel]:
+    """Make the planner and the kernel with which a worker continues runs."""
+    return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False)), refund_kernel()
+
+
+def refund_script(request: ScriptedRequest) -> ScriptedReply:
+    """Look the order up, refund all of it (which is too much), and report what was refunded."""
+    match results_of(request):
+        case {"shop-refund": outcome}:
+            return say(f"Dear customer, we are sorry: {outcome}.")
+        case {"shop-find": found}:
+            order = json.loads(found)
+            return call("shop-refund", {"order": order["order"], "amount": order["paid"]})
+        case _:
+            return call("shop-find", {"order": "A-1007"})
