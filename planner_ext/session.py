@@ -48,18 +48,9 @@ from planner_ext.sk.errors import (
     not_answered,
 )
 from planner_ext.sk.execution import ToolExecution, result_text
-from planner_ext.sk.history import find_problems, one_result_each
+from planner_ext.sk.history import find_problems, given_arguments, one_result_each, render
 from planner_ext.sk.iteration import IterationCallback
-from planner_ext.sk.messages import (
-    as_history,
-    calls_of,
-    given_arguments,
-    merge_reply,
-    render,
-    requested_calls,
-    text_of,
-    with_items,
-)
+from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text_of, with_items
 from planner_ext.sk.options import instance_of, non_negative
 from planner_ext.sk.outcome import chat_history
 
@@ -388,7 +379,7 @@ class ToolUseSession:
 
         A prompt's messages are part of it once the prompt has been answered.
         """
-        return as_history(deepcopy(self._messages))
+        return ChatHistory(messages=deepcopy(self._messages))
 
     async def prompt(
         self,
@@ -466,7 +457,7 @@ class ToolUseSession:
         """Yield a working copy of the conversation; keep it if it was answered, or cannot be undone."""
         added = [] if prompt is None else _copied("prompt", prompt)
         asked = _checked_prompt([*self._messages, *added], closed=self._closed)
-        history = as_history(asked)
+        history = ChatHistory(messages=asked)
         try:
             yield history
         except BaseException:

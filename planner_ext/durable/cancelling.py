@@ -8,8 +8,8 @@ from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
+from planner_ext.engine.journal import dump_message
 from planner_ext.engine.ports import Clock
-from planner_ext.sk.messages import dump_message
 
 __all__ = ["cancel_run"]
 

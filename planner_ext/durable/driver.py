@@ -16,10 +16,10 @@ from planner_ext.durable.segment import DurablePlanner, Segment
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.journal import dump_message
 from planner_ext.engine.ports import Clock, RunStore
 from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.sk.budget import Price
-from planner_ext.sk.messages import dump_message
 
 __all__ = ["SegmentDriver"]
 

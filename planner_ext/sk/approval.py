@@ -40,7 +40,8 @@ from planner_ext.engine.ports import Functions
 from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
 from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
-from planner_ext.sk.messages import is_written_as, load_message
+from planner_ext.sk.history import is_written_as
+from planner_ext.sk.messages import load_message
 
 __all__ = [
     "NOTHING_TAKEN",

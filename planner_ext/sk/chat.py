@@ -20,11 +20,11 @@ from planner_ext.core.actions import AskModel
 from planner_ext.core.limits import RemainingLimit
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
-from planner_ext.sk.assembly import ReplyAssembly
 from planner_ext.sk.budget import Price
 from planner_ext.sk.connectors import NO_FUNCTION, connector_of, has_calls
 from planner_ext.sk.errors import InvalidReplyError, ServiceCallError
-from planner_ext.sk.messages import accepted_reply, merge_reply, render, text_of
+from planner_ext.sk.history import accepted_reply, render
+from planner_ext.sk.messages import ReplyAssembly, merge_reply, text_of
 from planner_ext.sk.prices import PromptSize, checked_price
 from planner_ext.sk.toolset import Offer
 from planner_ext.sk.transport import ChatRequest, ChatTransport, GenericTransport

@@ -14,9 +14,9 @@ from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
-from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts, messages_of
+from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, dump_message, load_facts, messages_of
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
-from planner_ext.sk.messages import dump_message, load_message
+from planner_ext.sk.messages import load_message
 
 __all__ = ["Checkpoint", "InvalidCheckpointError", "SigningKey", "journal_signature"]
 

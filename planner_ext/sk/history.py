@@ -1,10 +1,16 @@
-"""The caller's history of a run that is resumed: it is this run's history, or it is refused and stays as it is."""
+"""The history that a request sends: a transcript written as messages, and whether servers accept them.
+
+A model may call a function by a name that servers refuse (``functions.t-a``, ``t-a<|channel|>commentary``, ""). Kept as
+it is, such a call has every later request of the conversation refused. So a reply is written as servers accept it
+before it enters a history; a reply that they accept stays as it is, byte by byte. A history of the caller's is checked,
+or repaired, by the same rules; that of a run that is resumed is brought up to date, or refused and not changed.
+"""
 
 import json
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, Final
 
 from semantic_kernel.contents import (
     AuthorRole,
@@ -17,12 +23,12 @@ from semantic_kernel.contents import (
 
 from planner_ext.core.facts import Fact, ModelReplied
 from planner_ext.core.state import State
-from planner_ext.core.values import RequestedCall
-from planner_ext.sk.arguments import quoted
+from planner_ext.core.values import CallResult, EditedReply, Message, RequestedCall, TextMessage, TranscriptItem
+from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
 from planner_ext.sk.errors import InvalidHistoryError
+from planner_ext.sk.execution import sendable
 from planner_ext.sk.messages import (
-    accepted_message,
-    accepted_name,
+    AssistantMessage,
     calls_of,
     has_accepted_id,
     load_message,
@@ -32,37 +38,217 @@ from planner_ext.sk.messages import (
     with_items,
     with_own_ids,
 )
-from planner_ext.sk.outcome import returned_message
 
-__all__ = ["bring_up_to_date", "check_history", "find_problems", "one_result_each", "repair_history"]
+__all__ = [
+    "accepted_name",
+    "accepted_reply",
+    "bring_up_to_date",
+    "check_history",
+    "find_problems",
+    "given_arguments",
+    "is_written_as",
+    "one_result_each",
+    "render",
+    "repair_history",
+]
+
+INVALID_JSON: Final = "invalid_json"
+"""The key under which a history holds arguments that are not one JSON object."""
+
+NO_RESULT: Final = "No result was recorded for this call."
+"""The result that `repair_history` gives a call without one."""
+
+_NAME = re.compile("[a-zA-Z0-9_-]+")
+_NOT_IN_A_NAME = re.compile("[^a-zA-Z0-9_-]+")
+_LONGEST_NAME: Final = 64
+_SPEAKER = re.compile(r"[^\s<|\\/>]+")
+
+
+# A reply as servers accept it: the names and arguments of its calls, its role and its text.
+
+
+def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
+    """Return a function name as servers accept it: ``[a-zA-Z0-9_-]``, 1 to 64 characters.
+
+    Args:
+        name: The name that the model used.
+        offered: Names that the server has accepted in the request, of any length; None accepts every length.
+
+    Returns:
+        The name itself, or one that resembles it and begins with ``unknown_``, so that it is not a function's.
+    """
+    if _NAME.fullmatch(name) and (len(name) <= _LONGEST_NAME or offered is None or name in offered):
+        return name
+    resembling = _NOT_IN_A_NAME.sub("_", name[:_LONGEST_NAME])
+    return f"unknown_{resembling or 'function'}"[:_LONGEST_NAME]
+
+
+def _accepted_arguments(given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any]:
+    """Write arguments as one JSON object; others become the text under `INVALID_JSON`, as some servers parse them."""
+    if isinstance(given, Mapping):
+        return given
+    if not given or given.isspace():
+        return "{}"
+    if isinstance(parse_object(given), InvalidArguments):
+        return json.dumps({INVALID_JSON: sendable(given)}, ensure_ascii=False)
+    return given
+
+
+def given_arguments(written: str) -> str:
+    """Read the arguments that the model gave from those that a history holds."""
+    if not written.startswith(f'{{"{INVALID_JSON}": '):
+        return written
+    parsed = parse_object(written)
+    given = parsed.get(INVALID_JSON) if isinstance(parsed, dict) and len(parsed) == 1 else None
+    return given if isinstance(given, str) and isinstance(parse_object(given), InvalidArguments) else written
+
+
+def _accepted_item(item: Any, offered: Container[str] | None) -> Any:
+    """Write a call as servers accept it; one that needs no change, and any other item, is returned itself."""
+    if not isinstance(item, FunctionCallContent):
+        return item
+    name, arguments = name_of(item), _accepted_arguments(item.arguments)
+    own = accepted_name(name, offered)
+    update: dict[str, Any] = {} if arguments == item.arguments else {"arguments": arguments}
+    if own != name or not item.name:
+        plugin, function = own.split("-", 1) if "-" in own else (None, own)
+        update |= {"name": own, "plugin_name": plugin, "function_name": function}
+    return item.model_copy(update=update) if update else item
+
+
+def _accepted_message(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
+    """Write the calls of an assistant message as servers accept them; one that needs no change is returned itself."""
+    if message.role != AuthorRole.ASSISTANT:
+        return message
+    items = [_accepted_item(item, offered) for item in message.items]
+    return message if all(map(is_, items, message.items)) else with_items(message, items, message.metadata)
+
+
+def accepted_reply(
+    message: ChatMessageContent, offered: Container[str] = ()
+) -> tuple[ChatMessageContent, tuple[RequestedCall, ...]]:
+    """Write a reply for the history, and list its calls as the model made them.
+
+    Args:
+        message: The reply, its calls with ids of their own.
+        offered: The names of the functions that the request offered.
+    """
+    calls = requested_calls(message)
+    if _needs_no_change(message, calls, offered):
+        return message, calls
+    written = _accepted_message(_as_assistant(message), offered)
+    names = [name_of(item) for item in calls_of(written)]
+    return written, tuple(
+        call
+        if name == call.name
+        else RequestedCall(id=call.id, name=call.name, arguments=call.arguments, sent_name=name)
+        for call, name in zip(calls, names, strict=True)
+    )
+
+
+def _needs_no_change(message: ChatMessageContent, calls: Sequence[RequestedCall], offered: Container[str]) -> bool:
+    """Recognize, at a glance, nearly every reply: plain text, and well-formed calls of what was offered."""
+    return (
+        message.role is AuthorRole.ASSISTANT
+        and message.name is None
+        and all(
+            call.name in offered and call.arguments[:1] == "{" and isinstance(parse_object(call.arguments), dict)
+            for call in calls
+        )
+        and all(
+            bool(item.name)
+            if isinstance(item, FunctionCallContent)
+            else isinstance(item, TextContent) and item.text.isascii()
+            for item in message.items
+        )
+    )
+
+
+def _as_assistant(message: ChatMessageContent) -> ChatMessageContent:
+    """Make a reply the assistant's, whatever role and speaker it names, with text that UTF-8 can encode."""
+    update: dict[str, Any] = {}
+    if message.role != AuthorRole.ASSISTANT:
+        update["role"] = AuthorRole.ASSISTANT
+    if message.name is not None and not _SPEAKER.fullmatch(message.name):
+        update["name"] = None
+    items = [_encodable(item) for item in message.items]
+    if not all(map(is_, items, message.items)):
+        update["items"] = items
+    return message.model_copy(update=update) if update else message
+
+
+def _encodable(item: Any) -> Any:
+    if not isinstance(item, TextContent) or (text := sendable(item.text)) == item.text:
+        return item
+    return item.model_copy(update={"text": text})
+
+
+def is_written_as(message: ChatMessageContent, calls: Sequence[RequestedCall]) -> bool:
+    """Whether the calls in a message are these, as `accepted_reply` writes them, or as the model made them."""
+    written = requested_calls(message)
+    return len(written) == len(calls) and all(
+        own.id == call.id
+        and own.name == (call.sent_name or call.name)
+        and call.sent_name in ("", accepted_name(call.name))
+        and own.arguments in (call.arguments, _accepted_arguments(call.arguments))
+        for own, call in zip(written, calls, strict=True)
+    )
+
+
+# A transcript as messages.
+
+
+def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = None) -> list[ChatMessageContent]:
+    """Write transcript entries as messages of Semantic Kernel.
+
+    Args:
+        entries: The transcript, or a part of it.
+        offered: Names of the functions that are offered; see `accepted_name`.
+    """
+    return [_render(entry, offered) for entry in entries]
+
+
+def _render(entry: TranscriptItem, offered: Container[str] | None) -> ChatMessageContent:
+    match entry:
+        case CallResult():
+            content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
+            return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
+        case EditedReply():
+            return _edited(_load(entry.message, offered), set(entry.kept), dict(entry.edited))
+        case TextMessage():
+            return ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
+        case _:
+            return _load(entry, offered)
+
+
+def _edited(message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]) -> ChatMessageContent:
+    """Leave calls out of a message, and put a person's arguments in place of the model's."""
+    items: list[Any] = [
+        item.model_copy(update={"arguments": edited[item.id or ""]})
+        if isinstance(item, FunctionCallContent) and item.id in edited
+        else item
+        for item in message.items
+        if not isinstance(item, FunctionCallContent) or item.id in kept
+    ]
+    return with_items(message, items, message.metadata)
+
+
+def _load(message: Message, offered: Container[str] | None) -> ChatMessageContent:
+    """Make a message fit to be sent: its text goes beside its calls, and no message is empty.
+
+    A journal may hold replies that were written before `accepted_reply` was.
+    """
+    loaded = load_message(message)
+    if loaded is not message:
+        loaded = _accepted_message(loaded, offered)
+    if not loaded.items:
+        return loaded.model_copy(update={"items": [TextContent(text="")]})
+    if loaded.role != AuthorRole.ASSISTANT or isinstance(loaded, AssistantMessage) or not calls_of(loaded):
+        return loaded
+    return with_items(loaded, list(loaded.items), loaded.metadata)
+
 
 # Whether a history may be sent: calls that servers accept, each answered once, right after the message with it.
-
-NO_RESULT = "No result was recorded for this call."
-"""What `repair_history` puts where a call was left unanswered."""
-
-
-@dataclass(slots=True)
-class _Owed:
-    """The calls of the newest message with calls that have no result yet, by id, and those that have one.
-
-    Attributes:
-        by_id: Id to the place of its message.
-    """
-
-    by_id: dict[str, int] = field(default_factory=dict[str, int])
-    answered: set[str] = field(default_factory=set[str])
-
-    def unanswered(self) -> list[str]:
-        return [f"message {place}: the call {call!r} has no result" for call, place in self.by_id.items()]
-
-    def answer(self, call: str, place: int) -> list[str]:
-        if call in self.by_id:
-            self.answered.add(call)
-            del self.by_id[call]
-            return []
-        kind = "a second result for the call" if call in self.answered else "a result for no call before it:"
-        return [f"message {place}: {kind} {call!r}"]
 
 
 def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> list[str]:
@@ -70,43 +256,46 @@ def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str
 
     Args:
         messages: The history.
-        offered: Function names that may be longer than most servers accept; None does not judge lengths.
+        offered: Function names that may be longer than most servers accept; see `accepted_name`.
     """
     problems: list[str] = []
-    owed = _Owed()
+    owed: dict[str, int] = {}  # calls without a result, each with the place of its message
+    answered: set[str] = set()
     for place, message in enumerate(messages):
-        if message.role == AuthorRole.TOOL:
-            results = _results(message)
-            if not results:
-                problems.append(f"message {place}: a tool message without a result")
-            for result in results:
-                problems += owed.answer(result.id or "", place)
+        if message.role != AuthorRole.TOOL:
+            calls = _calls(message)
+            problems += [*_unanswered(owed), *_call_problems(calls, place, offered)]
+            owed, answered = dict.fromkeys((call.id or "" for call in calls), place), set[str]()
             continue
-        problems += owed.unanswered()
-        calls = _call_ids(message)
-        owed = _Owed(dict.fromkeys(calls, place))
-        problems += _id_problems(calls, place)
-        problems += _name_problems(message, place, offered)
-    return [*problems, *owed.unanswered()]
+        results = _results(message)
+        if not results:
+            problems.append(f"message {place}: a tool message without a result")
+        for call in (result.id or "" for result in results):
+            if owed.pop(call, None) is None:
+                kind = "a second result for the call" if call in answered else "a result for no call before it:"
+                problems.append(f"message {place}: {kind} {call!r}")
+            else:
+                answered.add(call)
+    return [*problems, *_unanswered(owed)]
 
 
-def _id_problems(calls: Sequence[str], place: int) -> list[str]:
-    missing = [f"message {place}: a call without an id"] if "" in calls else []
-    twice = sorted({call for call in calls if call and calls.count(call) > 1})
-    return [*missing, *(f"message {place}: the call id {call!r} twice" for call in twice)]
+def _unanswered(owed: Mapping[str, int]) -> list[str]:
+    return [f"message {place}: the call {call!r} has no result" for call, place in owed.items()]
 
 
-def _name_problems(message: ChatMessageContent, place: int, offered: Container[str] | None) -> list[str]:
-    names = [name_of(call) for call in _calls(message)]
-    return [
-        f"message {place}: the function name {quoted(name)}, which servers refuse"
-        for name in names
-        if accepted_name(name, offered) != name
-    ]
+def _call_problems(calls: Sequence[FunctionCallContent], place: int, offered: Container[str] | None) -> Iterable[str]:
+    ids = [call.id or "" for call in calls]
+    if "" in ids:
+        yield f"message {place}: a call without an id"
+    for twice in sorted({call for call in ids if call and ids.count(call) > 1}):
+        yield f"message {place}: the call id {twice!r} twice"
+    for name in map(name_of, calls):
+        if accepted_name(name, offered) != name:
+            yield f"message {place}: the function name {quoted(name)}, which servers refuse"
 
 
 def check_history(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> None:
-    """Refuse a history that may not be sent; for ``offered`` see `find_problems`.
+    """Refuse a history that may not be sent; for ``offered`` see `accepted_name`.
 
     Raises:
         InvalidHistoryError: Naming every problem; nothing was sent and nothing changed.
@@ -124,70 +313,62 @@ def repair_history(
 ) -> list[ChatMessageContent]:
     """Make a history fit to be sent: unanswered calls are answered, orphan and second results left out.
 
-    Calls without an id of their own get one, and calls are written as servers accept them, see
-    `planner_ext.sk.messages`. Results stay in the order in which they stand. Idempotent; a history that is fit
-    already comes back as it is, and so does every message that needs no mending.
+    Calls without an id of their own get one, and calls are written as servers accept them, see `accepted_reply`.
+    Results stay in the order in which they stand. Idempotent; a history that is fit already comes back as it is, and
+    so does every message that needs no change.
     """
     mended = [_with_own_calls(message, offered) for message in messages]
     if all(map(is_, mended, messages)) and not find_problems(messages, offered):
         return list(messages)
     repaired: list[ChatMessageContent] = []
-    owed: list[_Call] = []
+    owed: list[_OwedCall] = []
     for message, own in zip(messages, mended, strict=True):
         if message.role == AuthorRole.TOOL:
             repaired += _answering(message, owed)
             continue
-        repaired += _missing_results(owed)
-        repaired.append(own)
-        owed = [_Call(sent=old, call=new) for old, new in zip(_calls(message), _calls(own), strict=True)]
-    return [*repaired, *_missing_results(owed)]
+        repaired += [*map(_missing_result, owed), own]
+        owed = [*zip(_calls(message), _calls(own), strict=True)]
+    return [*repaired, *map(_missing_result, owed)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call that waits for its result, which comes under the id that ``sent`` has; and the call as it was mended."""
-
-    sent: FunctionCallContent
-    call: FunctionCallContent
+_OwedCall = tuple[FunctionCallContent, FunctionCallContent]
+"""A call without a result as the history has it, whose id its result names, and as it was mended."""
 
 
 def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
     calls = _calls(message)
     if not all(map(has_accepted_id, calls)) or len({call.id for call in calls}) < len(calls):
         message = with_items(message, with_own_ids(message.items), message.metadata)
-    return accepted_message(message, offered)
+    return _accepted_message(message, offered)
 
 
-def _answering(message: ChatMessageContent, owed: list[_Call]) -> list[ChatMessageContent]:
-    """Keep of a tool message what answers a call that waits; nothing where nothing does."""
+def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatMessageContent]:
+    """Keep the results of a tool message that answer owed calls, which are then no longer owed."""
     items: list[FunctionResultContent] = []
     for result in _results(message):
-        answered = next((waiting for waiting in owed if (waiting.sent.id or "") == (result.id or "")), None)
+        answered = next((pair for pair in owed if (pair[0].id or "") == (result.id or "")), None)
         if answered is not None:
             owed.remove(answered)
-            items.append(_result_of(answered, result))
-    if len(items) == len(message.items) and all(new is old for new, old in zip(items, message.items, strict=True)):
+            items.append(_result_of(*answered, result))
+    if len(items) == len(message.items) and all(map(is_, items, message.items)):
         return [message]
     return [message.model_copy(update={"items": items})] if items else []
 
 
-def _result_of(answered: _Call, result: FunctionResultContent) -> FunctionResultContent:
+def _result_of(
+    sent: FunctionCallContent, call: FunctionCallContent, result: FunctionResultContent
+) -> FunctionResultContent:
     """Give a result the id and the name of its call, where these were mended."""
-    sent, call = answered.sent, answered.call
     update: dict[str, Any] = {} if call.id == result.id else {"id": call.id}
     if name_of(call) != name_of(sent):
         update |= {"name": call.name, "plugin_name": call.plugin_name, "function_name": call.function_name}
     return result.model_copy(update=update) if update else result
 
 
-def _missing_results(owed: Sequence[_Call]) -> list[ChatMessageContent]:
-    return [
-        ChatMessageContent(
-            role=AuthorRole.TOOL,
-            items=[FunctionResultContent(id=waiting.call.id, name=waiting.call.name, result=NO_RESULT)],
-        )
-        for waiting in owed
-    ]
+def _missing_result(owed: _OwedCall) -> ChatMessageContent:
+    _, call = owed
+    content = FunctionResultContent(id=call.id, name=call.name, result=NO_RESULT)
+    return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
 
 
 def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
@@ -203,39 +384,43 @@ def _calls(message: ChatMessageContent) -> list[FunctionCallContent]:
     return calls_of(message) if message.role == AuthorRole.ASSISTANT else []
 
 
-def _call_ids(message: ChatMessageContent) -> list[str]:
-    return [call.id or "" for call in _calls(message)]
-
-
 def _results(message: ChatMessageContent) -> list[FunctionResultContent]:
-    if message.role != AuthorRole.TOOL:
-        return []
-    return [item for item in message.items if isinstance(item, FunctionResultContent)]
+    tool = message.role == AuthorRole.TOOL
+    return [item for item in message.items if isinstance(item, FunctionResultContent)] if tool else []
 
+
+# The caller's history of a run that is resumed.
 
 _WAY_OUT = "The history was not changed. Resume with the history that the run left, or with an empty one."
 
 
 def bring_up_to_date(
-    history: ChatHistory, transcript: Sequence[ChatMessageContent], state: State, facts: Sequence[Fact]
+    history: ChatHistory,
+    transcript: Sequence[ChatMessageContent],
+    state: State,
+    facts: Sequence[Fact],
+    returned: ChatMessageContent,
 ) -> None:
-    """Fill in what a history lacks of a run's transcript, and take out the message that the run had returned.
+    """Add what a history lacks of a run's transcript, and remove the message that the run had returned.
 
     Messages that the caller added after it are kept where they are.
 
     Args:
-        history: The caller's: empty, or as far as it goes message by message that of the run.
+        history: The caller's: empty, or beginning with the messages of the run.
         transcript: The run's messages up to where it is resumed.
         state: The run as its checkpoint has it.
         facts: The checkpoint's.
+        returned: The message that the run had returned.
 
     Raises:
         InvalidHistoryError: If it is the history of another run, or holds calls or results of the batch that waits.
     """
     messages = one_result_each(history.messages)
-    known = _common(messages, transcript)
+    pairs = enumerate(zip(messages, transcript, strict=False))
+    shorter = min(len(messages), len(transcript))
+    known = next((place for place, (one, other) in pairs if not _is_same(one, other)), shorter)
     added = messages[known:]
-    if added and _is_returned(added[0], state, facts):
+    if added and _is_returned(added[0], facts, returned):
         added = added[1:]
     if known < len(transcript) and added:
         raise InvalidHistoryError(
@@ -250,50 +435,49 @@ def bring_up_to_date(
     history.messages[:] = [*messages[:known], *transcript[known:], *added]
 
 
-def _common(messages: Sequence[ChatMessageContent], transcript: Sequence[ChatMessageContent]) -> int:
-    """Count the messages with which both begin."""
-    pairs = enumerate(zip(messages, transcript, strict=False))
-    return next((place for place, (one, other) in pairs if not _same(one, other)), min(len(messages), len(transcript)))
-
-
-def _same(one: ChatMessageContent, other: ChatMessageContent) -> bool:
+def _is_same(one: ChatMessageContent, other: ChatMessageContent) -> bool:
     """Whether two messages say the same: metadata and classes, which JSON does not keep, are not compared."""
-    return one is other or _said(one) == _said(other)
+    return one is other or _content(one) == _content(other)
 
 
-def _said(message: ChatMessageContent) -> tuple[Any, ...]:
+def _content(message: ChatMessageContent) -> tuple[Any, ...]:
     results = [(item.id, str(item.result)) for item in message.items if isinstance(item, FunctionResultContent)]
     others = [
         item.to_dict()
         for item in message.items
         if not isinstance(item, TextContent | FunctionCallContent | FunctionResultContent)
     ]
-    return message.role, text_of(message), _calls_sent(requested_calls(message)), results, others
+    return message.role, *_said(message), results, others
 
 
-def _calls_sent(calls: Sequence[RequestedCall]) -> list[tuple[str, str, str]]:
-    """List calls with their arguments in one spelling: a store may write JSON text anew."""
-    return [(call.id, call.name, _spelled(call.arguments)) for call in calls]
+_Said = tuple[str, list[tuple[str, str, str]]]
 
 
-def _spelled(arguments: str) -> str:
+def _said(message: ChatMessageContent) -> _Said:
+    """Return a message's text, and its calls with arguments in one spelling: a store may write JSON text anew."""
+    return text_of(message), _spelled(requested_calls(message))
+
+
+def _spelled(calls: Sequence[RequestedCall]) -> list[tuple[str, str, str]]:
+    return [(call.id, call.name, _respelled(call.arguments)) for call in calls]
+
+
+def _respelled(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
 
 
-def _is_returned(message: ChatMessageContent, state: State, facts: Sequence[Fact]) -> bool:
-    """Whether a message is the one that the run had returned, or the sum of the last trip's chunks."""
+def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: ChatMessageContent) -> bool:
+    """Whether a message is the one that the run had returned, or the sum of the last iteration's chunks."""
     if message.role != AuthorRole.ASSISTANT:
         return False
-    returned = returned_message(state, facts)
-    own = [(text_of(returned), _calls_sent(requested_calls(returned)))]
+    own = [_said(returned)]
     if (reply := next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)) is not None:
-        said = text_of(load_message(reply.message))
-        calls = _calls_sent(reply.calls)
-        own += [(said + own[0][0], []), (said, calls), (said + own[0][0], calls)]
-    return (text_of(message), _calls_sent(requested_calls(message))) in own
+        text, calls = text_of(load_message(reply.message)), _spelled(reply.calls)
+        own += [(text + own[0][0], []), (text, calls), (text + own[0][0], calls)]
+    return _said(message) in own
 
 
 def _held(messages: Sequence[ChatMessageContent], state: State) -> list[str]:

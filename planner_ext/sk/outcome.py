@@ -12,7 +12,8 @@ from planner_ext.core.values import Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import not_answered
-from planner_ext.sk.messages import as_history, assistant_text, load_message, render, text_of
+from planner_ext.sk.history import render
+from planner_ext.sk.messages import assistant_text, load_message, text_of
 from planner_ext.sk.usage import add_reported, as_reported, loaded
 
 __all__ = [
@@ -46,7 +47,7 @@ def chat_history(state: State, written: Sequence[ChatMessageContent] | None = No
     messages = render(state.transcript) if written is None else list(written)
     if state.batch is not None and state.ended is not None and state.ended.returned:
         messages += render((state.batch.message,))
-    return as_history(messages)
+    return ChatHistory(messages=messages)
 
 
 def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -> ChatMessageContent:

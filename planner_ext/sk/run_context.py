@@ -32,9 +32,8 @@ from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import PlannerInvalidConfigurationError, PromptTooLargeError, ToolExecutionError
 from planner_ext.sk.filtered_gate import FilteredGate, approval_filters
 from planner_ext.sk.functions import KernelFunctions
-from planner_ext.sk.history import check_history, one_result_each, repair_history
+from planner_ext.sk.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.iteration import IterationCompletedHook
-from planner_ext.sk.messages import as_history, render
 from planner_ext.sk.nested import Around, NestedGate, NestingFunctions, NobodyWaits, nothing_left
 from planner_ext.sk.options import LoopOptions
 from planner_ext.sk.outcome import carry_run
@@ -262,7 +261,7 @@ def _history(chat: KernelChat, state: State) -> ChatHistory:
 
 
 def _transcript(chat: KernelChat, state: State) -> ChatHistory:
-    return as_history(deepcopy(chat.messages(state.transcript)))
+    return ChatHistory(messages=deepcopy(chat.messages(state.transcript)))
 
 
 def _guards(options: LoopOptions, offer: Offer, kernel: Kernel) -> Guards:

@@ -36,13 +36,12 @@ from planner_ext.core.values import Status
 from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking
-from planner_ext.sk.assembly import ReplyAssembly
 from planner_ext.sk.chat import named_errors, no_reply
 from planner_ext.sk.connectors import received
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.history import bring_up_to_date
-from planner_ext.sk.messages import accepted_reply, calls_of, merge_reply, text_of
-from planner_ext.sk.outcome import final_message, raise_at_limit
+from planner_ext.sk.history import accepted_reply, bring_up_to_date
+from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, text_of
+from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
 from planner_ext.sk.run_context import FunctionNames, Loop, check_service, connector_settings
 from planner_ext.sk.toolset import Offer
 from planner_ext.sk.usage import read_iterations
@@ -149,7 +148,8 @@ class ServiceRun:
         engine = self._loop.engine(self._facts, emit=emit, stop=self._stop, follow=self._follow)
         with self._taking.held(engine):
             if self._transcript is not None:
-                bring_up_to_date(self._history, self._transcript, engine.state, self._facts)
+                returned = returned_message(engine.state, self._facts)
+                bring_up_to_date(self._history, self._transcript, engine.state, self._facts, returned)
             for fact in self._first:
                 await engine.record(fact)
             await self._loop.drive(engine)

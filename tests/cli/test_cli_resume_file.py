@@ -11,7 +11,7 @@ import pytest
 
 from planner_ext.events import CallFinished, CallStarted
 from planner_ext.hitl_manager import Checkpoint
-from planner_ext.sk.messages import render
+from planner_ext.sk.history import render
 from planner_ext.testing import ScriptedOpenAIServer, call, say
 from support.command_line import Command, command_line
 

@@ -27,8 +27,8 @@ from planner_ext.errors import InvalidHistoryError
 from planner_ext.hitl_manager import Checkpoint, Defer, Supply
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
 from planner_ext.sk.arguments import quoted
-from planner_ext.sk.history import find_problems, repair_history
-from planner_ext.sk.messages import accepted_name, accepted_reply, calls_of, given_arguments
+from planner_ext.sk.history import accepted_name, accepted_reply, find_problems, given_arguments, repair_history
+from planner_ext.sk.messages import calls_of
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools
 

@@ -16,15 +16,9 @@ from semantic_kernel.contents import (
 )
 
 from planner_ext.core.values import CallResult, EditedReply
-from planner_ext.sk.messages import (
-    AssistantMessage,
-    assistant_text,
-    dump_message,
-    merge_reply,
-    render,
-    requested_calls,
-    text_of,
-)
+from planner_ext.engine.journal import dump_message
+from planner_ext.sk.history import render
+from planner_ext.sk.messages import AssistantMessage, assistant_text, merge_reply, requested_calls, text_of
 
 
 def call(id: str | None, name: str | None = "t-add", arguments: Any = "{}", **more: Any) -> FunctionCallContent:

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
+from planner_ext.engine.journal import dump_message
 from planner_ext.iteration import Usage
-from planner_ext.sk.messages import dump_message, load_message
+from planner_ext.sk.messages import load_message
 from planner_ext.sk.usage import (
     EstimatedUsage,
     add_reported,
