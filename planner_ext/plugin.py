@@ -17,7 +17,7 @@ from planner_ext.sk.errors import (
     PlannerInvalidConfigurationError,
     PromptTooLargeError,
 )
-from planner_ext.sk.nested import Around, around_of, mark_planner
+from planner_ext.sk.nested import ParentRun, current_parent_run, mark_planner
 from planner_ext.sk.options import instance_of
 
 __all__ = ["PlannerPlugin"]
@@ -85,7 +85,7 @@ class PlannerPlugin:
     async def _reach(self, goal: str, kernel: Kernel, arguments: KernelArguments) -> str:
         given = copy(arguments)
         del given["goal"]  # the model's, for this function
-        around = around_of()
+        around = current_parent_run()
         if around is None:
             return _text_of(await self._planner.invoke(self._kernel or kernel, goal, given))
         if any(planner is self._planner for planner in around.planners):
@@ -97,7 +97,7 @@ class PlannerPlugin:
             )
         return await self._paid(around, kernel, goal, given)
 
-    async def _paid(self, around: Around, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
+    async def _paid(self, around: ParentRun, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
         """Run on the call's share of the budget; all of it counts as spent unless the run reports its cost."""
         tab = around.tab
         if tab.lost or (tab.left().iterations or 1) <= 0:

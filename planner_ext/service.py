@@ -29,15 +29,14 @@ from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import IterationCallback
-from planner_ext.sk.nested import Around, around_of
+from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
 from planner_ext.sk.options import LoopOptions
 from planner_ext.sk.prompts import NoPrompts
 from planner_ext.sk.questions import Clarifier, own_function
 from planner_ext.sk.resumption import Resumption
 from planner_ext.sk.run_context import Loop, checked_messages, connector_settings, new_run_id
 from planner_ext.sk.service_run import ServiceRun, World, pass_through, pass_through_streaming
-from planner_ext.sk.toolset import Offer
-from planner_ext.sk.view import Charge, ChargedTextCompletion, charged
+from planner_ext.sk.toolset import ToolSet
 
 __all__ = ["FunctionInvokingChatCompletion", "charged_service", "unwrapped"]
 
@@ -62,7 +61,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ``FunctionChoiceBehavior.Auto()`` takes its 5 tool rounds; with a budget the tighter of the two holds.
 
     Asked by a function of a run of this package, it spends that run's budget, and its calls stand under that run's
-    interceptors, policies and marks as well as its own; see `planner_ext.sk.view` for what that covers.
+    interceptors, policies and marks as well as its own; see `planner_ext.sk.nested` for what that covers.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -165,7 +164,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
     def _charged(self, chat_history: ChatHistory, settings: PromptExecutionSettings) -> AbstractContextManager[Charge]:
         """Charge a request that passes through to the call that makes it."""
-        return charged(around_of(self._tab), self._inner, settings, self._options.price, list(chat_history.messages))
+        return charged(self._tab, self._inner, settings, list(chat_history.messages), self._options.price)
 
     def charged_to(self, tab: Tab) -> Self:
         """Give a copy whose requests are charged to a call of a run, in whatever context they are made."""
@@ -338,7 +337,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             )
         world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
         messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history, world.kernel))
-        around = around_of(self._tab)
+        around = current_parent_run(self._tab)
         options = self._options if around is None else around.within(self._options)
         loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
         if self._on_invalid_history == "repair":
@@ -369,7 +368,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         reopened = given.reopened(at)
         transcript = reopened.transcript
         options = self._options.resumed(reopened.rules.limits, price_in(given.budget))
-        around = around_of(self._tab)
+        around = current_parent_run(self._tab)
         loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
         before, first = given.checkpoint.facts, given.facts(loop.functions, at)
         return ServiceRun(
@@ -390,7 +389,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         behavior: FunctionChoiceBehavior,
         *,
         options: LoopOptions,
-        around: Around | None,
+        around: ParentRun | None,
         streaming: bool,
     ) -> Loop:
         own_settings = connector_settings(self._inner, settings)
@@ -400,7 +399,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             kernel=world.kernel,
             service=self._inner,
             settings=own_settings,
-            offer=Offer(world.kernel, behavior, own_settings, own=() if ask_user is None else (ask_user,)),
+            offer=ToolSet(world.kernel, behavior, own_settings, own=() if ask_user is None else (ask_user,)),
             ask_user=ask_user,
             arguments=world.arguments,
             options=options.under(behavior),
@@ -414,7 +413,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
     """Wrap a service that asks a model, so that its requests are charged to a call of a run; others stay as they are.
 
-    See `planner_ext.sk.view.Wrap`.
+    See `planner_ext.sk.nested.Wrap`.
     """
     if isinstance(service, FunctionInvokingChatCompletion):
         return service.charged_to(tab)
@@ -439,7 +438,7 @@ def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None)
     if behavior is None or not behavior.auto_invoke_kernel_functions:
         return None
     asked = getattr(settings, "number_of_responses", None) or settings.extension_data.get("number_of_responses") or 1
-    return None if kernel and asked != 1 and not Offer(kernel, behavior, settings).available else behavior
+    return None if kernel and asked != 1 and not ToolSet(kernel, behavior, settings).available else behavior
 
 
 def _rules(options: LoopOptions, behavior: FunctionChoiceBehavior) -> Rules:

@@ -22,7 +22,7 @@ from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, Price, price_in
 from planner_ext.sk.connectors import select_service
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.nested import around_of, planner_of
+from planner_ext.sk.nested import current_parent_run, planner_of, tab_in
 from planner_ext.sk.options import LoopOptions, instance_of
 from planner_ext.sk.prompts import (
     PlannerPrompts,
@@ -34,8 +34,7 @@ from planner_ext.sk.prompts import (
 from planner_ext.sk.questions import OWN_PLUGIN, own_function
 from planner_ext.sk.run_context import Loop, connector_settings, function_names, refuse_unknown
 from planner_ext.sk.structured import ResponseForm, response_form
-from planner_ext.sk.toolset import Offer
-from planner_ext.sk.view import tab_in
+from planner_ext.sk.toolset import ToolSet
 
 __all__ = ["PlannerSetting", "PlannerTemplates", "loop_options", "setting_of"]
 
@@ -184,7 +183,8 @@ def setting_of(
         PlannerInvalidConfigurationError: If there is no such service, an option cannot be used with it, or the run
             has to answer in a form that the options do not give.
     """
-    around = None if store is not None else around_of(tab_in(kernel))  # a kept run has its own budget, wherever begun
+    # A run that is kept in a store has its own budget, wherever it begins.
+    around = None if store is not None else current_parent_run(tab_in(kernel))
     options = loop_options(planner, budget, price, taken)
     options = options if around is None else around.within(options)
     running = (owner,) if around is None else (*around.planners, owner)
@@ -197,7 +197,7 @@ def setting_of(
     _check_exclusions(planner, kernel)
     final_answer, ask_user = _final_answer(planner, kernel), _ask_user(planner, options, kernel)
     form = _form(planner, kept)
-    offer = Offer(
+    offer = ToolSet(
         kernel,
         None if behavior.type_ is FunctionChoiceType.NONE else behavior,
         settings,

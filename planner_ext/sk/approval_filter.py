@@ -39,17 +39,20 @@ from planner_ext.core.state import State
 from planner_ext.engine.effects import effect_of
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall
-from planner_ext.sk.approved import (
-    ApprovedArgumentsChangedError,
-    NotRunAgainError,
-    Starts,
-    behind_filters,
-    starts_of,
-    watch,
-)
 from planner_ext.sk.arguments import InvalidArguments, Parameters, parameters_of, parse_arguments
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.execution import Raised, caught, result_text, signature_of
+from planner_ext.sk.execution import (
+    ApprovedArgumentsChangedError,
+    CallGuard,
+    NotRunAgainError,
+    Raised,
+    behind_filters,
+    caught,
+    guard_of,
+    result_text,
+    signature_of,
+    watch,
+)
 from planner_ext.sk.waiting_results import (
     STARTED,
     WaitingResult,
@@ -157,10 +160,10 @@ class ApprovalFilter:
 
     def _has_decided(self, context: Any) -> bool:
         """Whether a filter of this policy and person decided this very run of the call, so that it is asked once."""
-        starts = starts_of(context.function if isinstance(context, FunctionInvocationContext) else context)
-        return starts is not None and starts.decided_by(self.is_of_one_mind, context.arguments)
+        starts = guard_of(context.function if isinstance(context, FunctionInvocationContext) else context)
+        return starts is not None and starts.decided_by(self.decides_as, context.arguments)
 
-    def is_of_one_mind(self, other: object) -> bool:
+    def decides_as(self, other: object) -> bool:
         """Whether another filter has the same policy and asks the same person."""
         return isinstance(other, ApprovalFilter) and (
             _is_same(other._policy, self._policy) and _is_same(other._approver, self._approver)
@@ -223,7 +226,7 @@ class ApprovalFilter:
                 values.pop(name, None)
             values.update(arguments)
         starts = self._starts(context.function, context.arguments, given, binds=decision is not None)
-        if (running := starts_of(context)) is not None:  # a run of this package guards its calls itself
+        if (running := guard_of(context)) is not None:  # a run of this package guards its calls itself
             running.join(starts)
             await next(context)
             return
@@ -236,10 +239,10 @@ class ApprovalFilter:
 
     def _starts(
         self, function: KernelFunction, values: Mapping[str, Any], shown: Iterable[str], *, binds: bool
-    ) -> Starts:
+    ) -> CallGuard:
         effect = effect_of(getattr(function, "method", None))
         again = not binds or (effect is not None and effect.kind in _ANY_EFFECT)
-        return Starts(
+        return CallGuard(
             function.fully_qualified_name,
             unchanged=watch(values, {*shown, *parameters_of(function).by_name}),
             binds=binds,
@@ -249,7 +252,7 @@ class ApprovalFilter:
         )
 
     def _wait(self, context: Any, call: ToolCall) -> None:
-        if not isinstance(context, AutoFunctionInvocationContext) or starts_of(context) is not None:
+        if not isinstance(context, AutoFunctionInvocationContext) or guard_of(context) is not None:
             _answer(context, f"{_REFUSED}it needs a person's approval, and nobody can be asked.")
             return
         history, content = context.chat_history, context.function_call_content
@@ -352,8 +355,8 @@ async def _always() -> None:
     """Let a function start again: nothing counts the starts of a stock kernel."""
 
 
-async def _guarded(context: Any, next: _Next, starts: Starts) -> None:
-    """Run the rest of the stack of filters, with a guard behind the last one; see `Starts`."""
+async def _guarded(context: Any, next: _Next, starts: CallGuard) -> None:
+    """Run the rest of the stack of filters, with a guard behind the last one; see `CallGuard`."""
     function: KernelFunction = context.function
     if not isinstance(context, AutoFunctionInvocationContext):
         await behind_filters(next, lambda run: lambda inner: starts.run_for(function, inner, run))(context)

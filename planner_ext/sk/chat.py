@@ -26,7 +26,7 @@ from planner_ext.sk.errors import InvalidReplyError, ServiceCallError
 from planner_ext.sk.history import accepted_reply, render
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, text_of
 from planner_ext.sk.prices import PromptSize, checked_price
-from planner_ext.sk.toolset import Offer
+from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import ChatRequest, ChatTransport, GenericTransport
 from planner_ext.sk.usage import read_iterations, read_usage, with_usage
 
@@ -112,7 +112,7 @@ class KernelChat:
         *,
         kernel: Kernel | None,
         arguments: "KernelArguments | None",
-        offer: Offer,
+        offer: ToolSet,
         streaming: bool,
         strict_finish_reason: bool = False,
         price: Price | None = None,

@@ -1,59 +1,92 @@
-"""A run inside a run: what a function learns of the run that calls it, how it pays, and under whose gate it stands.
+"""What a function of a run learns of that run, how its own requests are paid, and under whose gate its own calls stand.
 
-The call of a function is found through a context variable, which holds for whatever the call awaits or starts. Must
-not know the planner, nor how a budget is counted: that is `planner_ext.core.accounts`.
+The call of a function is found through a context variable, which holds for whatever the call awaits or starts. A prompt
+function, and a function that takes ``kernel`` or ``service``, also gets a view of the kernel: the same functions and
+filters, and services that are charged to the run.
+
+- Each request to a chat or text completion service is charged to the run before it is sent, tokens and cost after it;
+  functions that are called for it stand under the run's gate. When nothing is left of the budget, less the request that
+  is kept for the run's answer, it is refused with `LimitReachedError`.
+- Each function that it calls (``kernel.invoke``, ``{{plugin.function}}`` in a template) is put before the run's
+  interceptors, policies and ``@requires_approval``, and counted in ``max_tool_calls``. A call that is denied, or would
+  wait for a person, raises `NestedRunRefusedError`.
+- Once the call has ended, both are refused.
+
+Embeddings, images and audio are not round trips, and are not counted. A run that a function keeps in a store
+(`planner_ext.durable.Runs`) may outlive the call: it has its own budget and policies. Requests that do not pass this
+kernel are not seen: those of an SDK called by hand, and those of the application's own kernel where a function holds it
+(in a closure, or as ``self._kernel``). The way out: take ``kernel: Kernel`` as a parameter, or register
+`FunctionInvokingChatCompletion` as the service of the kernel that is held; it finds the call by the context variable,
+and charges it. Must not know the planner, nor how a budget is counted: that is `planner_ext.core.accounts`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, MutableMapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, Final, cast
 
-from semantic_kernel.functions import KernelFunction
+from pydantic import PrivateAttr
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
+from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingTextContent, TextContent
+from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
+from semantic_kernel.functions import FunctionResult, KernelFunction
+from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall
+from planner_ext.approval.decisions import Approve, Deny, Supply, ToolCall, digest_of, fingerprint_of
 from planner_ext.core.accounts import Account, Tab, current_tab
-from planner_ext.core.state import State
-from planner_ext.core.values import RequestedCall, ResolvedCall
+from planner_ext.core.limits import Consumption
+from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
-from planner_ext.engine.ports import Finished, Functions, Gate
+from planner_ext.sk.arguments import INJECTED, InvalidArguments, parameters_of, parse_arguments
 from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
+from planner_ext.sk.gates import RunGate, approval_filters
 from planner_ext.sk.options import LoopOptions
+from planner_ext.sk.prices import PromptSize, checked_price, price_of
+from planner_ext.sk.usage import merge_reported, read_iterations, usage_in
 
 __all__ = [
-    "Around",
-    "NestedGate",
-    "NestingFunctions",
-    "NobodyWaits",
-    "around_of",
+    "Charge",
+    "ChargedTextCompletion",
+    "ParentRun",
+    "Wrap",
+    "charged",
+    "current_parent_run",
     "mark_planner",
+    "may_ask",
     "nothing_left",
     "planner_of",
     "refusal_in",
+    "tab_in",
+    "view_of",
+    "whole",
 ]
 
-_MARK = "__planner_ext_planner__"
+_PLANNER: Final = "__planner_ext_planner__"
 
 
 def mark_planner(function: Callable[..., Any], planner: object) -> None:
     """Declare that a function is this planner: its call is given a share of the budget of the run around it."""
-    setattr(function, _MARK, planner)
+    setattr(function, _PLANNER, planner)
 
 
 def planner_of(function: KernelFunction | None) -> object | None:
-    """Read the mark of a kernel's function; None where it is no planner."""
-    return getattr(getattr(function, "method", None), _MARK, None)
+    """Read the mark of a kernel's function; None where it is not a planner."""
+    return getattr(getattr(function, "method", None), _PLANNER, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class ParentRun:
     """The run in which a function is called, and the call.
 
     Attributes:
         planners: Those whose runs are around the function, the outermost first.
-        gates: What has a say in each of the runs around, the outermost first, and that run's account.
+        gates: The interceptors of each of the runs around, the outermost first, and that run's account.
         price: How the run around counts cost, if its application says so.
         stop: Stops the run around, and with it the runs inside it.
         tab: Of the call.
@@ -66,7 +99,7 @@ class Around:
     tab: Tab
 
     def check(self) -> None:
-        """See that the call may still make requests and start functions.
+        """Check that the call may still make requests and start functions.
 
         Raises:
             NestedRunRefusedError: If it has ended, or its run is to stop.
@@ -95,6 +128,16 @@ class Around:
         return replace(options, budget=tightest(options.budget, limits), price=options.price or self.price)
 
 
+def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
+    """Find the run in which this code is called as a function, or as a part of one; None outside of every run.
+
+    Args:
+        tab: Of the call that the code belongs to where it runs in a context of its own, as threads do.
+    """
+    tab = current_tab() or tab
+    return None if tab is None or tab.around is None else tab.around(tab)
+
+
 def nothing_left(limit: str) -> LimitReachedError:
     """Make the error for a request inside a function for which the budget of the run around has nothing left."""
     error = LimitReachedError(
@@ -115,135 +158,291 @@ def refusal_in(error: BaseException) -> str | None:
     return None
 
 
-def around_of(tab: Tab | None = None) -> Around | None:
-    """Find the run in which this code is called as a function, or as a part of one; None outside of every run.
+Charge = Callable[[ChatMessageContent | None], None]
+"""Called with the reply to a request, or with None where there was no reply."""
+
+
+@contextmanager
+def charged(
+    tab: Tab | None,
+    service: AIServiceClientBase,
+    settings: PromptExecutionSettings,
+    sent: Sequence[ChatMessageContent],
+    price: Price | None = None,
+) -> Generator[Charge]:
+    """Charge one request to the call that makes it; outside of every run nothing is charged.
 
     Args:
-        tab: Of the call that the code belongs to where it runs in a context of its own, as threads do.
+        tab: See `current_parent_run`.
+        service: The service that is asked.
+        settings: Of the request.
+        sent: The messages of the request, without its functions. Where tokens or cost are limited, tokens that the
+            reply does not report are estimated from them; and so are those of a request that is abandoned.
+        price: How the service counts cost; None is as the run around does.
+
+    Yields:
+        A function to be called with the reply.
+
+    Raises:
+        LimitReachedError: If nothing is left for the request.
+        NestedRunRefusedError: If the call has ended, or its run is to stop.
     """
-    tab = current_tab() or tab
-    return None if tab is None or tab.around is None else tab.around(tab)
+    parent = current_parent_run(tab)
+    if parent is None:
+        yield lambda _: None
+        return
+    parent.check()
+    tab = parent.tab
+    left = tab.left()
+    counted = price_of(service, settings, price or parent.price, left.cost)
+    model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
+    counted = None if counted is None else checked_price(counted, model)
+
+    def used(reply: ChatMessageContent) -> Usage:
+        usage = usage_in(reply)
+        if counted is not None or left.tokens is not None:
+            usage = PromptSize(service, settings, 0).completed(usage, sent, None, reply)
+        return usage if counted is None else replace(usage, cost=counted(reply.ai_model_id or model, usage))
+
+    request, expected = object(), used(_message(""))
+    if (limit := tab.take_request()) is not None:
+        raise nothing_left(limit)
+    tab.expect(request, expected)
+
+    def charge(reply: ChatMessageContent | None) -> None:
+        if reply is not None:
+            more = Consumption(iterations=read_iterations(reply.metadata) - 1, usage=used(reply))
+            tab.charge(more, instead_of=request)
+
+    try:
+        yield charge
+    except Exception:
+        tab.charge(Consumption(), instead_of=request)
+        raise
 
 
-class NestingFunctions:
-    """A run's functions, which may be planners themselves, or make runs (`planner_ext.engine.ports.Functions`).
+class ChargedTextCompletion(TextCompletionClientBase):
+    """A text completion service whose requests are charged to the call of a run that makes them."""
 
-    Args:
-        functions: The kernel's.
-        offered: Those of the last request, by fully qualified name.
-        around: Gives what they learn of this run, from the tab of a call and ``stop``.
+    _inner: TextCompletionClientBase = PrivateAttr()
+    _tab: Tab = PrivateAttr()
+
+    def __init__(self, inner: TextCompletionClientBase, tab: Tab) -> None:
+        super().__init__(ai_model_id=inner.ai_model_id, service_id=inner.service_id)
+        self._inner = inner
+        self._tab = tab
+
+    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
+        """Return the inner service's settings class."""
+        return self._inner.get_prompt_execution_settings_class()
+
+    def service_url(self) -> str | None:
+        """Return the inner service's URL."""
+        return self._inner.service_url()
+
+    async def get_text_contents(self, prompt: str, settings: PromptExecutionSettings) -> list[TextContent]:
+        """Ask the inner service.
+
+        Raises:
+            LimitReachedError: If nothing is left of the run's budget for the request.
+            NestedRunRefusedError: If the call has ended, or its run is to stop.
+        """
+        with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
+            texts = await self._inner.get_text_contents(prompt, settings)
+            charge(_message("".join(text.text for text in texts), texts[0]) if texts else None)
+            return texts
+
+    async def get_streaming_text_contents(
+        self, prompt: str, settings: PromptExecutionSettings
+    ) -> AsyncGenerator[list[StreamingTextContent], Any]:
+        """Ask the inner service for a stream; raises as `get_text_contents` does."""
+        last: StreamingTextContent | None = None
+        usage: Any = None
+        text = ""
+        with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
+            try:
+                async with aclosing(self._inner.get_streaming_text_contents(prompt, settings)) as stream:
+                    async for chunks in stream:
+                        for chunk in chunks:
+                            last, text = chunk, text + (chunk.text or "")
+                            usage = merge_reported(usage, chunk.metadata.get("usage"))
+                        yield chunks
+            finally:  # of a stream that is left early, the chunks that came
+                if last is not None:
+                    charge(_message(text, last.model_copy(update={"metadata": {**last.metadata, "usage": usage}})))
+
+
+def _message(text: str, content: TextContent | None = None) -> ChatMessageContent:
+    """Write a text as a message, with the metadata that came with it."""
+    message = ChatMessageContent(role=AuthorRole.ASSISTANT, content=text)
+    if content is None:
+        return message
+    return message.model_copy(update={"metadata": content.metadata, "inner_content": content.inner_content})
+
+
+Wrap = Callable[[AIServiceClientBase, Tab], AIServiceClientBase]
+"""Wraps a service so that its requests are charged to a call; others are returned as they are."""
+
+_Next = Callable[[FunctionInvocationContext], Awaitable[None]]
+
+
+def whole(kernel: Kernel) -> Kernel:
+    """Return the kernel that a view is of; another kernel as it is."""
+    services = kernel.services
+    return services.kernel if isinstance(services, _Services) else kernel
+
+
+def tab_in(kernel: Kernel) -> Tab | None:
+    """Find the call that a view belongs to; None for another kernel, and for a value that is not a kernel."""
+    services: object = getattr(kernel, "services", None)
+    return services.tab if isinstance(services, _Services) else None
+
+
+def may_ask(function: KernelFunction) -> bool:
+    """Whether a function may make requests to a model with what it is given: a prompt, or one that takes the kernel."""
+    if not isinstance(function, KernelFunctionFromMethod):
+        return True
+    return any(parameter.name in ("kernel", "service") for parameter in function.parameters)
+
+
+def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
+    """Make the view of a kernel for one invocation of a function, in the name of its call.
+
+    What the function adds to its plugins, the kernel itself has, too; services that it adds stay in the view.
+    """
+    own: FunctionInvocationContext | None = None
+
+    async def mark(context: FunctionInvocationContext, next: _Next) -> None:
+        """Remember the run's own invocation of the function, which its gate has decided."""
+        nonlocal own
+        own = context if own is None else own
+        await next(context)
+
+    async def gate(context: FunctionInvocationContext, next: _Next) -> None:
+        parent = current_parent_run(tab)
+        if context is own or parent is None or _is_inline(context):
+            await next(context)
+        else:
+            await _gated(context, next, parent)
+
+    listed: Any = kernel  # its lists of filters are typed in part only
+    return Kernel.model_construct(
+        plugins=kernel.plugins,
+        services=_Services(kernel, tab, wrap),
+        ai_service_selector=kernel.ai_service_selector,
+        # The last one is the outermost.
+        function_invocation_filters=[(id(gate), gate), *listed.function_invocation_filters, (id(mark), mark)],
+        prompt_rendering_filters=listed.prompt_rendering_filters,
+        auto_function_invocation_filters=listed.auto_function_invocation_filters,
+    )
+
+
+class _Services(MutableMapping[str, AIServiceClientBase]):
+    """The services of a view, each wrapped when it is first looked at.
+
+    Attributes:
+        kernel: That the view is of.
+        tab: Of the call that the view belongs to.
     """
 
-    def __init__(
-        self,
-        functions: Functions,
-        *,
-        offered: Callable[[], Mapping[str, KernelFunction]],
-        around: Callable[..., Around],
-    ) -> None:
-        self._functions = functions
-        self._offered = offered
-        self._around = around
+    def __init__(self, kernel: Kernel, tab: Tab, wrap: Wrap) -> None:
+        self.kernel = kernel
+        self.tab = tab
+        self._services = dict(kernel.services)
+        self._wrapped: dict[str, AIServiceClientBase] = {}
+        self._wrap = wrap
 
-    def stopped_by(self, stop: StopHandle) -> None:
-        """Let what stops this run stop the runs inside it, too."""
-        self._around = partial(self._around, stop=stop)
+    def __getitem__(self, key: str) -> AIServiceClientBase:
+        if key not in self._wrapped:
+            self._wrapped[key] = self._wrap(self._services[key], self.tab)
+        return self._wrapped[key]
 
-    def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
-        """Resolve a call, see `KernelFunctions.check`, and say whether it is a planner's."""
-        checked = self._functions.check(call, edited)
-        nested = checked.kind == "function" and planner_of(self._offered().get(checked.function)) is not None
-        return replace(checked, nested=True) if nested else checked
+    def __setitem__(self, key: str, value: AIServiceClientBase) -> None:
+        self._services[key] = value
+        self._wrapped.pop(key, None)
 
-    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
-        """Run a function, see `KernelFunctions.run`, and let what it does find this run."""
-        if (tab := current_tab()) is not None:
-            tab.around = self._around
-        return await self._functions.run(call, checked, index=index, state=state)
+    def __delitem__(self, key: str) -> None:
+        del self._services[key]
+        self._wrapped.pop(key, None)
 
-    def encode(self, result: Any) -> str:
-        """Turn a value into the text that the model reads as a function's result."""
-        return self._functions.encode(result)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._services)
+
+    def __len__(self) -> int:
+        return len(self._services)
 
 
-class NestedGate:
-    """Decides on the calls of a nested run: what a gate around it or its own forbids, does not run.
-
-    The functions' own ``@requires_approval`` counts once, for the outermost run.
-
-    Args:
-        around: The gates of the runs around, the outermost first; each is asked about what those before it approved.
-        own: The run's own gate, asked last; None where a function calls another one by itself.
-        marked: Gives a function's own mark by its fully qualified name, or None.
-    """
-
-    def __init__(
-        self,
-        around: Sequence[tuple[InterceptorChain, Account]],
-        own: InterceptorChain | None,
-        *,
-        marked: Callable[[str], Defer | None],
-    ) -> None:
-        (outermost, account), *others = around
-        self._gates = [(replace(outermost, marked=marked), account), *others]
-        self._own = own
-
-    def watches(self, function: str) -> bool:
-        """Whether any of the gates has a say."""
-        return any(gate.watches(function) for gate, _ in self._asked(State()))
-
-    def _asked(self, state: State) -> list[tuple[InterceptorChain, State]]:
-        """List the gates, each with the run whose sticky approvals it heeds."""
-        around = [(gate, account.state) for gate, account in self._gates]
-        return around if self._own is None else [*around, (self._own, state)]
-
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
-        """Decide each call, in order."""
-        return [await self._decide(call, state) for call in calls]
-
-    async def _decide(self, call: ToolCall, state: State) -> Decision | None:
-        decided: Approve | None = None
-        for gate, run in self._asked(state):
-            if not gate.watches(call.fully_qualified_name):
-                continue
-            (decision,) = await gate.review([call], run)
-            if not isinstance(decision, Approve | None):
-                return decision
-            if decision is not None:
-                decided = _both(decided, decision)
-                call = call if decided.arguments is None else replace(call, arguments=decided.arguments)
-        return decided
+def _is_inline(context: FunctionInvocationContext) -> bool:
+    """Whether a prompt runs that is not a function of the kernel, as of ``invoke_prompt``: a request, not a call."""
+    function = context.function
+    plugin = context.kernel.plugins.get(function.plugin_name)
+    return function.is_prompt and (plugin is None or function.name not in plugin.functions)
 
 
-def _both(first: Approve | None, then: Approve) -> Approve:
-    """Merge two approvals of a call: the last edit of its arguments, and the last one's approver."""
-    if first is None:
-        return then
-    edited = first.arguments if then.arguments is None else then.arguments
-    return replace(then, arguments=edited, by=then.by or first.by)
+async def _gated(context: FunctionInvocationContext, next: _Next, parent: ParentRun) -> None:
+    """Decide on a function that a function of the run calls itself, and count it."""
+    parent.check()
+    function = context.function
+    name = function.fully_qualified_name
+    filters = approval_filters(context.kernel)
+    kernel: Any = context.kernel  # its lists of filters are typed in part only
+    later = [one for _, one in kernel.function_invocation_filters]
+    gate = RunGate(
+        parent.gates,
+        [one for one in filters if all(one is not other for other in later)],
+        functions=lambda: {name: function},
+        marked=not filters,
+        can_wait=False,
+    )
+    if gate.watches(name):
+        (decision,) = await gate.review([_described(context, parent.tab)], parent.tab.account.state)
+        match decision:
+            case Deny(reason=reason):
+                raise NestedRunRefusedError(f"{name} was refused and did not run: {reason}")
+            case Supply(result=result):
+                context.result = FunctionResult(function=function.metadata, value=result)
+                return
+            case Approve(arguments=edited) if edited is not None:
+                checked = parse_arguments(json.dumps(dict(edited), default=str), parameters_of(function))
+                if isinstance(checked, InvalidArguments):
+                    raise NestedRunRefusedError(f"{name} did not run: {checked.message}")
+                cast("dict[str, Any]", context.arguments).update(checked)
+            case _:
+                pass
+    parent.check()
+    if (limit := parent.tab.take_call(name)) is not None:
+        raise nothing_left(limit)
+    await next(context)
 
 
-class NobodyWaits:
-    """Decides as another gate does, but for the calls that would wait for a person: a run in a function cannot wait."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def watches(self, function: str) -> bool:
-        """Whether the other gate has a say."""
-        return self._gate.watches(function)
-
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
-        """Decide; a deferred call is denied, by name."""
-        decisions = await self._gate.review(calls, state)
-        return [
-            _denied(call) if isinstance(decision, Defer) else decision
-            for call, decision in zip(calls, decisions, strict=True)
-        ]
-
-
-def _denied(call: ToolCall) -> Deny:
-    return Deny(
-        f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait for one. "
-        "Go on without it."
+def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
+    """Describe a function that is called by another one as interceptors see a model's call."""
+    function, state = context.function, tab.account.state
+    batch, name = state.batch, function.fully_qualified_name
+    assert batch is not None, "a function runs while its batch is open"
+    values = cast("dict[str, Any]", context.arguments)
+    taken = [one for one in function.parameters if one.name not in INJECTED and one.name in values]
+    shown: dict[str, Any] = {str(one.name): values[str(one.name)] for one in taken if one.include_in_function_choices}
+    try:
+        text = json.dumps(shown, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # objects of the application, passed as they are
+        text = json.dumps(shown, default=str)
+    else:
+        parsed = parse_arguments(text, parameters_of(function))
+        if not isinstance(parsed, InvalidArguments):  # what is decided on is what runs
+            values.update(parsed)
+    arguments: dict[str, Any] = {str(one.name): values[str(one.name)] for one in taken}
+    call_id = f"{batch.calls[tab.index].request.id}/{name}"
+    digest = digest_of(name, json.loads(json.dumps(arguments, default=str)))
+    return ToolCall(
+        id=call_id,
+        plugin_name=function.plugin_name,
+        function_name=function.name,
+        fully_qualified_name=name,
+        arguments=arguments,
+        raw_arguments=text,
+        iteration=batch.iteration,
+        index=tab.index,
+        batch_size=len(batch.calls),
+        fingerprint=fingerprint_of(state.run_id, batch.iteration, call_id, digest),
     )

@@ -24,7 +24,7 @@ from planner_ext.core.values import Usage
 from planner_ext.sk.budget import Price
 from planner_ext.sk.connectors import connector_of
 from planner_ext.sk.errors import InvalidPriceError, PlannerInvalidConfigurationError, PromptTooLargeError
-from planner_ext.sk.toolset import Offer
+from planner_ext.sk.toolset import ToolSet
 
 __all__ = ["PromptSize", "checked_price", "estimated_tokens", "price_of"]
 
@@ -199,7 +199,7 @@ class PromptSize:
         self._count: CountTokens | None = None
         self._how = ""
 
-    def check(self, messages: Sequence[ChatMessageContent], offer: Offer | None) -> None:
+    def check(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> None:
         """Count a request.
 
         Args:
@@ -221,7 +221,7 @@ class PromptSize:
                 max_prompt_tokens=self._limit,
             )
 
-    def prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: Offer | None) -> int:
+    def prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> int:
         """Count the tokens of a request."""
         return _REQUEST + self._of_messages(messages) + (0 if offer is None else self._of_functions(offer))
 
@@ -230,7 +230,7 @@ class PromptSize:
         return self._of_message(reply) - _MESSAGE
 
     def completed(
-        self, usage: Usage, messages: Sequence[ChatMessageContent], offer: Offer | None, reply: ChatMessageContent
+        self, usage: Usage, messages: Sequence[ChatMessageContent], offer: ToolSet | None, reply: ChatMessageContent
     ) -> Usage:
         """Put an estimate in place of each half of a usage that was not reported.
 
@@ -270,7 +270,7 @@ class PromptSize:
                     pass
         return tokens
 
-    def _of_functions(self, offer: Offer) -> int:
+    def _of_functions(self, offer: ToolSet) -> int:
         tokens = 0
         for name, function in offer.functions.items():
             seen, count = self._functions.get(name, (None, 0))

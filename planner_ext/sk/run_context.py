@@ -16,7 +16,6 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.gen_ai_attributes import AVAILABLE_FUNCTIONS
 
-from planner_ext.approval.decisions import Defer, approval_required
 from planner_ext.approval.policy import ApprovalPolicy, guard_name
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
@@ -30,18 +29,17 @@ from planner_ext.sk.approval_filter import ApprovalFilter
 from planner_ext.sk.budget import Price
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import PlannerInvalidConfigurationError, PromptTooLargeError, ToolExecutionError
-from planner_ext.sk.filtered_gate import FilteredGate, approval_filters
-from planner_ext.sk.functions import KernelFunctions
+from planner_ext.sk.gates import RunGate, approval_filters, mark_of
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.iteration import IterationCompletedHook
-from planner_ext.sk.nested import Around, NestedGate, NestingFunctions, NobodyWaits, nothing_left
+from planner_ext.sk.nested import ParentRun, Wrap, nothing_left, whole
 from planner_ext.sk.options import LoopOptions
 from planner_ext.sk.outcome import carry_run
 from planner_ext.sk.prices import price_of
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
 from planner_ext.sk.structured import ResponseForm
-from planner_ext.sk.toolset import Offer
-from planner_ext.sk.view import Wrap, whole
+from planner_ext.sk.tools import KernelFunctions
+from planner_ext.sk.toolset import ToolSet
 
 __all__ = ["FunctionNames", "Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
 
@@ -72,7 +70,7 @@ class Loop:
         kernel: Kernel,
         service: ChatCompletionClientBase,
         settings: PromptExecutionSettings,
-        offer: Offer,
+        offer: ToolSet,
         arguments: KernelArguments | None,
         options: LoopOptions,
         streaming: bool,
@@ -82,7 +80,7 @@ class Loop:
         plan_settings: dict[str, Any] | None = None,
         store: RunStore | None = None,
         planner: object | None = None,
-        within: Around | None = None,
+        within: ParentRun | None = None,
         wrap: Wrap,
         form: ResponseForm | None = None,
     ) -> None:
@@ -111,17 +109,24 @@ class Loop:
         filters = approval_filters(kernel)
         for one in filters:
             one.report_unused_rules(kernel)
-        own = self._gate(marked=within is None and not filters)
-        gate = FilteredGate(
-            own if within is None else NestedGate(within.gates, own, marked=self._gate(marked=not filters).marked),
-            filters,
-            offered=lambda: offer.functions,
-            expires_in=options.approval.expires_in,
+        own = InterceptorChain(
+            options=options.approval,
+            interceptors=options.interceptors,
+            pre_invoke=options.pre_invoke,
+            checks=options.checks,
         )
-        functions = KernelFunctions(
+        gate = RunGate(
+            [*(() if within is None else within.gates), (own, None)],
+            filters,
+            functions=lambda: offer.functions,
+            expires_in=options.approval.expires_in,
+            marked=not filters,
+            can_wait=within is None,
+        )
+        self.within = within
+        self.functions = KernelFunctions(
             whole(kernel),
-            offered=lambda: offer.functions,
-            schema_only=lambda: offer.schema_only,
+            tools=offer,
             arguments=arguments,
             execution=options.execution,
             final_answer=final_answer,
@@ -129,14 +134,9 @@ class Loop:
             settings=settings,
             history=partial(_history, self.chat),
             streaming=streaming,
-            decided_by=gate.decided,
+            decided_by=gate.decided_by,
+            parent=partial(_parent_run, within=within, gate=own, planner=planner, price=options.price),
             wrap=wrap,
-        )
-        self.within = within
-        self.functions = NestingFunctions(
-            functions,
-            offered=lambda: offer.functions,
-            around=partial(_around, within=within, gate=own, planner=planner, price=options.price),
         )
         self._ports = partial(
             Ports,
@@ -144,7 +144,7 @@ class Loop:
             functions=self.functions,
             prompts=prompts,
             clock=options.clock,
-            gate=gate if within is None else NobodyWaits(gate),
+            gate=gate,
             hook=self._hook(streaming=streaming),
             answer_form=form,
             respondent=self._respondent(),
@@ -199,16 +199,6 @@ class Loop:
                 if self.within is not None and self.chat.unanswered.total_tokens:
                     self.within.tab.charge(Consumption(usage=self.chat.unanswered))
 
-    def _gate(self, *, marked: bool) -> InterceptorChain:
-        options = self._options
-        return InterceptorChain(
-            options=options.approval,
-            interceptors=options.interceptors,
-            pre_invoke=options.pre_invoke,
-            checks=options.checks,
-            marked=partial(_mark, self.offer) if marked else _unmarked,
-        )
-
     def _hook(self, *, streaming: bool) -> IterationCompletedHook | None:
         callback = self._options.iteration_completed
         return None if callback is None else IterationCompletedHook(callback, self.chat.messages, streaming=streaming)
@@ -237,19 +227,19 @@ class Loop:
             refuse_unknown("ToolExecution.timeout", timeout, function_names(kernel) | self.offer.functions.keys())
 
 
-def _around(
+def _parent_run(
     tab: Tab,
     *,
-    within: Around | None,
+    within: ParentRun | None,
     gate: InterceptorChain,
     planner: object | None,
     price: Price | None,
     stop: StopHandle | None = None,
-) -> Around:
+) -> ParentRun:
     """What the functions of a run learn of it."""
     outer, gates = ((), ()) if within is None else (within.planners, within.gates)
     planners = outer if planner is None else (*outer, planner)
-    return Around(planners=planners, gates=(*gates, (gate, tab.account)), price=price, stop=stop, tab=tab)
+    return ParentRun(planners=planners, gates=(*gates, (gate, tab.account)), price=price, stop=stop, tab=tab)
 
 
 def _history(chat: KernelChat, state: State) -> ChatHistory:
@@ -264,7 +254,7 @@ def _transcript(chat: KernelChat, state: State) -> ChatHistory:
     return ChatHistory(messages=deepcopy(chat.messages(state.transcript)))
 
 
-def _guards(options: LoopOptions, offer: Offer, kernel: Kernel) -> Guards:
+def _guards(options: LoopOptions, offer: ToolSet, kernel: Kernel) -> Guards:
     registered: Any = (*kernel.auto_function_invocation_filters, *kernel.function_invocation_filters)  # pyright: ignore[reportUnknownMemberType]
     return Guards(
         interceptors=tuple(map(guard_name, options.interceptors)),
@@ -273,20 +263,11 @@ def _guards(options: LoopOptions, offer: Offer, kernel: Kernel) -> Guards:
         filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, ApprovalFilter)),
         unmatched=options.approval.unmatched,
         expires_in=options.approval.expires_in,
-        marked=tuple(sorted(name for name in offer.functions if _mark(offer, name) is not None)),
+        marked=tuple(sorted(name for name in offer.functions if mark_of(offer.functions.get(name)) is not None)),
     )
 
 
-def _unmarked(name: str) -> None:
-    """Leave the marks of functions to the approval filters of the kernel."""
-
-
-def _mark(offer: Offer, name: str) -> Defer | None:
-    """Read ``@requires_approval`` off a function of the kernel."""
-    return approval_required(getattr(offer.functions.get(name), "method", None))
-
-
-def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, offer: Offer) -> None:
+def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, offer: ToolSet) -> None:
     """Refuse a connector, or a number of answers, with which the functions on offer cannot be called.
 
     Raises:

@@ -41,11 +41,11 @@ from planner_ext.sk.connectors import received
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.history import accepted_reply, bring_up_to_date
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, text_of
+from planner_ext.sk.nested import Charge
 from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
 from planner_ext.sk.run_context import FunctionNames, Loop, check_service, connector_settings
-from planner_ext.sk.toolset import Offer
+from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.usage import read_iterations
-from planner_ext.sk.view import Charge
 
 __all__ = ["ServiceRun", "StreamedRun", "World", "pass_through", "pass_through_streaming", "store"]
 
@@ -335,7 +335,7 @@ def _request_settings(
     if behavior is None or kernel is None or behavior.type_ is FunctionChoiceType.NONE:
         return settings
     own = connector_settings(inner, settings)
-    check_service(inner, own, Offer(kernel, behavior, own))
+    check_service(inner, own, ToolSet(kernel, behavior, own))
     return own.model_copy(update={"function_choice_behavior": None}) if behavior.auto_invoke_kernel_functions else own
 
 

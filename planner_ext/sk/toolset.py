@@ -14,7 +14,7 @@ from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 from planner_ext.sk.arguments import injected_parameters
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
-__all__ = ["Offer", "RequestBehavior"]
+__all__ = ["RequestBehavior", "ToolSet"]
 
 _TYPES = {
     "auto": FunctionChoiceType.AUTO,
@@ -65,7 +65,7 @@ class RequestBehavior(FunctionChoiceBehavior):
         return self
 
 
-class Offer:
+class ToolSet:
     """The functions of one run, as the kernel has them now.
 
     Attributes:

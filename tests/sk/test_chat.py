@@ -25,7 +25,7 @@ from planner_ext.core.values import CallResult
 from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.history import find_problems
-from planner_ext.sk.toolset import Offer
+from planner_ext.sk.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.served import Answer, Served, Tools
 
@@ -220,7 +220,7 @@ def test_a_transcript_is_written_once_for_as_long_as_it_only_goes_on(kernel: Ker
     """Messages are the same objects in each request until what was before them changes; the list is the caller's."""
     service = ScriptedChatCompletion([])
     settings = service.instantiate_prompt_execution_settings()
-    offer = Offer(kernel, AUTO(), settings)
+    offer = ToolSet(kernel, AUTO(), settings)
     chat = KernelChat(service, settings, kernel=kernel, arguments=None, offer=offer, streaming=False)
     results = tuple(CallResult(call_id=f"c{number}", name="t-add", text="3") for number in range(3))
     first = chat.messages(results[:2])
@@ -237,7 +237,7 @@ def text_in(message: ChatMessageContent) -> Any:
 
 def test_what_is_offered_is_the_same_until_the_kernel_changes(kernel: Kernel, tools: Tools) -> None:
     """One tuple of metadata for as long as the functions are the same: schemas are written once for it."""
-    offer = Offer(kernel, AUTO(), PromptExecutionSettings())
+    offer = ToolSet(kernel, AUTO(), PromptExecutionSettings())
     before = offer.metadata()
     offer.refresh()
     assert offer.metadata() is before

@@ -56,8 +56,8 @@ def test_the_list_of_functions_is_bounded() -> None:
 
 def test_without_functions_the_answer_says_so() -> None:
     """Nothing is offered: the model is told to answer."""
-    bench = Bench(schema_only=frozenset)
-    bench.offered = {}
+    bench = Bench()
+    bench.tools.functions, bench.tools.schema_only = {}, frozenset()
     assert bench.check("p-f").answer == (
         'There is no function "p-f", and no other may be called now. Answer without functions.'
     )

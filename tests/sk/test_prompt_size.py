@@ -25,7 +25,7 @@ from tiktoken import registry
 from planner_ext import BoundedFunctionChoiceBehavior
 from planner_ext.errors import PromptTooLargeError
 from planner_ext.sk.prices import PromptSize, estimated_tokens
-from planner_ext.sk.toolset import Offer
+from planner_ext.sk.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion
 
 
@@ -41,17 +41,17 @@ def sizer(limit: int = 1, *, model: str = "scripted") -> PromptSize:
     return PromptSize(ScriptedChatCompletion([], ai_model_id=model), PromptExecutionSettings(), limit)
 
 
-def size(messages: list[ChatMessageContent], offer: Offer | None = None, *, model: str = "scripted") -> int:
+def size(messages: list[ChatMessageContent], offer: ToolSet | None = None, *, model: str = "scripted") -> int:
     """Read the count off the error: any prompt has more than one token."""
     with pytest.raises(PromptTooLargeError) as caught:
         sizer(model=model).check(messages, offer)
     return caught.value.prompt_tokens
 
 
-def offer_of(plugin: object) -> Offer:
+def offer_of(plugin: object) -> ToolSet:
     kernel = Kernel()
     kernel.add_plugin(plugin, "p")
-    return Offer(kernel, BoundedFunctionChoiceBehavior.Auto(), PromptExecutionSettings())
+    return ToolSet(kernel, BoundedFunctionChoiceBehavior.Auto(), PromptExecutionSettings())
 
 
 class Cities:
@@ -112,7 +112,7 @@ def test_everything_of_a_schema_counts() -> None:
 
     def with_tool(parameters: dict[str, Any]) -> int:
         own: Any = ScriptedChatCompletion([]).instantiate_prompt_execution_settings(tools=[tool(parameters)])
-        return size(ASKED, Offer(Kernel(), BoundedFunctionChoiceBehavior.Auto(), own))
+        return size(ASKED, ToolSet(Kernel(), BoundedFunctionChoiceBehavior.Auto(), own))
 
     kind = {"type": "string"}
     steps = [

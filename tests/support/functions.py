@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -17,7 +18,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall, Usage
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.functions import KernelFunctions
+from planner_ext.sk.tools import KernelFunctions
 
 Filter = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
@@ -115,21 +116,29 @@ class Bench:
             self.kernel.add_filter("auto_function_invocation", one)
         for one in function_filters:
             self.kernel.add_filter("function_invocation", one)
-        self.offered: dict[str, KernelFunction] = {
+        functions: dict[str, KernelFunction] = {
             function.fully_qualified_name: function
             for plugin in self.kernel.plugins.values()
             for function in plugin.functions.values()
         }
+        self.tools = SimpleNamespace(functions=functions, schema_only=frozenset({"remote-call"}))
         self.history = ChatHistory()
         given: dict[str, Any] = {
-            "offered": lambda: self.offered,
-            "schema_only": lambda: frozenset({"remote-call"}),
+            "tools": self.tools,
             "arguments": None,
             "execution": ToolExecution(),
             "final_answer": self.final,
             "history": lambda state: self.history,
         }
         self.functions = KernelFunctions(self.kernel, **(given | options))
+
+    @property
+    def offered(self) -> dict[str, KernelFunction]:
+        return self.tools.functions
+
+    @offered.setter
+    def offered(self, functions: dict[str, KernelFunction]) -> None:
+        self.tools.functions = functions
 
     def check(self, name: str, arguments: Mapping[str, Any] | str = "", edited: str | None = None) -> ResolvedCall:
         return self.functions.check(request(name, arguments), edited)

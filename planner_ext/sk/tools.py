@@ -1,16 +1,17 @@
 """Calling the kernel's functions: one call resolved and checked, one call run through the application's filters.
 
 Promises that only a function that was offered runs, under the name that was decided on, with arguments it declares to
-the model; that what the application gave (kernel, functions, arguments) is not changed; and that whatever happens, but
-for cancellation, is a value that says what the model reads. Must not know the loop, nor decide whether a call may run.
+the model; that what the application gave (kernel, functions, arguments) is not changed; and that whatever happens,
+except cancellation, is returned as a value that says what the model reads. Must not know the loop, nor decide whether a
+call may run.
 """
 
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
@@ -28,9 +29,9 @@ from planner_ext.core.state import Call, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
-from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, Effect, effect_of, idempotency_key, takes
+from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, effect_of, idempotency_key, injected
+from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import Finished
-from planner_ext.sk.approved import ApprovedArgumentsChangedError, NotRunAgainError, Starts, starts_of, watch
 from planner_ext.sk.arguments import (
     InvalidArguments,
     Parameters,
@@ -41,6 +42,9 @@ from planner_ext.sk.arguments import (
     quoted,
 )
 from planner_ext.sk.execution import (
+    ApprovedArgumentsChangedError,
+    CallGuard,
+    NotRunAgainError,
     Raised,
     ToolExecution,
     caught,
@@ -49,14 +53,15 @@ from planner_ext.sk.execution import (
     runs_in_thread,
     sendable,
     signature_of,
+    watch,
 )
-from planner_ext.sk.nested import refusal_in
-from planner_ext.sk.view import Wrap, may_ask, view_of
+from planner_ext.sk.nested import ParentRun, Wrap, may_ask, planner_of, refusal_in, view_of
+from planner_ext.sk.toolset import ToolSet
 
 __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
 
 NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not run this function."
-"""What the model reads where a filter neither ran the function nor set a result."""
+"""The model reads this where a filter neither ran the function nor set a result."""
 
 _NAMES_SHOWN: Final = 50
 _DETAIL_CHARACTERS: Final = 2000
@@ -68,23 +73,27 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """What is worked out once for a function: ``function`` keeps the kernel's own alive, so that its id stays its."""
+    """What is worked out once for a function.
+
+    Attributes:
+        function: The kernel's own; kept alive, so that no other one gets its id.
+        traits: What a `ResolvedCall` says of every call of it.
+        runnable: What is invoked in its place.
+        injected: Parameters that the run fills in, see `planner_ext.durable.effect`.
+        restarts: Whether it may start again for the same call.
+    """
 
     function: KernelFunction
     parameters: Parameters
-    signature: str
+    traits: dict[str, Any]
     runnable: KernelFunction
-    threaded: bool
-    asks_model: bool
+    injected: frozenset[str]
+    restarts: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """One call that is about to run.
-
-    Attributes:
-        target: What is invoked for the function: guarded where there are filters around it.
-    """
+    """One call that is about to run; ``target`` is what is invoked: guarded where there are filters around it."""
 
     call: RequestedCall
     checked: ResolvedCall
@@ -94,29 +103,28 @@ class _Run:
 
 
 class KernelFunctions:
-    """The functions of a kernel, as the loop calls them; see `planner_ext.engine.ports.Functions`.
+    """The functions of a kernel, as the loop calls them; implements `planner_ext.engine.ports.Functions`.
 
     Args:
         kernel: Whose filters and services the functions get.
-        offered: The functions of the last request, by fully qualified name; asked again for each call.
-        schema_only: Names of functions that are known by schema only, so that the caller must run them.
+        tools: The functions of the last request; read again for each call.
         arguments: The application's arguments; each call gets a shallow copy, into which the model's are put.
         execution: How functions are run.
         final_answer: The planner's own final-answer function, recognised by identity; never run.
         ask_user: The function that asks the user, likewise.
         settings: The request's settings, for filters.
-        history: The messages up to this batch, for filters; asked only where there are some.
+        history: Gives the messages up to this batch, for filters; called only where there are filters.
         streaming: Whether requests are streamed, for filters.
         decided_by: Lists the approval filters that decided a call before it ran.
-        wrap: How the services are wrapped that functions find, so that their requests are charged to the run.
+        parent: Gives what a function learns of this run, from the tab of its call and ``stop``.
+        wrap: Wraps the services that functions find, so that their requests are charged to the run.
     """
 
     def __init__(
         self,
         kernel: Kernel,
         *,
-        offered: Callable[[], Mapping[str, KernelFunction]],
-        schema_only: Callable[[], frozenset[str]],
+        tools: ToolSet,
         arguments: KernelArguments | None,
         execution: ToolExecution,
         final_answer: KernelFunction | None = None,
@@ -125,12 +133,12 @@ class KernelFunctions:
         history: Callable[[State], ChatHistory],
         streaming: bool = False,
         decided_by: Callable[[CallDecided | None], Sequence[object]] = lambda _: (),
+        parent: Callable[..., ParentRun] | None = None,
         wrap: Wrap | None = None,
     ) -> None:
         self._kernel = kernel
         self._wrap = wrap
-        self._offered = offered
-        self._schema_only = schema_only
+        self._tools = tools
         self._arguments = arguments
         self._execution = execution
         self._final_answer = final_answer
@@ -139,7 +147,12 @@ class KernelFunctions:
         self._history = history
         self._streaming = streaming
         self._decided_by = decided_by
+        self._parent = parent
         self._prepared: dict[int, _Prepared] = {}
+
+    def stopped_by(self, stop: StopHandle) -> None:
+        """Let what stops this run stop the runs inside its functions, too."""
+        self._parent = None if self._parent is None else partial(self._parent, stop=stop)
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.
@@ -149,46 +162,29 @@ class KernelFunctions:
             edited: JSON text of arguments that replace the model's.
 
         Returns:
-            What the call is; for ``unknown`` and ``invalid`` with an answer that the model can act on.
+            The resolved call; for ``unknown`` and ``invalid`` with an answer that the model can act on.
         """
-        if call.name in self._schema_only():
-            return ResolvedCall(kind="external", function=call.name, arguments={})
-        function = self._offered().get(call.name)
+        name = call.name
+        if name in self._tools.schema_only:
+            return ResolvedCall(kind="external", function=name, arguments={})
+        function = self._tools.functions.get(name)
         if function is None:
-            return ResolvedCall(kind="unknown", function=call.name, arguments={}, answer=self._unknown(call.name))
-        text = call.arguments if edited is None else edited
+            return ResolvedCall(kind="unknown", function=name, arguments={}, answer=self._unknown(name))
         prepared = self._prepare(function)
-        given = parse_object(text)
+        given = parse_object(call.arguments if edited is None else edited)
         parsed = convert_arguments(given, prepared.parameters)
-        names: dict[str, Any] = {
-            "function": call.name,
-            "plugin_name": function.plugin_name,
-            "function_name": function.name,
-        }
         if isinstance(parsed, InvalidArguments):
-            return ResolvedCall(kind="invalid", **names, arguments={}, answer=parsed.message)
+            return _own(function, "invalid", parsed.message)
         if function is self._final_answer:
             answer = result_text(cast("dict[str, Any]", given).get("answer"))
-            if not answer.strip():
-                problem = f"{call.name} was given no answer. Call it with one."
-                return ResolvedCall(kind="invalid", **names, arguments={}, answer=problem)
-            return ResolvedCall(kind="final_answer", **names, arguments={}, answer=answer)
-        text = None if parsed is given else _JSON.encode(parsed)
+            return _own(function, "final_answer", answer) if answer.strip() else _lacking(function, "answer")
+        converted = None if parsed is given else _JSON.encode(parsed)
         if function is self._ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():
-                problem = f"{call.name} was given no question. Call it with one."
-                return ResolvedCall(kind="invalid", **names, arguments={}, answer=problem)
-            return ResolvedCall(kind="question", **names, arguments=parsed, converted=text, answer=question)
-        return ResolvedCall(
-            kind="function",
-            **names,
-            arguments=parsed,
-            converted=text,
-            signature=prepared.signature,
-            threaded=prepared.threaded,
-            asks_model=prepared.asks_model,
-        )
+                return _lacking(function, "question")
+            return replace(_own(function, "question", question), arguments=parsed, converted=converted)
+        return ResolvedCall(kind="function", function=name, arguments=parsed, converted=converted, **prepared.traits)
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         """Run a function through the application's filters.
@@ -205,36 +201,35 @@ class KernelFunctions:
         Raises:
             asyncio.CancelledError: The run was cancelled.
         """
-        function = self._offered().get(checked.function)
+        if (tab := current_tab()) is not None:
+            tab.around = self._parent
+        function = self._tools.functions.get(checked.function)
         if function is None:
             text = self._unknown(checked.function)
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
+        planned = batch.calls[index]
         key = idempotency_key(state.run_id, batch.iteration, call.id)
-        run = self._start(call, checked, function, batch.calls[index], key)
-        if not self._has_filters:
+        run = self._start(call, checked, self._prepare(function), planned, key)
+        kernel: Any = self._kernel  # its lists of filters are typed in part only
+        if not (kernel.auto_function_invocation_filters or kernel.function_invocation_filters):
             return _unfiltered(await self._invoke(run, function, run.arguments))
-        starts = self._starts(run, batch.calls[index].decided)
-        run = replace(run, target=starts.guarding(run.target))
+        guard = self._guard(run, planned.decided)
+        run = replace(run, target=guard.guarding(run.target))
         try:
-            if self._kernel.auto_function_invocation_filters:  # pyright: ignore[reportUnknownMemberType]
-                return await self._run_filtered(run, state, batch.iteration, index, len(batch.calls))
+            if kernel.auto_function_invocation_filters:
+                return await self._run_filtered(run, guard, state, index)
             return _unfiltered(await self._invoke(run, function, run.arguments))
         finally:
-            starts.end()
-
-    @property
-    def _has_filters(self) -> bool:
-        kernel: Any = self._kernel  # its lists of filters are typed in part only
-        return bool(kernel.auto_function_invocation_filters or kernel.function_invocation_filters)
+            guard.end()
 
     def encode(self, result: Any) -> str:
         """Turn a value into the text that the model reads as a function's result."""
         return result_text(result)
 
     def _unknown(self, name: str) -> str:
-        names = list(dict.fromkeys([*self._offered(), *sorted(self._schema_only())]))
+        names = list(dict.fromkeys([*self._tools.functions, *sorted(self._tools.schema_only)]))
         if not names:
             return f"There is no function {quoted(name)}, and no other may be called now. Answer without functions."
         more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
@@ -246,62 +241,70 @@ class KernelFunctions:
     def _prepare(self, function: KernelFunction) -> _Prepared:
         prepared = self._prepared.get(id(function))
         if prepared is None:
-            prepared = _Prepared(
+            method = getattr(function, "method", None)
+            effect = effect_of(method)
+            prepared = self._prepared[id(function)] = _Prepared(
                 function=function,
                 parameters=parameters_of(function),
-                signature=signature_of(function),
+                traits={
+                    "plugin_name": function.plugin_name,
+                    "function_name": function.name,
+                    "signature": signature_of(function),
+                    "threaded": self._execution.threads and runs_in_thread(function),
+                    "asks_model": may_ask(function),
+                    "nested": planner_of(function) is not None,
+                },
                 runnable=runnable(function, threads=self._execution.threads),
-                threaded=self._execution.threads and runs_in_thread(function),
-                asks_model=may_ask(function),
+                injected=injected(method),
+                restarts=effect is not None and effect.kind != "once",
             )
-            self._prepared[id(function)] = prepared
         return prepared
 
-    def _start(
-        self, call: RequestedCall, checked: ResolvedCall, function: KernelFunction, planned: Call, key: str
-    ) -> _Run:
-        prepared = self._prepare(function)
+    def _start(self, call: RequestedCall, checked: ResolvedCall, prepared: _Prepared, planned: Call, key: str) -> _Run:
         arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
         values = cast("dict[str, Any]", arguments)
         prepared.parameters.put(checked.arguments, values)
-        if takes(getattr(function, "method", None), KEY_PARAMETER):
+        if KEY_PARAMETER in prepared.injected:
             values[KEY_PARAMETER] = key
-        decided = planned.decided
-        if decided is not None and decided.edited is not None:
-            call = replace(call, arguments=decided.edited)
+        if planned.decided is not None and planned.decided.edited is not None:
+            call = replace(call, arguments=planned.decided.edited)
         return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, target=prepared.runnable)
 
-    def _starts(self, run: _Run, decided: CallDecided | None) -> Starts:
-        """Say what filters may make of a call: nothing else of an approved one, and no second run unless it is safe."""
+    def _guard(self, run: _Run, decided: CallDecided | None) -> CallGuard:
+        """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
         binds, filters = decided is not None and decided.binds, self._decided_by(decided)
         bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.parameters.by_name}
-        effect = effect_of(getattr(run.prepared.function, "method", None)) or Effect()
-        return Starts(
+        return CallGuard(
             run.checked.function,
             unchanged=watch(run.arguments, bound) if binds or filters else None,
             binds=binds,
-            restart=None if effect.kind == "once" else restart_of_call(),
+            restart=restart_of_call() if run.prepared.restarts else None,
             decided=filters,
         )
 
-    async def _run_filtered(self, run: _Run, state: State, iteration: int, index: int, count: int) -> Finished:
-        function = run.prepared.function
-        _complete_context_class()
-        context = AutoFunctionInvocationContext(
+    async def _run_filtered(self, run: _Run, guard: CallGuard, state: State, index: int) -> Finished:
+        function, batch = run.prepared.function, state.batch
+        assert batch is not None
+        context = _context_class()(
             function=function,
             kernel=self._kernel,
             arguments=run.arguments,
             is_streaming=self._streaming,
             chat_history=self._history(state),
-            function_call_content=_call_content(run, function),
+            function_call_content=FunctionCallContent(
+                id=run.call.id,
+                name=run.checked.function,
+                function_name=function.name,
+                plugin_name=function.plugin_name or None,
+                arguments=run.call.arguments,
+            ),
             execution_settings=self._settings,
             function_result=FunctionResult(function=function.metadata, value=None),
-            function_count=count,
-            request_sequence_index=iteration,
+            function_count=len(batch.calls),
+            request_sequence_index=batch.iteration,
             function_sequence_index=index,
         )
-        if (starts := starts_of(run.target)) is not None:
-            starts.attach(context)
+        guard.attach(context)
         ran = False
         failure: Finished | None = None
 
@@ -315,8 +318,11 @@ class KernelFunctions:
                 context.function_result = ended
             ran = ran or ended is not None
 
-        stack = self._kernel.construct_call_stack(FilterTypes.AUTO_FUNCTION_INVOCATION, inner)
-        outcome = await caught(_filtered(stack, context))
+        async def through_filters() -> None:
+            """Run the filters; one that does not take ``(context, next)``, Semantic Kernel's names, fails here."""
+            await self._kernel.construct_call_stack(FilterTypes.AUTO_FUNCTION_INVOCATION, inner)(context)
+
+        outcome = await caught(through_filters())
         if isinstance(outcome, Raised):
             _logger.warning("A filter around %s failed.", run.checked.function, exc_info=outcome.error)
             ended = self._failed(run, outcome.error)
@@ -337,65 +343,63 @@ class KernelFunctions:
         if function is not run.prepared.function:
             raise ApprovedArgumentsChangedError(run.checked.function)
         seconds = self._execution.timeout_of(run.checked.function)
-        if takes(getattr(function, "method", None), TIME_PARAMETER):
-            _put_time(arguments, min((s for s in (seconds, time_left()) if s is not None), default=None))
+        if TIME_PARAMETER in run.prepared.injected:
+            values = cast("dict[str, Any]", arguments)
+            values.pop(TIME_PARAMETER, None)
+            if left := [limit for limit in (seconds, time_left()) if limit is not None]:
+                values[TIME_PARAMETER] = min(left)  # without a limit the function gets its default, or None
         tab, kernel = current_tab(), self._kernel
-        if tab is not None and self._wrap is not None and run.prepared.asks_model:
+        if tab is not None and self._wrap is not None and run.checked.asks_model:
             kernel = view_of(kernel, tab, self._wrap)
         invocation = run.target.invoke(kernel, arguments, metadata={"id": run.call.id})
-        return await (invocation if seconds is None else _within(seconds, invocation))
+        if seconds is None:
+            return await invocation
+        result = await in_time(invocation, seconds_from_now(seconds))
+        if isinstance(result, OutOfTime):
+            raise _TimedOutError(f"no result within {seconds:g} seconds")
+        return result
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
-        name = run.checked.function
-        recorded = _described(error)
+        name, recorded = run.checked.function, _described(error)
+        failed = partial(Finished, outcome="failed", error=recorded, exception=error)
         if isinstance(error, _TimedOutError):
-            seconds = self._execution.timeout_of(name)
-            text = (
-                f"The function {name} did not answer within {seconds:g} seconds; whether it took effect is not known."
-            )
-            return Finished(outcome="timed_out", text=text, error=recorded, exception=error)
-        text = conversion_problem(error, run.prepared.parameters, run.checked.arguments)
+            after = f"{self._execution.timeout_of(name):g} seconds; whether it took effect is not known."
+            return failed(outcome="timed_out", text=f"The function {name} did not answer within {after}")
         if isinstance(error, ApprovedArgumentsChangedError | NotRunAgainError):
-            text = str(error)
-        elif text is None and (refusal := refusal_in(error)) is not None:
-            text = f"The function {name} could not do all of its work: {refusal}"
-        elif text is None and self._execution.include_error_detail:
-            text = f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}"
-        text = text or f"The function {name} failed."
-        return Finished(outcome="failed", text=text, error=recorded, exception=error)
+            return failed(text=str(error))
+        if (problem := conversion_problem(error, run.prepared.parameters, run.checked.arguments)) is not None:
+            return failed(text=problem)
+        if (refusal := refusal_in(error)) is not None:
+            return failed(text=f"The function {name} could not do all of its work: {refusal}")
+        if self._execution.include_error_detail:
+            return failed(text=f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}")
+        return failed(text=f"The function {name} failed.")
 
 
-def _put_time(arguments: KernelArguments, left: float | None) -> None:
-    """Give a function the seconds that it has; without a limit no argument, so that it gets its default, or None."""
-    values = cast("dict[str, Any]", arguments)
-    values.pop(TIME_PARAMETER, None)
-    if left is not None:
-        values[TIME_PARAMETER] = left
+def _own(function: KernelFunction, kind: Any, answer: str) -> ResolvedCall:
+    return ResolvedCall(
+        kind=kind,
+        function=function.fully_qualified_name,
+        plugin_name=function.plugin_name or "",
+        function_name=function.name,
+        arguments={},
+        answer=answer,
+    )
 
 
-async def _within(seconds: float, invocation: Coroutine[Any, Any, FunctionResult | None]) -> FunctionResult | None:
-    result = await in_time(invocation, seconds_from_now(seconds))
-    if isinstance(result, OutOfTime):
-        raise _TimedOutError(f"no result within {seconds:g} seconds")
-    return result
+def _lacking(function: KernelFunction, what: str) -> ResolvedCall:
+    return _own(function, "invalid", f"{function.fully_qualified_name} was given no {what}. Call it with one.")
 
 
 def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
-    """What the model reads where no auto-function-invocation filter is around the function."""
+    """Say what the model reads where no auto-function-invocation filter is around the function."""
     if isinstance(ended, Finished):
         return ended
     return Finished(outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended))
 
 
-async def _filtered(
-    stack: Callable[[AutoFunctionInvocationContext], Coroutine[Any, Any, None]], context: AutoFunctionInvocationContext
-) -> None:
-    """Run the filters; one that does not take ``(context, next)``, the names that Semantic Kernel uses, fails here."""
-    await stack(context)
-
-
 def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finished | None) -> Finished:
-    """What the model reads after the filters: the function's result, or what one of them put in its place."""
+    """Say what the model reads after the filters: the function's result, or what one of them put in its place."""
     if failure is not None and result is not None and result.value is failure.text:
         return failure
     skipped = not ran and (result is None or result.value is None)
@@ -406,29 +410,11 @@ def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finishe
     )
 
 
-def _call_content(run: _Run, function: KernelFunction) -> FunctionCallContent:
-    return FunctionCallContent(
-        id=run.call.id,
-        name=run.checked.function,
-        function_name=function.name,
-        plugin_name=function.plugin_name or None,
-        arguments=run.call.arguments,
-    )
-
-
 @cache
-def _complete_context_class() -> None:
-    """Resolve the names in the context's annotations, as Semantic Kernel does before it makes one."""
-    types: tuple[type, ...] = (
-        ChatHistory,
-        FunctionCallContent,
-        FunctionResult,
-        Kernel,
-        KernelArguments,
-        KernelFunction,
-        PromptExecutionSettings,
-    )
-    AutoFunctionInvocationContext.model_rebuild(_types_namespace={one.__name__: one for one in types})
+def _context_class() -> type[AutoFunctionInvocationContext]:
+    """Resolve the names in the context's annotations, as Semantic Kernel does; each is imported by this module."""
+    AutoFunctionInvocationContext.model_rebuild(_types_namespace=globals())
+    return AutoFunctionInvocationContext
 
 
 class _TimedOutError(TimeoutError):
