@@ -1,9 +1,9 @@
 """``ToolCallHandler``: manual tool calling with an interception point, usable without the planner."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from copy import copy
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
@@ -11,19 +11,14 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingC
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import hitl_manager
-from planner_ext.approval.decisions import Decision, Interceptor, ToolCall
+from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.gate import CheckForIntervention, PreInvoke
-from planner_ext.engine.ports import Clock, Observer
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.approval import ApprovalSettings
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.connectors import select_service
-from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.iteration import IterationCallback
-from planner_ext.sk.questions import Clarifier
+from planner_ext.sk.options import RunOptions, takes_run_options
 
 __all__ = ["ToolCallHandler"]
 
@@ -36,6 +31,7 @@ class ToolCallHandler:
     a paused run the calls that wait and the checkpoint.
     """
 
+    @takes_run_options
     def __init__(
         self,
         kernel: Kernel,
@@ -43,22 +39,7 @@ class ToolCallHandler:
         arguments: KernelArguments | None = None,
         settings: PromptExecutionSettings | None = None,
         service_id: str | None = None,
-        check_for_intervention: CheckForIntervention | None = None,
-        interceptors: Sequence[Interceptor] = (),
-        budget: Budget | None = None,
-        approval: ApprovalSettings | None = None,
-        execution: ToolExecution | None = None,
-        pre_invoke: PreInvoke | None = None,
-        iteration_completed: IterationCallback | None = None,
-        clarifier: Clarifier | None = None,
-        max_clarifications: int | None = None,
-        observers: Sequence[Observer] = (),
-        clock: Clock | None = None,
-        min_iteration_time_ms: int = 0,
-        max_prompt_tokens: int | None = None,
-        on_invalid_history: Literal["refuse", "repair"] = "refuse",
-        strict_finish_reason: bool = False,
-        checkpoint_key: bytes | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         """Bind the handler to a kernel.
 
@@ -68,23 +49,9 @@ class ToolCallHandler:
             settings: Settings of every request; None takes those of the arguments, or the service's defaults. Without a
                 function choice behaviour in them, every function of the kernel is offered.
             service_id: The service to use; None leaves it to the kernel's own selection.
-            check_for_intervention: Asked about each call; True defers it to a person, False is no objection. None is
-                `planner_ext.hitl_manager.check_for_intervention`, as it stands when the call is made.
-            interceptors: Asked before it, see `FunctionInvokingChatCompletion`; so are all further options.
-            budget: What one invocation may spend.
-            approval: What becomes of calls that nobody decided, that were denied, and that wait.
-            execution: How functions are run.
-            pre_invoke: Asked about each call with the 1-based round trip, name and arguments; False refuses it.
-            iteration_completed: Called after the results of a batch are stored and before the next request.
-            clarifier: Answers questions of the model, see `FunctionInvokingChatCompletion`.
-            max_clarifications: How many questions are answered.
-            observers: Told each fact of a run.
-            clock: Time; None is the machine's.
-            min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
-            max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent. None is no limit.
-            on_invalid_history: Whether a history that may not be sent is refused, or mended in place.
-            strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-            checkpoint_key: Signs the checkpoints that leave, and refuses every other one in `resume`.
+            **options: See `planner_ext.sk.options.RunOptions`; the budget is that of one invocation. Without
+                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is asked, as it stands
+                when the call is made.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
@@ -95,25 +62,8 @@ class ToolCallHandler:
         self._settings = chosen.model_copy()
         if self._settings.function_choice_behavior is None:
             self._settings.function_choice_behavior = BoundedFunctionChoiceBehavior.Auto()
-        self._service = FunctionInvokingChatCompletion(
-            service,
-            budget=budget,
-            execution=execution,
-            approval=approval,
-            interceptors=interceptors,
-            pre_invoke=pre_invoke,
-            check_for_intervention=check_for_intervention or _current_check,
-            iteration_completed=iteration_completed,
-            clarifier=clarifier,
-            max_clarifications=max_clarifications,
-            observers=observers,
-            clock=clock,
-            min_iteration_time_ms=min_iteration_time_ms,
-            max_prompt_tokens=max_prompt_tokens,
-            on_invalid_history=on_invalid_history,
-            strict_finish_reason=strict_finish_reason,
-            checkpoint_key=checkpoint_key,
-        )
+        options["check_for_intervention"] = options.get("check_for_intervention") or _current_check
+        self._service = FunctionInvokingChatCompletion(service, **options)
 
     async def invoke(
         self, history: ChatHistory, *, stop: StopHandle | None = None

@@ -1,8 +1,8 @@
 """``FunctionInvokingChatCompletion``: the bounded loop around any connector, itself a chat completion service."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, aclosing
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
@@ -15,24 +15,20 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingC
 from semantic_kernel.functions import KernelArguments
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.approval.decisions import Decision, Interceptor
+from planner_ext.approval.decisions import Decision
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.gate import CheckForIntervention, PreInvoke
-from planner_ext.engine.ports import Clock, Observer
-from planner_ext.sk.approval import ApprovalSettings, Taking, calls_taken
+from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, price_in
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.iteration import IterationCallback
+from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
 from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
-from planner_ext.sk.options import LoopOptions
+from planner_ext.sk.options import RunOptions, RunSettings, takes_run_options
 from planner_ext.sk.prompts import NoPrompts
-from planner_ext.sk.questions import Clarifier, own_function
+from planner_ext.sk.questions import own_function
 from planner_ext.sk.resumption import Resumption
 from planner_ext.sk.run_context import Loop, checked_messages, connector_settings, new_run_id
 from planner_ext.sk.service_run import ServiceRun, World, pass_through, pass_through_streaming
@@ -67,95 +63,29 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
 
     _inner: ChatCompletionClientBase = PrivateAttr()
-    _options: LoopOptions = PrivateAttr()
-    _on_invalid_history: Literal["refuse", "repair"] = PrivateAttr("refuse")
+    _options: RunSettings = PrivateAttr()
     _tab: Tab | None = PrivateAttr(None)
 
+    @takes_run_options
     def __init__(
-        self,
-        inner: ChatCompletionClientBase,
-        *,
-        budget: Budget | None = None,
-        execution: ToolExecution | None = None,
-        approval: ApprovalSettings | None = None,
-        interceptors: Sequence[Interceptor] = (),
-        pre_invoke: PreInvoke | None = None,
-        check_for_intervention: CheckForIntervention | None = None,
-        iteration_completed: IterationCallback | None = None,
-        clarifier: Clarifier | None = None,
-        max_clarifications: int | None = None,
-        observers: Sequence[Observer] = (),
-        clock: Clock | None = None,
-        min_iteration_time_ms: int = 0,
-        max_prompt_tokens: int | None = None,
-        on_invalid_history: Literal["refuse", "repair"] = "refuse",
-        strict_finish_reason: bool = False,
-        checkpoint_key: bytes | None = None,
-        service_id: str | None = None,
+        self, inner: ChatCompletionClientBase, *, service_id: str | None = None, **options: Unpack[RunOptions]
     ) -> None:
         """Wrap a connector.
 
         Args:
             inner: The connector that makes the requests. A wrapper is taken off and its options are merged: of each
                 limit the tighter holds, and its interceptors are asked after these.
-            budget: What one request of a caller may spend; None limits nothing but what the behaviour limits.
-            execution: How functions are run; None is `ToolExecution`'s defaults.
-            approval: What becomes of calls that nobody decided, that were denied, and that wait; None is
-                `ApprovalSettings`'s defaults.
-            interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins.
-            pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
-                refuses it, True is no objection.
-            check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
-            iteration_completed: Called after the results of a batch are stored and before the next request.
-            clarifier: Answers questions that the model asks with ``UserInteraction-AskUser``, which is offered with it,
-                and is shown plain replies before they count as final; see `Clarifier`.
-            max_clarifications: How many questions are answered; None is no limit, 0 offers none. Given without a
-                clarifier, questions wait for a person.
-            observers: Told each fact of a run once it is recorded; what they raise is logged and changes nothing.
-            clock: Time; None is the machine's.
-            min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
-            max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent, see
-                `PromptTooLargeError`. None and 0 are no limit.
-            on_invalid_history: A history with an unanswered call, an orphan or a second result is refused before
-                anything is sent (``refuse``), or mended in place (``repair``).
-            strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-            checkpoint_key: Signs every checkpoint that leaves, in metadata and on errors (HMAC-SHA256), and refuses
-                every other one in `resume`. None takes the key of a wrapped service that has one; a key here takes the
-                place of its key.
             service_id: Under which the kernel knows it; None takes the inner connector's.
+            **options: See `planner_ext.sk.options.RunOptions`; the budget is that of one request of a caller.
 
         Raises:
             PlannerInvalidConfigurationError: If an option cannot be used, naming it.
         """
         if not isinstance(inner, ChatCompletionClientBase):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlannerInvalidConfigurationError(
-                f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}."
-            )
+            raise InvalidOptionError(f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}.")
         super().__init__(ai_model_id=inner.ai_model_id, service_id=service_id or inner.service_id)
         self.instruction_role = inner.instruction_role
-        options = LoopOptions.of(
-            budget=budget,
-            execution=execution,
-            approval=approval,
-            interceptors=interceptors,
-            pre_invoke=pre_invoke,
-            check_for_intervention=check_for_intervention,
-            iteration_completed=iteration_completed,
-            clarifier=clarifier,
-            max_clarifications=max_clarifications,
-            clock=clock,
-            min_iteration_time_ms=min_iteration_time_ms,
-            max_prompt_tokens=max_prompt_tokens,
-            strict_finish_reason=strict_finish_reason,
-            observers=observers,
-            checkpoint_key=checkpoint_key,
-        )
-        self._inner, self._options = unwrapped(inner, options)
-        if on_invalid_history not in ("refuse", "repair"):
-            raise PlannerInvalidConfigurationError(
-                f"on_invalid_history must be refuse or repair; got {shown(on_invalid_history)}."
-            )
-        self._on_invalid_history = on_invalid_history
+        self._inner, self._options = unwrapped(inner, RunSettings.of(DecisionsTaken(), **options))
 
     @property
     def inner(self) -> ChatCompletionClientBase:
@@ -173,7 +103,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return copied
 
     @property
-    def options(self) -> LoopOptions:
+    def options(self) -> RunSettings:
         """What it was made with, defaults filled in."""
         return self._options
 
@@ -336,11 +266,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 "whose functions may be called."
             )
         world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
-        messages = tuple(checked_messages(chat_history.messages, self._on_invalid_history, world.kernel))
+        messages = tuple(checked_messages(chat_history.messages, self._options.on_invalid_history, world.kernel))
         around = current_parent_run(self._tab)
         options = self._options if around is None else around.within(self._options)
         loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
-        if self._on_invalid_history == "repair":
+        if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
         started = RunStarted(
             run_id=new_run_id(),
@@ -364,7 +294,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> ServiceRun:
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
-        at, given = self._options.clock.now(), given.within(self._options.held)
+        at, given = self._options.clock.now(), given.within(self._options.outer_budget)
         reopened = given.reopened(at)
         transcript = reopened.transcript
         options = self._options.resumed(reopened.rules.limits, price_in(given.budget))
@@ -388,7 +318,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         settings: PromptExecutionSettings,
         behavior: FunctionChoiceBehavior,
         *,
-        options: LoopOptions,
+        options: RunSettings,
         around: ParentRun | None,
         streaming: bool,
     ) -> Loop:
@@ -422,7 +352,7 @@ def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBa
     return ChargedTextCompletion(service, tab) if isinstance(service, TextCompletionClientBase) else service
 
 
-def unwrapped(service: ChatCompletionClientBase, options: LoopOptions) -> tuple[ChatCompletionClientBase, LoopOptions]:
+def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[ChatCompletionClientBase, RunSettings]:
     """Take the connector out of its wrappers, so that only one loop makes the round trips; their options are merged."""
     while isinstance(service, FunctionInvokingChatCompletion):
         service, options = service.inner, options.within(service.options)
@@ -441,7 +371,7 @@ def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None)
     return None if kernel and asked != 1 and not ToolSet(kernel, behavior, settings).available else behavior
 
 
-def _rules(options: LoopOptions, behavior: FunctionChoiceBehavior) -> Rules:
+def _rules(options: RunSettings, behavior: FunctionChoiceBehavior) -> Rules:
     """Read a behaviour's attempts: those of ``Required`` force a call in each round, and are no limit."""
     required = behavior.type_ is FunctionChoiceType.REQUIRED
     bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)

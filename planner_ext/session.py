@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, Unpack, cast
 
 from pydantic import ValidationError
 from semantic_kernel import Kernel
@@ -27,14 +27,10 @@ from semantic_kernel.contents import (
 from semantic_kernel.exceptions import ServiceInvalidExecutionSettingsError
 from semantic_kernel.functions import KernelArguments
 
-from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.gate import CheckForIntervention, PreInvoke
-from planner_ext.engine.ports import Clock, Observer
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.approval import ApprovalSettings
 from planner_ext.sk.arguments import InvalidArguments, parse_object
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget
@@ -49,10 +45,10 @@ from planner_ext.sk.errors import (
 )
 from planner_ext.sk.execution import ToolExecution, result_text
 from planner_ext.sk.history import find_problems, given_arguments, one_result_each, render
-from planner_ext.sk.iteration import IterationCallback
 from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text_of, with_items
-from planner_ext.sk.options import instance_of, non_negative
+from planner_ext.sk.options import RunOptions, instance_of, non_negative, takes_run_options
 from planner_ext.sk.outcome import chat_history
+from planner_ext.sk.run_context import checked_messages
 
 __all__ = ["AutomaticToolUseConfig", "Messages", "OpenCall", "ToolUseSession"]
 
@@ -263,6 +259,7 @@ class ToolUseSession:
     `RunNotAnsweredError` with status ``paused`` or ``asked`` and a checkpoint for `ToolCallHandler.resume`.
     """
 
+    @takes_run_options
     def __init__(
         self,
         kernel: Kernel,
@@ -272,23 +269,9 @@ class ToolUseSession:
         service_id: str | None = None,
         settings: PromptExecutionSettings | None = None,
         arguments: KernelArguments | None = None,
-        budget: Budget | None = None,
-        execution: ToolExecution | None = None,
-        approval: ApprovalSettings | None = None,
-        interceptors: Sequence[Interceptor] = (),
-        pre_invoke: PreInvoke | None = None,
-        check_for_intervention: CheckForIntervention | None = None,
-        iteration_completed: IterationCallback | None = None,
-        observers: Sequence[Observer] = (),
-        clock: Clock | None = None,
-        min_iteration_time_ms: int = 0,
-        max_prompt_tokens: int | None = None,
-        strict_finish_reason: bool = False,
-        checkpoint_key: bytes | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         """Begin a conversation; nothing is sent.
-
-        The options from ``budget`` on concern functions that the session runs: in open loop they have no part.
 
         Args:
             kernel: Its functions may be called; read again for each request.
@@ -299,51 +282,30 @@ class ToolUseSession:
                 functions are offered is their function choice behaviour's to say, all where they have none; who runs
                 them is ``tool_use_config``'s.
             arguments: The application's arguments, for functions and service selection.
-            budget: What else one prompt may spend, and what happens at a limit; of two limits on tool calls the tighter
-                holds. None raises at the limit of ``tool_use_config``, as ``Budget(on_limit="raise")`` does.
-            execution: How functions are run. None tells the model the message of a function's error, as
-                ``ToolExecution(include_error_detail=True)`` does.
-            approval: What becomes of calls that nobody decided, and that were denied.
-            interceptors: Asked about every call of a batch before any of it runs; the first decision wins.
-            pre_invoke: Asked about each call with the 1-based round trip, name and arguments; False refuses it.
-            check_for_intervention: Asked about each call; True defers it, False is no objection.
-            iteration_completed: Called after the results of a batch are stored and before the next request.
-            observers: Told each fact of a prompt's run.
-            clock: Time; None is the machine's.
-            min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
-            max_prompt_tokens: Most tokens of a request, functions included; one over it is not sent. None is no limit.
-            strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-            checkpoint_key: Signs the checkpoints of errors; see `FunctionInvokingChatCompletion`.
+            **options: See `planner_ext.sk.options.RunOptions`. In open loop ``on_invalid_history`` alone has an effect:
+                ``repair`` repairs the initial prompts, and the conversation when it is sent. The ``budget`` is what
+                else one prompt may spend; of two limits on tool calls the tighter holds. Without a budget, the limit of
+                ``tool_use_config`` raises, as with ``Budget(on_limit="raise")``. Without ``execution`` the model reads
+                the message of a function's error, as with ``ToolExecution(include_error_detail=True)``.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used, naming it.
             InvalidHistoryError: If the initial prompts hold half of a pair of call and result.
         """
         config = instance_of("tool_use_config", tool_use_config, AutomaticToolUseConfig)
-        self._messages = _with_added((), _copied("initial_prompts", initial_prompts, text_allowed=False))
-        self._closed = config.enabled
         self._kernel = kernel
+        self._repairs = options.get("on_invalid_history") == "repair"
+        self._messages = _with_added((), self._fit(_copied("initial_prompts", initial_prompts, text_allowed=False)))
+        self._closed = config.enabled
         self._arguments = KernelArguments() if arguments is None else copy(arguments)
         service, chosen = select_service(kernel, service_id, self._arguments, settings)
         behavior = _behavior(chosen.function_choice_behavior, closed=config.enabled)
         self._settings = chosen.model_copy(update={"function_choice_behavior": behavior})
         self._refuse_format(_format_of(chosen))
-        invoking = FunctionInvokingChatCompletion(
-            service,
-            budget=_budget(budget, config.max_tool_calls),
-            execution=ToolExecution(include_error_detail=True) if execution is None else execution,
-            approval=approval,
-            interceptors=interceptors,
-            pre_invoke=pre_invoke,
-            check_for_intervention=check_for_intervention,
-            iteration_completed=iteration_completed,
-            observers=observers,
-            clock=clock,
-            min_iteration_time_ms=min_iteration_time_ms,
-            max_prompt_tokens=max_prompt_tokens,
-            strict_finish_reason=strict_finish_reason,
-            checkpoint_key=checkpoint_key,
-        )
+        options["budget"] = _budget(options.get("budget"), config.max_tool_calls)
+        if options.get("execution") is None:
+            options["execution"] = ToolExecution(include_error_detail=True)
+        invoking = FunctionInvokingChatCompletion(service, **options)
         self._service: ChatCompletionClientBase = invoking
         self._key = invoking.options.checkpoint_key
         self._lock = asyncio.Lock()
@@ -456,7 +418,7 @@ class ToolUseSession:
     def _answering(self, prompt: str | Messages | None) -> Generator[ChatHistory, None, None]:
         """Yield a working copy of the conversation; keep it if it was answered, or cannot be undone."""
         added = [] if prompt is None else _copied("prompt", prompt)
-        asked = _checked_prompt([*self._messages, *added], closed=self._closed)
+        asked = _checked_prompt(self._fit([*self._messages, *added]), closed=self._closed)
         history = ChatHistory(messages=asked)
         try:
             yield history
@@ -465,6 +427,9 @@ class ToolUseSession:
                 self._messages = self._kept(history, len(asked))
             raise
         self._messages = self._kept(history, len(asked))
+
+    def _fit(self, messages: list[ChatMessageContent]) -> list[ChatMessageContent]:
+        return checked_messages(messages, "repair", self._kernel) if self._repairs else messages
 
     def _kept(self, history: ChatHistory, asked: int) -> list[ChatMessageContent]:
         if self._closed:

@@ -1,23 +1,36 @@
 """The planner's options: every one of the removed planner's by name and default, and ours."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
+from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import Limits
-from planner_ext.engine.ports import Observer
-from planner_ext.sk.approval import ApprovalSettings
-from planner_ext.sk.budget import Budget, tightest
+from planner_ext.engine.gate import CheckForIntervention, PreInvoke
+from planner_ext.engine.ports import Clock, Observer
+from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
+from planner_ext.sk.budget import Budget
 from planner_ext.sk.checkpoint import SigningKey
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.execution import ToolExecution
-from planner_ext.sk.options import callable_with
+from planner_ext.sk.iteration import IterationCallback
+from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings, callable_with, least, non_negative
+from planner_ext.sk.questions import Clarifier
 from planner_ext.sk.structured import response_form
 
 __all__ = ["FunctionCallingStepwisePlannerOptions"]
@@ -31,7 +44,6 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             each reply's metadata. Checked before each request; the last one offers no functions, so that there is an
             answer. The same as ``budget.max_iterations``: where one of them is given it holds, of both the smaller; a
             budget that replaces a run's in ``resume`` has it from here unless it says its own. None is no limit.
-        budget: Further limits, and what happens at one; see `Budget`.
         control: How many tool rounds one step may chain: ``iterations_metadata``: as many as the budget leaves, charged
             from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected); ``use_attempts``: one,
             then a plain reply closes the step (option 1); ``pre_invoke``: until ``pre_invoke`` refuses a call, after
@@ -46,22 +58,6 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             taken; another one is asked for again, told what is wrong, as long as the budget lasts. Then the run ends
             ``limit_reached`` with the answer as it is; with ``max_iterations=None``, ``incomplete`` after ten times. It
             is no part of a checkpoint: ``resume`` needs it again.
-        execution: How functions are run; see `ToolExecution`.
-        approval: What becomes of calls that nobody decided, that were denied, and that wait; see `ApprovalSettings`.
-        interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins. A
-            policy is one of them.
-        pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
-            refuses it, True is no objection.
-        iteration_completed: Called after the results of a batch are stored and before the next request.
-        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, and is shown every plain reply before
-            that counts as final; see `Clarifier`. None leaves questions to a person: the run ends ``asked``.
-        max_clarifications: How many questions of a run are answered, by the clarifier or a person; a call over it is
-            told to go on without, a plain reply counts as final. None is no limit, 0 offers no questions. Questions are
-            offered with this, a ``clarifier`` or ``require_final_answer_function``.
-        observers: Called with each fact of a run once it is recorded, and with the `planner_ext.events.RunInfo` of its
-            run where they take two arguments; what they raise is logged and changes nothing.
-        clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
-        min_iteration_time_ms: Least milliseconds from the start of one round trip to the next.
         excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. Checked when a run
             begins: a name that the kernel does not have is refused. ``UserInteraction`` is the planner's own.
         excluded_functions: The same for functions, by fully qualified name or by their own.
@@ -75,16 +71,10 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         max_tokens_ratio: The share of ``max_tokens`` that the completion may take, from 0 to 1.
         max_completion_tokens: Most tokens of a reply: ``max_tokens`` of each request's settings, or what their class
             calls it; a run whose settings have no such field is refused. None and 0 leave the settings as they are.
-        max_prompt_tokens: Most tokens of a request, functions included; counted, or estimated, before it is sent. One
-            over it is not sent: `PromptTooLargeError`. None and 0 are no limit.
-        on_invalid_history: A ``chat_history`` with an unanswered call, an orphan or a second result is refused before
-            anything is sent (``refuse``), or mended in the run's copy (``repair``).
-        strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-        checkpoint_key: Signs every checkpoint that leaves, of results and of errors (HMAC-SHA256), and refuses every
-            other one in ``resume`` and ``cancel``. None signs with the key of a `FunctionInvokingChatCompletion` that
-            is the kernel's service, if that has one; a key here takes the place of its key. The key is in no ``repr``,
-            dump, error or checkpoint, and is left behind where the options are pickled. A run that is kept in a store
-            is not signed there: who can write to the database can change it.
+        budget, execution, approval, interceptors, pre_invoke, check_for_intervention, iteration_completed, clarifier,
+        max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens, on_invalid_history,
+        strict_finish_reason, checkpoint_key: The options of every door, see `planner_ext.sk.options.RunOptions`.
+            Questions are offered with ``require_final_answer_function``, too.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or its value cannot be used, naming it; when it is
@@ -94,22 +84,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     model_config = ConfigDict(extra="forbid")
 
     max_iterations: int | None = 15
-    budget: Budget | None = None
     control: Literal["iterations_metadata", "use_attempts", "pre_invoke"] = "iterations_metadata"
     plan: bool | str = True
     charge_plan: bool = True
     require_final_answer_function: bool = False
-    response_format: Any = None
-    execution: ToolExecution | None = None
-    approval: ApprovalSettings | None = None
-    interceptors: Sequence[Any] = ()
-    pre_invoke: Any = None
-    iteration_completed: Any = None
-    clarifier: Any = None
-    max_clarifications: int | None = None
-    observers: Sequence[Observer] = ()
-    clock: Any = None
-    min_iteration_time_ms: int | None = 0
+    response_format: type[BaseModel] | Mapping[str, Any] | None = Field(default=None, validate_default=False)
     excluded_plugins: set[str] = Field(default_factory=set[str])
     excluded_functions: set[str] = Field(default_factory=set[str])
     get_available_functions: (
@@ -121,8 +100,22 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     max_tokens: int | None = None
     max_tokens_ratio: float | None = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
     max_completion_tokens: int | None = None
-    max_prompt_tokens: int | None = None
-    on_invalid_history: Literal["refuse", "repair"] = "refuse"
+
+    # The options of every door: `RunSettings.of` checks them.
+    budget: Budget | None = None
+    execution: ToolExecution | None = None
+    approval: ApprovalSettings | None = None
+    interceptors: SkipValidation[Sequence[Interceptor]] = ()
+    pre_invoke: SkipValidation[PreInvoke | None] = None
+    check_for_intervention: SkipValidation[CheckForIntervention | None] = None
+    iteration_completed: SkipValidation[IterationCallback | None] = None
+    clarifier: SkipValidation[Clarifier | None] = None
+    max_clarifications: SkipValidation[int | None] = None
+    observers: SkipValidation[Sequence[Observer]] = ()
+    clock: SkipValidation[Clock | None] = None
+    min_iteration_time_ms: SkipValidation[int | None] = 0
+    max_prompt_tokens: SkipValidation[int | None] = None
+    on_invalid_history: SkipValidation[Literal["refuse", "repair"]] = "refuse"
     strict_finish_reason: bool = False
     checkpoint_key: bytes | None = Field(default=None, exclude=True, repr=False)
 
@@ -144,20 +137,30 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
                 raise
 
     @property
-    def limits(self) -> Limits:
-        """The budget, ``max_iterations`` included."""
-        own, budget = Limits(max_iterations=self.max_iterations), (self.budget or Budget()).limits
-        only_there = budget.max_iterations is not None and "max_iterations" not in self.model_fields_set
-        return budget if only_there else tightest(budget, own)
+    def run_options(self) -> RunOptions:
+        """The options of every door; the budget's ``max_iterations`` is the one that holds."""
+        options: Any = {name: getattr(self, name) for name in DEFAULTS}
+        budget = self.budget or Budget()
+        if "max_iterations" in self.model_fields_set or budget.max_iterations is None:
+            budget = replace(budget, max_iterations=least(budget.max_iterations, self.max_iterations))
+        options["budget"] = budget
+        return options
+
+    @property
+    def snapshot(self) -> tuple[object, ...]:
+        """What `run_options` are made of, as it is now: lists may be changed in place."""
+        values = [getattr(self, name) for name in DEFAULTS]
+        given = "max_iterations" in self.model_fields_set
+        return (*values, tuple(self.interceptors), tuple(self.observers), self.max_iterations, given)
 
     @field_validator("get_available_functions", mode="before")
     @classmethod
     def _check_get_available_functions(cls, value: object) -> object:
         return callable_with("get_available_functions", value, "these options", "the goal")
 
-    @field_validator("response_format", mode="before")
+    @field_validator("response_format", mode="plain")
     @classmethod
-    def _check_response_format(cls, value: object) -> object:
+    def _check_response_format(cls, value: Any) -> Any:
         response_form(value)
         return value
 
@@ -167,19 +170,10 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         Budget(max_iterations=value)  # pyright: ignore[reportArgumentType]  (this is what checks it)
         return value
 
-    @field_validator(
-        "min_iteration_time_ms",
-        "max_tokens",
-        "max_completion_tokens",
-        "max_prompt_tokens",
-        "max_clarifications",
-        mode="before",
-    )
+    @field_validator("max_tokens", "max_completion_tokens", mode="before")
     @classmethod
-    def _check_count(cls, value: object) -> object:
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-            return value
-        raise ValueError("it takes a whole number, 0 or more, or None")
+    def _check_count(cls, value: object, info: ValidationInfo) -> object:
+        return None if value is None else non_negative(str(info.field_name), value)
 
     @field_validator("checkpoint_key", mode="plain")
     @classmethod
@@ -203,6 +197,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             shares = {"max_completion_tokens": int(total * ratio), "max_prompt_tokens": int(total * (1 - ratio))}
         # Past __setattr__: a derived share is not one that was given.
         vars(self).update({name: share for name, share in shares.items() if name not in self.model_fields_set})
+        RunSettings.of(DecisionsTaken(), **self.run_options)
         return self
 
 

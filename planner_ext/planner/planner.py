@@ -21,12 +21,12 @@ from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, result_of
 from planner_ext.planner.run import PlannerRun, rules_kept, segment_facts
-from planner_ext.planner.setting import PlannerSetting, PlannerTemplates, loop_options, setting_of
+from planner_ext.planner.setting import PlannerSetting, PlannerTemplates, setting_of
 from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken, check_record
 from planner_ext.sk.budget import Budget, Price
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import RunEndedError
-from planner_ext.sk.options import checked_goal, instance_of
+from planner_ext.sk.options import RunSettings, checked_goal, instance_of
 from planner_ext.sk.resumption import Resumption
 from planner_ext.sk.run_context import checked_messages, new_run_id
 
@@ -57,7 +57,15 @@ class FunctionCallingStepwisePlanner:
         instance_of("options", self.options, FunctionCallingStepwisePlannerOptions)
         self._templates = PlannerTemplates.of(self.options)
         self._taken = DecisionsTaken()
-        loop_options(self.options)  # which checks them
+        self._read: tuple[object, RunSettings] | None = None
+        self._settings()  # which checks them
+
+    def _settings(self) -> RunSettings:
+        """Read the options; again only if they have changed since."""
+        seen = self.options.snapshot
+        if self._read is None or self._read[0] != seen:
+            self._read = (seen, RunSettings.of(self._taken, **self.options.run_options))
+        return self._read[1]
 
     @property
     def generate_plan_yaml(self) -> str:
@@ -214,7 +222,7 @@ class FunctionCallingStepwisePlanner:
             InvalidCheckpointError: As `resume`; with the planner's own ``checkpoint_key`` alone, since there is no
                 kernel here whose service could have one.
         """
-        options = loop_options(self.options)
+        options = self._settings()
         state = instance_of("checkpoint", checkpoint, Checkpoint).verified(options.checkpoint_key).state()
         check_record(state)
         if state.ended is not None:
@@ -323,7 +331,7 @@ class FunctionCallingStepwisePlanner:
             self.options,
             self._templates,
             owner=self,
-            taken=self._taken,
+            settings=self._settings(),
             service_id=self.service_id,
             kernel=kernel,
             goal=goal,

@@ -17,13 +17,12 @@ from planner_ext.core.limits import Limits
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.service import charged_service, unwrapped
-from planner_ext.sk.approval import DecisionsTaken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, Price, price_in
 from planner_ext.sk.connectors import select_service
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.nested import current_parent_run, planner_of, tab_in
-from planner_ext.sk.options import LoopOptions, instance_of
+from planner_ext.sk.options import RunSettings, instance_of
 from planner_ext.sk.prompts import (
     PlannerPrompts,
     default_plan_prompt,
@@ -36,7 +35,7 @@ from planner_ext.sk.run_context import Loop, connector_settings, function_names,
 from planner_ext.sk.structured import ResponseForm, response_form
 from planner_ext.sk.toolset import ToolSet
 
-__all__ = ["PlannerSetting", "PlannerTemplates", "loop_options", "setting_of"]
+__all__ = ["PlannerSetting", "PlannerTemplates", "setting_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class PlannerSetting:
     """What one run works with."""
 
     planner: FunctionCallingStepwisePlannerOptions
-    options: LoopOptions
+    options: RunSettings
     loop: Loop
     prompts: PlannerPrompts
     behavior: FunctionChoiceBehavior
@@ -117,39 +116,13 @@ class PlannerSetting:
         return (*before, ChatMessageContent(role=AuthorRole.USER, content=self.goal))
 
 
-def loop_options(
-    options: FunctionCallingStepwisePlannerOptions,
-    budget: Limits | None = None,
-    price: Price | None = None,
-    taken: DecisionsTaken | None = None,
-) -> LoopOptions:
-    """Read the options as they are now; a budget and a price that a run is resumed with take the place of theirs.
-
-    Raises:
-        PlannerInvalidConfigurationError: Naming the option that cannot be used.
-    """
-    limits = options.limits
+def _resumed(settings: RunSettings, budget: Limits | None, price: Price | None) -> RunSettings:
+    """Put the budget and the price that a run is resumed with in the place of those of the settings."""
+    limits = settings.budget
     if budget is not None:
         given = _limits(budget)
         limits = given if given.max_iterations else replace(given, max_iterations=limits.max_iterations)
-    read = LoopOptions.of(
-        budget=options.budget,
-        execution=options.execution,
-        approval=options.approval,
-        interceptors=tuple(options.interceptors),
-        pre_invoke=options.pre_invoke,
-        iteration_completed=options.iteration_completed,
-        clarifier=options.clarifier,
-        max_clarifications=options.max_clarifications,
-        clock=options.clock,
-        min_iteration_time_ms=options.min_iteration_time_ms,
-        max_prompt_tokens=options.max_prompt_tokens,
-        strict_finish_reason=options.strict_finish_reason,
-        observers=tuple(options.observers),
-        checkpoint_key=options.checkpoint_key,
-        taken=taken,
-    )
-    return read.resumed(limits, price_in(budget) or price)
+    return settings.resumed(limits, price_in(budget) or price)
 
 
 def _limits(budget: object) -> Limits:
@@ -164,7 +137,7 @@ def setting_of(
     templates: PlannerTemplates,
     *,
     owner: object,
-    taken: DecisionsTaken,
+    settings: RunSettings,
     service_id: str | None,
     kernel: Kernel,
     goal: str,
@@ -185,22 +158,22 @@ def setting_of(
     """
     # A run that is kept in a store has its own budget, wherever it begins.
     around = None if store is not None else current_parent_run(tab_in(kernel))
-    options = loop_options(planner, budget, price, taken)
+    options = _resumed(settings, budget, price)
     options = options if around is None else around.within(options)
     running = (owner,) if around is None else (*around.planners, owner)
-    service, settings = select_service(kernel, service_id, arguments, planner.execution_settings)
+    service, selected = select_service(kernel, service_id, arguments, planner.execution_settings)
     if kept is not None and budget is None:
         options = replace(options, budget=kept.limits)
     service, options = unwrapped(service, options)
-    settings = _with_completion_limit(connector_settings(service, settings), planner.max_completion_tokens)
-    behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
+    request = _with_completion_limit(connector_settings(service, selected), planner.max_completion_tokens)
+    behavior = request.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
     _check_exclusions(planner, kernel)
     final_answer, ask_user = _final_answer(planner, kernel), _ask_user(planner, options, kernel)
     form = _form(planner, kept)
     offer = ToolSet(
         kernel,
         None if behavior.type_ is FunctionChoiceType.NONE else behavior,
-        settings,
+        request,
         own=[function for function in (final_answer, ask_user) if function is not None],
         select=lambda found: _without(running, kernel, _selected(planner, kernel, found, goal)),
     )
@@ -216,7 +189,7 @@ def setting_of(
     loop = Loop(
         kernel=kernel,
         service=service,
-        settings=settings,
+        settings=request,
         offer=offer,
         arguments=arguments,
         options=options.under(behavior),
@@ -228,7 +201,7 @@ def setting_of(
         planner=owner,
         within=around,
         wrap=charged_service,
-        form=None if form is None else form.within(settings),
+        form=None if form is None else form.within(request),
         store=store,
     )
     return PlannerSetting(
@@ -284,7 +257,7 @@ def _final_answer(planner: FunctionCallingStepwisePlannerOptions, kernel: Kernel
 
 
 def _ask_user(
-    planner: FunctionCallingStepwisePlannerOptions, options: LoopOptions, kernel: Kernel
+    planner: FunctionCallingStepwisePlannerOptions, options: RunSettings, kernel: Kernel
 ) -> KernelFunction | None:
     insists = planner.require_final_answer_function and options.max_clarifications != 0
     if not (options.takes_questions or insists) or _excludes(planner, kernel, "AskUser"):

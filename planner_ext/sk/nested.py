@@ -46,7 +46,7 @@ from planner_ext.sk.arguments import INJECTED, InvalidArguments, parameters_of, 
 from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.gates import RunGate, approval_filters
-from planner_ext.sk.options import LoopOptions
+from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import PromptSize, checked_price, price_of
 from planner_ext.sk.usage import merge_reported, read_iterations, usage_in
 
@@ -112,7 +112,7 @@ class ParentRun:
         if self.stop is not None and self.stop.reason is not None:
             raise NestedRunRefusedError(f"The run was asked to stop: {self.stop.reason}")
 
-    def within(self, options: LoopOptions) -> LoopOptions:
+    def within(self, options: RunSettings) -> RunSettings:
         """Keep a nested run to what is left: of each limit the tighter holds.
 
         Raises:

@@ -2,9 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 
@@ -18,14 +18,22 @@ from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, Price, tightest
 from planner_ext.sk.checkpoint import SigningKey
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import IterationCallback
 from planner_ext.sk.questions import Clarifier
 
-__all__ = ["CheckedClock", "LoopOptions", "callable_with", "checked_goal", "instance_of", "non_negative"]
-
-# An application's clock, held to what a run needs of one.
+__all__ = [
+    "DEFAULTS",
+    "RunOptions",
+    "RunSettings",
+    "callable_with",
+    "checked_goal",
+    "instance_of",
+    "least",
+    "non_negative",
+    "takes_run_options",
+]
 
 
 class CheckedClock:
@@ -43,7 +51,7 @@ class CheckedClock:
         """Seconds since the epoch.
 
         Raises:
-            PlannerInvalidConfigurationError: If the clock gives something else than a finite number.
+            InvalidOptionError: If the clock gives something else than a finite number.
         """
         return _seconds("now", self._clock.now())
 
@@ -51,7 +59,7 @@ class CheckedClock:
         """Seconds that never go back.
 
         Raises:
-            PlannerInvalidConfigurationError: If the clock gives something else than a finite number.
+            InvalidOptionError: If the clock gives something else than a finite number.
         """
         self._latest = max(self._latest, _seconds("monotonic", self._clock.monotonic()))
         return self._latest
@@ -66,98 +74,169 @@ class CheckedClock:
 def _seconds(name: str, given: object) -> float:
     if isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given):
         return given
-    raise PlannerInvalidConfigurationError(
+    raise InvalidOptionError(
         f"clock.{name}() must give a finite number of seconds; got {shown(given)}. Give it as time.time() and "
         "time.monotonic() do."
     )
 
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., None])
+
+
+class RunOptions(TypedDict, total=False):
+    """The options that every door takes by keyword: planner, service, handler and session.
+
+    Attributes:
+        budget: What one run may spend, and what happens at a limit; see `Budget`. None limits nothing but what the
+            function choice behaviour limits.
+        execution: How functions are run; see `ToolExecution`.
+        approval: What happens to calls that no interceptor decided, that were denied, and that wait; see
+            `ApprovalSettings`.
+        interceptors: Asked, in order, about every call of a batch before any of it runs; the first decision wins. An
+            `ApprovalPolicy` is one of them.
+        pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
+            refuses the call, True is no objection.
+        check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
+        iteration_completed: Called after the results of a batch are stored and before the next request.
+        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which is offered with it, and is shown
+            every plain reply before that counts as final; see `Clarifier`. None leaves questions to a person: the run
+            ends ``asked``.
+        max_clarifications: How many questions of a run are answered, by the clarifier or a person. The model is asked
+            to continue without an answer to a question beyond it, and a plain reply then counts as final. None is no
+            limit; 0 offers no questions. Questions are offered where this is given, too.
+        observers: Called with each fact of a run once it is recorded, and with the `planner_ext.events.RunInfo` of its
+            run where they take two arguments. Their exceptions are logged and change nothing.
+        clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
+        min_iteration_time_ms: Least milliseconds from the start of one round trip to the start of the next.
+        max_prompt_tokens: Most tokens of a request, functions included; counted, or estimated, before it is sent. A
+            larger one is not sent: `PromptTooLargeError`. None and 0 are no limit.
+        on_invalid_history: A history with an unanswered call, an orphan or a second result is refused before anything
+            is sent (``refuse``), or repaired (``repair``): the planner and the session repair their own copy, service
+            and handler the caller's history.
+        strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+        checkpoint_key: Signs every checkpoint that leaves, in results, metadata and errors (HMAC-SHA256); every other
+            checkpoint is then refused. None uses the key of a wrapped `FunctionInvokingChatCompletion` that has one.
+            The
+            key is in no ``repr``, dump, error or checkpoint, and is left behind where its object is pickled. A run in a
+            store is not signed there: who can write to the database can change it.
+    """
+
+    budget: Budget | None
+    execution: ToolExecution | None
+    approval: ApprovalSettings | None
+    interceptors: Sequence[Interceptor]
+    pre_invoke: PreInvoke | None
+    check_for_intervention: CheckForIntervention | None
+    iteration_completed: IterationCallback | None
+    clarifier: Clarifier | None
+    max_clarifications: int | None
+    observers: Sequence[Observer]
+    clock: Clock | None
+    min_iteration_time_ms: int | None
+    max_prompt_tokens: int | None
+    on_invalid_history: Literal["refuse", "repair"]
+    strict_finish_reason: bool
+    checkpoint_key: bytes | None
+
+
+DEFAULTS: Mapping[str, object] = {
+    **dict.fromkeys(RunOptions.__annotations__),
+    "interceptors": (),
+    "observers": (),
+    "min_iteration_time_ms": 0,
+    "on_invalid_history": "refuse",
+    "strict_finish_reason": False,
+}
+"""The options by name, in their order, with their defaults."""
+
+
+def takes_run_options(function: _F) -> _F:
+    """Spell out `RunOptions` in the signature of a function that takes them as ``**options``."""
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
+        for name, kind in RunOptions.__annotations__.items()
+        if name not in signature.parameters
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *shared])  # pyright: ignore[reportFunctionMemberAccess]  (what inspect reads)
+    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOptions:
-    """What every door lets its caller set; see the doors for what each means.
+class RunSettings:
+    """`RunOptions`, checked and with defaults, merged with those of the services that a door takes the place of.
 
     Attributes:
-        held: The budget of a service that limits itself, which holds for a resumed run's new budget, too; or None.
-        taken: What the object that the caller made remembers of decisions, and what the services inside it do.
+        outer_budget: The budget of a wrapped service, which limits a resumed run's new budget, too; or None.
+        taken: The decisions that the caller's object has taken, and those of the wrapped services.
     """
 
     budget: Limits
+    price: Price | None
     execution: ToolExecution
     approval: ApprovalSettings
+    interceptors: tuple[Interceptor, ...]
+    pre_invoke: tuple[PreInvoke, ...]
+    checks: tuple[CheckForIntervention, ...]
+    iteration_completed: IterationCallback | None
+    clarifier: Clarifier | None
+    max_clarifications: int | None
+    observers: tuple[Observer, ...]
     clock: Clock
-    price: Price | None = None
-    min_iteration_time_ms: int = 0
-    max_prompt_tokens: int = 0
-    strict_finish_reason: bool = False
-    observers: Sequence[Observer] = ()
-    interceptors: Sequence[Interceptor] = ()
-    pre_invoke: Sequence[PreInvoke] = ()
-    checks: Sequence[CheckForIntervention] = ()
-    iteration_completed: IterationCallback | None = None
-    clarifier: Clarifier | None = None
-    max_clarifications: int | None = None
-    held: Limits | None = None
-    checkpoint_key: SigningKey | None = None
-    taken: tuple[DecisionsTaken, ...] = ()
+    min_iteration_time_ms: int
+    max_prompt_tokens: int
+    on_invalid_history: Literal["refuse", "repair"]
+    strict_finish_reason: bool
+    checkpoint_key: SigningKey | None
+    outer_budget: Limits | None = None
+    taken: tuple[DecisionsTaken, ...]
 
     @classmethod
-    def of(
-        cls,
-        *,
-        budget: Budget | None = None,
-        execution: ToolExecution | None = None,
-        clock: Clock | None = None,
-        min_iteration_time_ms: int | None = None,
-        max_prompt_tokens: int | None = None,
-        strict_finish_reason: bool = False,
-        observers: Sequence[Observer] = (),
-        approval: ApprovalSettings | None = None,
-        interceptors: Sequence[Interceptor] = (),
-        pre_invoke: PreInvoke | None = None,
-        check_for_intervention: CheckForIntervention | None = None,
-        iteration_completed: IterationCallback | None = None,
-        clarifier: Clarifier | None = None,
-        max_clarifications: int | None = None,
-        checkpoint_key: bytes | None = None,
-        taken: DecisionsTaken | None = None,
-    ) -> "LoopOptions":
-        """Fill in the defaults and refuse what means nothing.
+    def of(cls, taken: DecisionsTaken, **options: Unpack[RunOptions]) -> "RunSettings":
+        """Check options and fill in the defaults.
+
+        Args:
+            taken: The memory of the object that the options are for.
+            **options: As a door was given them.
 
         Raises:
-            PlannerInvalidConfigurationError: Naming the option.
+            InvalidOptionError: Naming the option.
+            TypeError: If there is no such option.
         """
-        spendable = _instance("budget", budget, Budget)
+        if unknown := options.keys() - DEFAULTS.keys():
+            raise TypeError(f"unexpected keyword argument {', '.join(sorted(map(repr, unknown)))}")
+        given: Any = {**DEFAULTS, **options}
+        budget = _instance("budget", given["budget"], Budget)
+        questions, on_invalid_history = given["max_clarifications"], given["on_invalid_history"]
+        if on_invalid_history not in ("refuse", "repair"):
+            raise InvalidOptionError(f"on_invalid_history must be refuse or repair; got {shown(on_invalid_history)}.")
         return cls(
-            budget=spendable.limits,
-            price=spendable.price,
-            execution=_instance("execution", execution, ToolExecution),
-            clock=_clock(clock),
-            min_iteration_time_ms=non_negative("min_iteration_time_ms", min_iteration_time_ms),
-            max_prompt_tokens=non_negative("max_prompt_tokens", max_prompt_tokens),
-            strict_finish_reason=strict_finish_reason,
-            observers=_callables("observers", observers),
-            approval=_instance("approval", approval, ApprovalSettings),
-            interceptors=_callables("interceptors", interceptors),
-            pre_invoke=_callables("pre_invoke", () if pre_invoke is None else (pre_invoke,)),
-            checks=_callables(
-                "check_for_intervention", () if check_for_intervention is None else (check_for_intervention,)
-            ),
+            budget=budget.limits,
+            price=budget.price,
+            execution=_instance("execution", given["execution"], ToolExecution),
+            approval=_instance("approval", given["approval"], ApprovalSettings),
+            interceptors=_callables("interceptors", given["interceptors"]),
+            pre_invoke=_callables("pre_invoke", _listed(given["pre_invoke"])),
+            checks=_callables("check_for_intervention", _listed(given["check_for_intervention"])),
             iteration_completed=callable_with(
-                "iteration_completed", iteration_completed, "the context of the iteration"
+                "iteration_completed", given["iteration_completed"], "the context of the iteration"
             ),
-            clarifier=callable_with("clarifier", clarifier, "the question"),
-            max_clarifications=None
-            if max_clarifications is None
-            else non_negative("max_clarifications", max_clarifications),
-            checkpoint_key=SigningKey.of(checkpoint_key),
-            taken=(DecisionsTaken() if taken is None else taken,),
+            clarifier=callable_with("clarifier", given["clarifier"], "the question"),
+            max_clarifications=None if questions is None else non_negative("max_clarifications", questions),
+            observers=_callables("observers", given["observers"]),
+            clock=_clock(given["clock"]),
+            min_iteration_time_ms=non_negative("min_iteration_time_ms", given["min_iteration_time_ms"]),
+            max_prompt_tokens=non_negative("max_prompt_tokens", given["max_prompt_tokens"]),
+            on_invalid_history=on_invalid_history,
+            strict_finish_reason=given["strict_finish_reason"],
+            checkpoint_key=SigningKey.of(given["checkpoint_key"]),
+            taken=(taken,),
         )
 
-    def within(self, inner: "LoopOptions") -> "LoopOptions":
-        """Merge with the options of a service that this loop takes the place of.
+    def within(self, inner: "RunSettings") -> "RunSettings":
+        """Merge with the settings of a wrapped service that this door takes the place of.
 
         Of each limit the tighter holds; the service's interceptors are asked after these, its callbacks and its
         checkpoint key hold where there is none here. A decision that either has taken is taken.
@@ -165,7 +244,7 @@ class LoopOptions:
         return replace(
             self,
             budget=tightest(self.budget, inner.budget),
-            held=tightest(inner.budget, self.held),
+            outer_budget=tightest(inner.budget, self.outer_budget),
             price=self.price or inner.price,
             max_prompt_tokens=min(filter(None, (self.max_prompt_tokens, inner.max_prompt_tokens)), default=0),
             interceptors=(*self.interceptors, *inner.interceptors),
@@ -175,7 +254,7 @@ class LoopOptions:
             approval=self.approval.within(inner.approval),
             iteration_completed=self.iteration_completed or inner.iteration_completed,
             clarifier=self.clarifier or inner.clarifier,
-            max_clarifications=_least(self.max_clarifications, inner.max_clarifications),
+            max_clarifications=least(self.max_clarifications, inner.max_clarifications),
             checkpoint_key=inner.checkpoint_key if self.checkpoint_key is None else self.checkpoint_key,
             taken=(*self.taken, *inner.taken),
         )
@@ -185,17 +264,22 @@ class LoopOptions:
         """Whether the model is offered the function that asks the user."""
         return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
 
-    def resumed(self, limits: Limits, price: Price | None) -> "LoopOptions":
+    def resumed(self, limits: Limits, price: Price | None) -> "RunSettings":
         """Take the limits that a resumed run has, and the price of the budget that it was resumed with, if any."""
         return replace(self, budget=limits, price=price or self.price)
 
-    def under(self, behavior: FunctionChoiceBehavior) -> "LoopOptions":
+    def under(self, behavior: FunctionChoiceBehavior) -> "RunSettings":
         """Add the pre-invoke callback of a function choice behaviour, if it has one."""
         callback = behavior.pre_invoke_callback if isinstance(behavior, BoundedFunctionChoiceBehavior) else None
         return self if callback is None else replace(self, pre_invoke=(*self.pre_invoke, callback))
 
 
-def _least(first: int | None, second: int | None) -> int | None:
+def _listed(value: Any) -> tuple[Any, ...]:
+    return () if value is None else (value,)
+
+
+def least(first: int | None, second: int | None) -> int | None:
+    """Return the smaller of two limits; None is no limit."""
     return min((limit for limit in (first, second) if limit is not None), default=None)
 
 
@@ -203,7 +287,7 @@ def _instance(name: str, value: object, kind: type[_T]) -> _T:
     """Take an option of a class, or its defaults for None.
 
     Raises:
-        PlannerInvalidConfigurationError: Naming the option.
+        InvalidOptionError: Naming the option.
     """
     return kind() if value is None else instance_of(name, value, kind)
 
@@ -212,10 +296,10 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
     """Read what has to be of a class.
 
     Raises:
-        PlannerInvalidConfigurationError: Naming the option.
+        InvalidOptionError: Naming the option.
     """
     if not isinstance(value, kind):
-        raise PlannerInvalidConfigurationError(f"{name} must be of the class {kind.__name__}; got {shown(value)}.")
+        raise InvalidOptionError(f"{name} must be of the class {kind.__name__}; got {shown(value)}.")
     return value
 
 
@@ -223,10 +307,10 @@ def checked_goal(goal: object) -> str:
     """Read a goal.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is no text, or an empty one.
+        InvalidOptionError: If it is no text, or an empty one.
     """
     if not isinstance(goal, str) or not goal.strip():
-        raise PlannerInvalidConfigurationError(f"The goal must be a text that is not empty; got {shown(goal)}.")
+        raise InvalidOptionError(f"The goal must be a text that is not empty; got {shown(goal)}.")
     return goal
 
 
@@ -234,14 +318,12 @@ def _clock(value: Clock | None) -> Clock:
     """Take a clock, or the machine's for None.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is none.
+        InvalidOptionError: If it is none.
     """
     if value is None or isinstance(value, SystemClock | CheckedClock):
         return value or SystemClock()
     if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
-        raise PlannerInvalidConfigurationError(
-            f"clock must have now, monotonic and sleep, or be None; got {shown(value)}."
-        )
+        raise InvalidOptionError(f"clock must have now, monotonic and sleep, or be None; got {shown(value)}.")
     return CheckedClock(value)
 
 
@@ -254,12 +336,12 @@ def callable_with(name: str, value: _T, *given: str) -> _T:
         given: What the function is called with, in words.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is not a function, or does not take these arguments.
+        InvalidOptionError: If it is not a function, or does not take these arguments.
     """
     if value is None:
         return value
     if not callable(value):
-        raise PlannerInvalidConfigurationError(f"{name} must be a function, or None; got {shown(value)}.")
+        raise InvalidOptionError(f"{name} must be a function, or None; got {shown(value)}.")
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
@@ -267,7 +349,7 @@ def callable_with(name: str, value: _T, *given: str) -> _T:
     try:
         signature.bind(*given)
     except TypeError as error:
-        raise PlannerInvalidConfigurationError(
+        raise InvalidOptionError(
             f"{name} must take {' and '.join(given)}; got a function that takes {signature}: {error}."
         ) from None
     return value
@@ -277,12 +359,10 @@ def _callables(name: str, values: object) -> tuple[Any, ...]:
     """Read a sequence of functions.
 
     Raises:
-        PlannerInvalidConfigurationError: Naming the option.
+        InvalidOptionError: Naming the option.
     """
     if not isinstance(values, list | tuple) or not all(callable(value) for value in cast("Sequence[object]", values)):
-        raise PlannerInvalidConfigurationError(
-            f"{name} must be a sequence of functions; got {shown(cast('object', values))}."
-        )
+        raise InvalidOptionError(f"{name} must be a sequence of functions; got {shown(cast('object', values))}.")
     return tuple(cast("Sequence[Any]", values))
 
 
@@ -290,10 +370,10 @@ def non_negative(name: str, value: object) -> int:
     """Read a whole number, 0 or more; None is 0.
 
     Raises:
-        PlannerInvalidConfigurationError: Naming the option.
+        InvalidOptionError: Naming the option.
     """
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise PlannerInvalidConfigurationError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
+        raise InvalidOptionError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
     return value

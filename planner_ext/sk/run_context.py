@@ -33,7 +33,7 @@ from planner_ext.sk.gates import RunGate, approval_filters, mark_of
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.iteration import IterationCompletedHook
 from planner_ext.sk.nested import ParentRun, Wrap, nothing_left, whole
-from planner_ext.sk.options import LoopOptions
+from planner_ext.sk.options import RunSettings
 from planner_ext.sk.outcome import carry_run
 from planner_ext.sk.prices import price_of
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
@@ -72,7 +72,7 @@ class Loop:
         settings: PromptExecutionSettings,
         offer: ToolSet,
         arguments: KernelArguments | None,
-        options: LoopOptions,
+        options: RunSettings,
         streaming: bool,
         prompts: Prompts,
         final_answer: KernelFunction | None = None,
@@ -254,7 +254,7 @@ def _transcript(chat: KernelChat, state: State) -> ChatHistory:
     return ChatHistory(messages=deepcopy(chat.messages(state.transcript)))
 
 
-def _guards(options: LoopOptions, offer: ToolSet, kernel: Kernel) -> Guards:
+def _guards(options: RunSettings, offer: ToolSet, kernel: Kernel) -> Guards:
     registered: Any = (*kernel.auto_function_invocation_filters, *kernel.function_invocation_filters)  # pyright: ignore[reportUnknownMemberType]
     return Guards(
         interceptors=tuple(map(guard_name, options.interceptors)),

@@ -1,0 +1,180 @@
+"""One list of options, and every door takes all of it: planner, service, handler and session."""
+
+import inspect
+from dataclasses import replace
+from typing import Any, get_type_hints
+
+import pytest
+from pydantic import SkipValidation
+from semantic_kernel import Kernel
+from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionCallContent
+
+from planner_ext import (
+    ApprovalSettings,
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionInvokingChatCompletion,
+    ToolCallHandler,
+    ToolExecution,
+    ToolUseSession,
+)
+from planner_ext.core.facts import Fact
+from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
+from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings
+from planner_ext.testing import ScriptedChatCompletion, call, say
+
+DOORS = (FunctionInvokingChatCompletion, ToolCallHandler, ToolUseSession)
+
+
+class Clock:
+    """A clock that stands still."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        pass
+
+
+def asked(_: Any) -> None:
+    """An interceptor, a callback, an observer and a clarifier of no opinion."""
+
+
+GIVEN: dict[str, Any] = {
+    "budget": Budget(max_total_tokens=7),
+    "execution": ToolExecution(max_concurrency=1),
+    "approval": ApprovalSettings(unmatched="deny"),
+    "interceptors": [asked],
+    "pre_invoke": lambda iteration, name, arguments: True,
+    "check_for_intervention": lambda call: False,
+    "iteration_completed": asked,
+    "clarifier": asked,
+    "max_clarifications": 3,
+    "observers": [asked],
+    "clock": Clock(),
+    "min_iteration_time_ms": 11,
+    "max_prompt_tokens": 1000,
+    "on_invalid_history": "repair",
+    "strict_finish_reason": True,
+    "checkpoint_key": b"key",
+}
+"""A value of each option that is not its default."""
+
+REFUSED: dict[str, Any] = {
+    **dict.fromkeys(DEFAULTS, 5.25),
+    "strict_finish_reason": "perhaps",
+    "checkpoint_key": b"",
+}
+
+
+def kernel() -> Kernel:
+    """Make a kernel with a service."""
+    made = Kernel()
+    made.add_service(ScriptedChatCompletion([say("Done.")], service_id="chat"))
+    return made
+
+
+def made_by(door: type, **options: Any) -> RunSettings:
+    """Make a door with options, and read what it works with."""
+    if door is FunctionInvokingChatCompletion:
+        return FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **options).options
+    if door is FunctionCallingStepwisePlannerOptions:
+        planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**options))
+        return planner._settings()  # pyright: ignore[reportPrivateUsage]
+    return door(kernel(), **options)._service.options
+
+
+every_door = pytest.mark.parametrize("door", [*DOORS, FunctionCallingStepwisePlannerOptions])
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_shows_every_option(door: type) -> None:
+    """The signature spells all options out, by keyword, with their defaults and types."""
+    shown = inspect.signature(door.__init__).parameters
+    for name, kind in RunOptions.__annotations__.items():
+        assert shown[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert shown[name].default == DEFAULTS[name]
+        assert shown[name].annotation == kind
+    assert all(one.kind is not one.VAR_KEYWORD for one in shown.values())
+
+
+def test_the_planners_options_are_the_same() -> None:
+    """The planner's options have a field for each, of the same type and default."""
+    fields, kinds = FunctionCallingStepwisePlannerOptions.model_fields, get_type_hints(RunOptions)
+    own = get_type_hints(FunctionCallingStepwisePlannerOptions)
+    for name in DEFAULTS:
+        assert fields[name].default == DEFAULTS[name]
+        assert own[name] in (kinds[name], SkipValidation[kinds[name]])
+
+
+@every_door
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_no_door_loses_an_option(door: type, name: str) -> None:
+    """What is given to a door is what its runs work with."""
+    given, default = made_by(door, **{name: GIVEN[name]}), made_by(door)
+    where = {"check_for_intervention": "checks"}.get(name, name)
+    assert getattr(given, where) != getattr(default, where)
+
+
+@every_door
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "strict_finish_reason"])
+def test_an_option_is_refused_by_name_when_a_door_is_made(door: type, name: str) -> None:
+    """A value that means nothing is refused, naming the option, by every door."""
+    with pytest.raises(PlannerInvalidConfigurationError, match=name):
+        made_by(door, **{name: REFUSED[name]})
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_unknown_option_is_a_type_error(door: type) -> None:
+    """A misspelt option is refused as a misspelt parameter is."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_iteration'"):
+        made_by(door, max_iteration=3)
+
+
+def test_the_planner_reads_its_options_again_once_they_have_changed() -> None:
+    """Options that are assigned, or changed in place, hold from the next run on."""
+    options = FunctionCallingStepwisePlannerOptions(interceptors=[asked])
+    planner = FunctionCallingStepwisePlanner(options=options)
+    before = planner._settings()  # pyright: ignore[reportPrivateUsage]
+    assert planner._settings() is before  # pyright: ignore[reportPrivateUsage]
+    options.interceptors.append(asked)  # type: ignore[attr-defined]  (a list was given)
+    options.max_iterations = 4
+    after = planner._settings()  # pyright: ignore[reportPrivateUsage]
+    assert after.interceptors == (asked, asked)
+    assert after.budget == replace(before.budget, max_iterations=4)
+
+
+def unanswered() -> list[ChatMessageContent]:
+    """Make a conversation with a call without a result."""
+    call = FunctionCallContent(id="call_1", name="math-add", arguments="{}")
+    return [
+        ChatMessageContent(role=AuthorRole.USER, content="Add."),
+        ChatMessageContent(role=AuthorRole.ASSISTANT, items=[call]),
+        ChatMessageContent(role=AuthorRole.USER, content="Well?"),
+    ]
+
+
+async def test_a_session_repairs_a_conversation_on_request() -> None:
+    """``on_invalid_history="repair"`` answers a call without a result in the session's copy."""
+    with pytest.raises(InvalidHistoryError):
+        ToolUseSession(kernel(), initial_prompts=unanswered())
+    session = ToolUseSession(kernel(), initial_prompts=unanswered(), on_invalid_history="repair")
+    assert await session.prompt("Go.") == "Done."
+    assert [message.role for message in session.history().messages[:3]] == ["user", "assistant", "tool"]
+
+
+async def test_a_sessions_clarifier_answers_questions() -> None:
+    """A session takes a clarifier, and so the model may ask it."""
+    facts: list[Fact] = []
+    made = Kernel()
+    ask = call("UserInteraction-AskUser", {"question": "Which city?"})
+    made.add_service(ScriptedChatCompletion([ask, say("It is sunny in Rome.")], service_id="chat"))
+    session = ToolUseSession(
+        made, clarifier=lambda question: None if question.text.startswith("It") else "Rome", observers=[facts.append]
+    )
+    assert await session.prompt("What is the weather?") == "It is sunny in Rome."
+    assert [fact.answer for fact in facts if fact.type == "Clarified"] == ["Rome", None]
