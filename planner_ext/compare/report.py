@@ -17,8 +17,10 @@ SCHEMA = 1
 """Version of the JSON document. 1: the first one."""
 
 FindingKind: TypeAlias = Literal[
-    "over budget", "tools past budget", "broken", "failed", "silent", "unfinished", "miscounted", "tokens untold"
+    "over budget", "tools past budget", "broken", "failed", "silent", "unfinished", "miscounted", "untold"
 ]
+
+_GRAVE: tuple[FindingKind, ...] = ("over budget", "tools past budget", "broken", "failed")
 
 
 class Finding(NamedTuple):
@@ -171,17 +173,15 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert it to JSON values; what is computed is added to what was counted."""
-        counts = asdict(self)
-        messages, violations = counts.pop("messages"), counts.pop("violations")
-        return {
-            **counts,
+        values = asdict(self)
+        computed = {
             "over_budget": self.over_budget,
             "answer_present": bool(self.answer),
             "history_valid": self.history_valid,
             "first_violation": self.first_violation or None,
-            "violations": violations,
-            "messages": messages,
         }
+        last = {name: values.pop(name) for name in ("violations", "messages")}
+        return {**values, **computed, **last}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,26 +232,20 @@ class Comparison:
     def findings(self, run: Run) -> tuple[Finding, ...]:
         """List what is wrong with a run, the worst first."""
         over, past, told = run.over_budget, run.tools_past_budget, run.tokens_told
-        possible = (
-            (over, Finding("over budget", f"{counted(over, 'round trip')} over the budget", grave=True)),
-            (past, Finding("tools past budget", f"{counted(past, 'function call')} past the budget", grave=True)),
-            (run.broken, Finding("broken", "history broken", grave=True)),
-            (run.status == "failed", Finding("failed", "failed", grave=True)),
-            (not run.answer, Finding("silent", "no answer", grave=False)),
-            (
-                run.answer and self.unfinished(run),
-                Finding("unfinished", "ran out where another option finished", grave=False),
-            ),
-            (
-                run.charged != run.trips,
-                Finding("miscounted", f"believes it made {counted(run.charged, 'round trip')}", grave=False),
-            ),
-            (
+        possible: dict[FindingKind, tuple[object, str]] = {
+            "over budget": (over, f"{counted(over, 'round trip')} over the budget"),
+            "tools past budget": (past, f"{counted(past, 'function call')} past the budget"),
+            "broken": (run.broken, "history broken"),
+            "failed": (run.status == "failed", "failed"),
+            "silent": (not run.answer, "no answer"),
+            "unfinished": (run.answer and self.unfinished(run), "ran out where another option finished"),
+            "miscounted": (run.charged != run.trips, f"believes it made {counted(run.charged, 'round trip')}"),
+            "untold": (
                 told not in (None, run.tokens_summed),
-                Finding("tokens untold", f"tells of {told or 0:,} of {run.tokens_summed:,} tokens", grave=False),
+                f"tells of {told or 0:,} of {run.tokens_summed:,} tokens",
             ),
-        )
-        return tuple(finding for applies, finding in possible if applies)
+        }
+        return tuple(Finding(kind, text, kind in _GRAVE) for kind, (applies, text) in possible.items() if applies)
 
     @property
     def corrected_runs(self) -> tuple[Run, ...]:

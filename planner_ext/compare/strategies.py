@@ -43,14 +43,14 @@ from planner_ext import (
     FunctionCallingStepwisePlannerResult,
 )
 from planner_ext.compare.report import OptionInfo
-from planner_ext.compare.scenarios import FINAL_ANSWER
+from planner_ext.compare.scenarios import FINAL_ANSWER, Scenario
 from planner_ext.core.limits import Ledger
+from planner_ext.core.values import Usage
 from planner_ext.events import ResultReady
 from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.questions import own_function
-from planner_ext.sk.usage import read_usage
 
-__all__ = ["OPTIONS", "Option", "Outcome", "Trial", "cause_of"]
+__all__ = ["OPTIONS", "Option", "Trial"]
 
 _ITERATIONS = "Iterations"
 """The metadata key that the ADR's option 2 adds."""
@@ -62,55 +62,36 @@ _NO_CALL = "That function call is invalid. Try something else!"
 """The removed planner's reply to a message without calls, word for word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What an option reports of its own run.
-
-    Attributes:
-        status: ``answered``, ``limit_reached``, ``failed`` or another end.
-        answer: The text that the caller gets, or "".
-        charged: Round trips that it believes it made.
-        tokens: The tokens that it reports to its caller; None for nothing.
-        history: The history that it leaves.
-        error: Why it failed, or "".
-    """
-
-    status: str
-    answer: str
-    charged: int
-    tokens: int | None
-    history: ChatHistory
-    error: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One run of one option in one scenario: what the option is given, and how far it is.
+    """One run of one option: what the option is given, and what it reports.
 
     Attributes:
         kernel: A copy for this run, with the functions and the service.
         service: The connector.
         settings: The settings of each request; not to be changed.
-        goal: What the model is asked.
+        scenario: The goal, and how the service replies.
         max_iterations: Round trips that are allowed.
-        streaming: Whether replies are to be streamed.
-        reports: Whether the service may report the round trips of a request.
         history: The history so far; it begins with the goal.
-        charged: Round trips that the option has charged so far.
+        charged: Round trips that the option believes it made so far.
+        status: How it ended: ``answered``, ``limit_reached`` or another end.
+        answer: The text that the caller gets, or "".
+        usage: The usage of the option's result; None where it has no result but the last message.
     """
 
     kernel: Kernel
     service: ChatCompletionClientBase
     settings: PromptExecutionSettings
-    goal: str
+    scenario: Scenario
     max_iterations: int
-    streaming: bool
-    reports: bool
     history: ChatHistory = field(default_factory=ChatHistory)
     charged: int = 0
+    status: str = "limit_reached"
+    answer: str = ""
+    usage: Usage | None = None
 
     def __post_init__(self) -> None:
-        self.history.add_user_message(self.goal)
+        self.history.add_user_message(self.scenario.info.goal)
 
     async def ask(self, *, functions: bool = True) -> ChatMessageContent:
         """Make one round trip; calls in the reply are the option's to run.
@@ -123,7 +104,7 @@ class Trial:
         """
         behavior = FunctionChoiceBehavior.Auto(auto_invoke=False) if functions else None  # pyright: ignore[reportUnknownMemberType]
         settings = self.settings.model_copy(update={"function_choice_behavior": behavior})
-        if self.streaming:
+        if self.scenario.streaming:
             return reduce(add, await self.chunks(settings))
         return (await self.service.get_chat_message_contents(self.history, settings, kernel=self.kernel))[0]
 
@@ -132,22 +113,9 @@ class Trial:
         stream = self.service.get_streaming_chat_message_contents(self.history, settings, kernel=self.kernel)
         return [chunk async for chunks in stream for chunk in chunks]
 
-    def outcome(self, status: str, answer: str = "", error: str = "") -> Outcome:
-        """Report the history as it is; of tokens, the last reply's are all that is known."""
-        replies = [message for message in self.history.messages if message.role == AuthorRole.ASSISTANT]
-        usage = read_usage(replies[-1].metadata.get("usage")) if replies else None
-        return Outcome(
-            status=status,
-            answer=answer,
-            charged=self.charged,
-            tokens=usage.total_tokens or None if usage else None,
-            history=self.history,
-            error=error,
-        )
 
-
-Strategy: TypeAlias = Callable[[Trial], Awaitable[Outcome]]
-"""Pursues the goal of a trial as one option does; a request that fails may be raised."""
+Strategy: TypeAlias = Callable[[Trial], Awaitable[None]]
+"""Pursues the goal of a trial as one option does, and notes the outcome in it; the error of a request is raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,46 +143,33 @@ def _option(key: str, name: str, short: str, *, corrected: bool = False) -> Call
 
 
 @_option("option-1", "option 1, as written", "1 as written")
-async def _option_1(trial: Trial) -> Outcome:
+async def _option_1(trial: Trial) -> None:
     """One tool round for each chat request, and a closing reply. A step is one such request, and charged as one."""
-
-    async def step() -> _StepReply:
-        return await _chat_request(trial, attempts=1)
-
-    return await _take_steps(trial, step)
+    await _take_steps(trial, lambda _: _chat_request(trial, attempts=1))
 
 
 @_option("option-2", "option 2, as written", "2 as written")
-async def _option_2(trial: Trial) -> Outcome:
+async def _option_2(trial: Trial) -> None:
     """As many tool rounds for a chat request as iterations remain; the response's metadata tell how many were made."""
-
-    async def step() -> _StepReply:
-        return await _chat_request(trial, attempts=trial.max_iterations - trial.charged, counted=trial.reports)
-
-    return await _take_steps(trial, step)
+    await _take_steps(trial, lambda remaining: _chat_request(trial, attempts=remaining, counted=trial.scenario.reports))
 
 
 @_option("option-3", "option 3, as written", "3 as written")
-async def _option_3(trial: Trial) -> Outcome:
+async def _option_3(trial: Trial) -> None:
     """A callback lets calls proceed while iterations remain. When it says no, the calls are returned as they are."""
-
-    async def step() -> _StepReply:
-        remaining = trial.max_iterations - trial.charged
-        return await _chat_request(trial, proceed=lambda iteration: iteration < remaining)
-
-    return await _take_steps(trial, step)
+    await _take_steps(trial, lambda remaining: _chat_request(trial, proceed=lambda iteration: iteration < remaining))
 
 
 @_option("stock-loop", "stock loop", "stock loop")
-async def _stock_loop(trial: Trial) -> Outcome:
+async def _stock_loop(trial: Trial) -> None:
     """Semantic Kernel's own loop with its default of 5 tool rounds, under a planner that cannot count inside it."""
     behavior = FunctionChoiceBehavior.Auto()  # pyright: ignore[reportUnknownMemberType]
     settings = trial.settings.model_copy(update={"function_choice_behavior": behavior})
 
-    async def step() -> _StepReply:
+    async def step(_: int) -> _StepReply:
         known, chunks = len(trial.history.messages), list[StreamingChatMessageContent]()
         message: ChatMessageContent | None = None
-        if trial.streaming:
+        if trial.scenario.streaming:
             chunks = [chunk for chunk in await trial.chunks(settings) if chunk.role == AuthorRole.ASSISTANT]
         else:
             message = await trial.service.get_chat_message_content(trial.history, settings, kernel=trial.kernel)
@@ -223,11 +178,11 @@ async def _stock_loop(trial: Trial) -> Outcome:
             message = reduce(add, last)
         return _StepReply(message, free=rounds < behavior.maximum_auto_invoke_attempts)
 
-    return await _take_steps(trial, step)
+    await _take_steps(trial, step)
 
 
 @_option("removed-planner", "removed planner", "removed planner")
-async def _removed_planner(trial: Trial) -> Outcome:
+async def _removed_planner(trial: Trial) -> None:
     """The planner that Semantic Kernel removed: one request for each iteration, answers by a function call only."""
     # Our own code after its behaviour, without the request for a plan, which no option makes here.
     trial.kernel.add_plugin(KernelPlugin("UserInteraction", functions=[own_function("SendFinalAnswer")]))
@@ -239,40 +194,40 @@ async def _removed_planner(trial: Trial) -> Outcome:
         calls = _calls_of(message)
         if final := next((call for call in calls if call.name == FINAL_ANSWER), None):
             # The answer is taken, and all calls of the message are left without results.
-            return trial.outcome("answered", str((final.parse_arguments() or {}).get("answer", "")))
+            trial.status, trial.answer = "answered", str((final.parse_arguments() or {}).get("answer", ""))
+            return
         if not calls:
             trial.history.add_user_message(_NO_CALL)
         for call in calls:
             await trial.kernel.invoke_function_call(call, trial.history)
-    return trial.outcome("limit_reached")
 
 
 @_option("use_attempts", "option 1, corrected", "1 corrected", corrected=True)
-async def _use_attempts(trial: Trial) -> Outcome:
+async def _use_attempts(trial: Trial) -> None:
     """This package, control use_attempts: one tool round for each step.
 
     Every request is charged, and the last one reserved for the answer.
     """
-    return await _planner(trial, "use_attempts")
+    await _planner(trial, "use_attempts")
 
 
 @_option("iterations_metadata", "option 2, corrected", "2 corrected", corrected=True)
-async def _iterations_metadata(trial: Trial) -> Outcome:
+async def _iterations_metadata(trial: Trial) -> None:
     """This package's default, control iterations_metadata: tool rounds follow each other freely.
 
     Every request is charged, and the last one reserved for the answer.
     """
-    return await _planner(trial, "iterations_metadata")
+    await _planner(trial, "iterations_metadata")
 
 
 @_option("pre_invoke", "option 3, corrected", "3 corrected", corrected=True)
-async def _pre_invoke(trial: Trial) -> Outcome:
+async def _pre_invoke(trial: Trial) -> None:
     """This package, control pre_invoke: the same budget, and the callback on top of it. A refused call is answered."""
 
     def proceed(iteration: int, name: str, arguments: object) -> bool:  # noqa: ARG001  (the callback's signature)
         return iteration < trial.max_iterations
 
-    return await _planner(trial, "pre_invoke", proceed)
+    await _planner(trial, "pre_invoke", proceed)
 
 
 class _StepReply(NamedTuple):
@@ -287,23 +242,26 @@ class _StepReply(NamedTuple):
     free: bool
 
 
-async def _take_steps(trial: Trial, step: Callable[[], Awaitable[_StepReply]]) -> Outcome:
-    """Take steps until there is an answer or ``max_iterations`` are charged; the metadata say what a step costs."""
-    answer = ""
+async def _take_steps(trial: Trial, step: Callable[[int], Awaitable[_StepReply]]) -> None:
+    """Take steps until there is an answer or ``max_iterations`` are charged; the metadata say what a step costs.
+
+    Args:
+        trial: The run.
+        step: Makes one chat request, given the iterations that remain.
+    """
     while trial.charged < trial.max_iterations:
         trial.history.add_user_message(_NEXT_STEP)
-        message, free = await step()
-        iterations = message.metadata.get(_ITERATIONS) if message is not None else None
-        trial.charged += iterations if isinstance(iterations, int) else 1
-        if message is None or _calls_of(message):
-            free, answer = False, ""
-        else:
-            answer = message.content
-        if message is not None:
-            trial.history.add_message(message)
-        if free:
-            return trial.outcome("answered", answer)
-    return trial.outcome("limit_reached", answer)
+        message, free = await step(trial.max_iterations - trial.charged)
+        if message is None:
+            trial.charged, trial.answer = trial.charged + 1, ""
+            continue
+        trial.history.add_message(message)
+        trial.charged += message.metadata.get(_ITERATIONS, 1)
+        calls = _calls_of(message)
+        trial.answer = "" if calls else message.content
+        if free and not calls:
+            trial.status = "answered"
+            return
 
 
 async def _chat_request(
@@ -343,7 +301,7 @@ async def _planner(
     trial: Trial,
     control: Literal["use_attempts", "iterations_metadata", "pre_invoke"],
     pre_invoke: Callable[[int, str, object], bool] | None = None,
-) -> Outcome:
+) -> None:
     """Run this package's planner under one of its controls; it makes no plan, so the work is the same."""
     options = FunctionCallingStepwisePlannerOptions(
         max_iterations=trial.max_iterations, control=control, plan=False, pre_invoke=pre_invoke
@@ -353,36 +311,19 @@ async def _planner(
         result = await _result(planner, trial)
     except PlannerException as error:
         ledger = error.checkpoint.state().ledger if error.checkpoint is not None else Ledger()
-        return Outcome(
-            status="failed",
-            answer="",
-            charged=ledger.iterations,
-            tokens=ledger.usage.total_tokens or None,
-            history=error.chat_history or trial.history,
-            error=cause_of(error),
-        )
-    assert result.chat_history is not None
-    return Outcome(
-        status=result.status,
-        answer=result.final_answer,
-        charged=result.iterations,
-        tokens=result.usage.total_tokens or None,
-        history=result.chat_history,
-    )
+        trial.charged, trial.usage = ledger.iterations, ledger.usage
+        trial.history = error.chat_history or trial.history
+        raise
+    trial.status, trial.answer = result.status, result.final_answer
+    trial.charged, trial.usage = result.iterations, result.usage
+    trial.history = result.chat_history or trial.history
 
 
 async def _result(planner: FunctionCallingStepwisePlanner, trial: Trial) -> FunctionCallingStepwisePlannerResult:
-    if not trial.streaming:
-        return await planner.invoke(trial.kernel, trial.goal)
-    async with aclosing(planner.invoke_stream(trial.kernel, trial.goal)) as events:
+    if not trial.scenario.streaming:
+        return await planner.invoke(trial.kernel, trial.scenario.info.goal)
+    async with aclosing(planner.invoke_stream(trial.kernel, trial.scenario.info.goal)) as events:
         async for event in events:
             if isinstance(event, ResultReady):
                 return event.result
     raise AssertionError("a stream ends with its result")
-
-
-def cause_of(error: BaseException) -> str:
-    """Name the first error of a chain: what the client met, before it was wrapped on the way up."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}"

@@ -22,14 +22,15 @@ from semantic_kernel.connectors.ai.function_call_choice_configuration import Fun
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.filters import FunctionInvocationContext
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.compare.history import find_violations, shown_messages
 from planner_ext.compare.report import Comparison, Run, ScriptInfo
 from planner_ext.compare.scenarios import SCRIPTS, OrderDeskPlugin, Scenario
-from planner_ext.compare.strategies import OPTIONS, Option, Trial, cause_of
+from planner_ext.compare.strategies import OPTIONS, Option, Trial
+from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.budget import Budget
 from planner_ext.sk.connectors import select_service
@@ -135,39 +136,50 @@ def _chosen(kind: str, keys: Sequence[str], known: Mapping[str, _Known]) -> Sequ
     return tuple(item for key, item in known.items() if not keys or key in keys)
 
 
-async def _run(
-    backend: "_ScriptedBackend | _LiveBackend", option: Option, scenario: Scenario, max_iterations: int
-) -> Run:
+async def _run(backend: "_ScriptedBackend | _LiveBackend", option: Option, scenario: Scenario, budget: int) -> Run:
     requests = _Requests()
-    functions = _FunctionCounter(requests, max_iterations)
+    functions = _FunctionCounter(requests, budget)
     with backend.connected(scenario, requests) as service:
-        trial = _trial(_kernel_copy(backend.kernel, service, functions), service, scenario, max_iterations)
+        trial = _trial(_kernel_copy(backend.kernel, service, functions), service, scenario, budget)
+        error = ""
         began = time.perf_counter()
         try:
-            outcome = await option.strategy(trial)
-        except Exception as error:  # whatever an endpoint does to an option is a finding
-            outcome = trial.outcome("failed", error=cause_of(error))
+            await option.strategy(trial)
+        except Exception as raised:  # whatever an endpoint does to an option is a finding
+            trial.status, trial.answer, error = "failed", "", _cause(raised)
         seconds = time.perf_counter() - began
-    messages = shown_messages(outcome.history.messages)
+    messages = shown_messages(trial.history.messages)
     return Run(
         option=option.info.key,
         script=scenario.info.key,
-        budget=max_iterations,
+        budget=budget,
         trips=len(requests.tokens),
-        charged=outcome.charged,
+        charged=trial.charged,
         tools_run=functions.started,
         tools_past_budget=functions.past_budget,
         tokens_summed=sum(requests.tokens),
-        tokens_past_budget=sum(requests.tokens[max_iterations:]),
-        tokens_told=outcome.tokens,
-        status=outcome.status,
-        answer=outcome.answer,
-        error=outcome.error,
+        tokens_past_budget=sum(requests.tokens[budget:]),
+        tokens_told=(trial.usage or _last_usage(trial.history)).total_tokens or None,
+        status=trial.status,
+        answer=trial.answer,
+        error=error,
         refused=tuple(requests.refused),
         violations=find_violations(messages),
         wall_seconds=seconds,
         messages=messages,
     )
+
+
+def _cause(error: BaseException) -> str:
+    """Name the first error of a chain: what the client met, before it was wrapped on the way up."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def _last_usage(history: ChatHistory) -> Usage:
+    replies = [message for message in history.messages if message.role == AuthorRole.ASSISTANT]
+    return read_usage(replies[-1].metadata.get("usage")) if replies else Usage()
 
 
 _FILTERS = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
@@ -186,22 +198,15 @@ def _kernel_copy(kernel: Kernel, service: ChatCompletionClientBase, functions: "
     return Kernel(plugins=dict(kernel.plugins), services=services, ai_service_selector=selector, **parts)
 
 
-def _trial(kernel: Kernel, service: ChatCompletionClientBase, scenario: Scenario, max_iterations: int) -> Trial:
+def _trial(kernel: Kernel, service: ChatCompletionClientBase, scenario: Scenario, budget: int) -> Trial:
     selected, settings = select_service(kernel, service.service_id, KernelArguments())
     if selected is not service:
         raise PlannerInvalidConfigurationError(
             f"The kernel's own service selector takes {selected.service_id!r} whatever it is asked for; expected "
             f"{service.service_id!r}. Compare with a kernel whose selector takes the service that it is asked for."
         )
-    return Trial(
-        kernel=kernel,
-        service=service,
-        settings=service.get_prompt_execution_settings_from_settings(settings),
-        goal=scenario.info.goal,
-        max_iterations=max_iterations,
-        streaming=scenario.streaming,
-        reports=scenario.reports,
-    )
+    settings = service.get_prompt_execution_settings_from_settings(settings)
+    return Trial(kernel=kernel, service=service, settings=settings, scenario=scenario, max_iterations=budget)
 
 
 @dataclass(slots=True)
