@@ -1,7 +1,7 @@
 """One value for every reader: an argument is converted to its parameter's type once, before anything is decided on it.
 
-Promises that the result is JSON again, that Semantic Kernel's own conversion of it (``_parse_parameter``) no longer
-changes its meaning, that converting it again changes nothing, and that the spellings of one value have one digest. A
+Promises that the result is JSON again, that Semantic Kernel's own conversion of it (``_parse_parameter``) does not
+change its meaning, that converting it again changes nothing, and that the spellings of one value have one digest. A
 number stays as the model wrote it where its type takes it: 7.0 and 7 are equal to a condition and to a digest. It runs
 no code of the application but its pydantic models and dataclasses. Must not know the call or the function.
 """
@@ -23,16 +23,27 @@ from pydantic_core import to_jsonable_python
 
 from planner_ext.approval.decisions import with_plain_numbers
 
-__all__ = ["Convert", "Unfit", "as_sent", "conversion_to", "quoted", "to_integer", "to_one_of", "validation_details"]
+__all__ = [
+    "Convert",
+    "UnfitError",
+    "conversion_to",
+    "json_text",
+    "listed",
+    "quoted",
+    "to_integer",
+    "to_one_of",
+    "unfit",
+    "validation_details",
+]
+
+_PROBLEMS_SHOWN: Final = 10
+_CHARACTERS_SHOWN: Final = 80
 
 Convert = Callable[[Any], Any]
-"""Converts a JSON value to the one that a function gets, the same object where nothing changes; raises `Unfit`."""
-
-_SHOWN_CHARACTERS: Final = 80
-_PROBLEMS_SHOWN: Final = 10
+"""Converts a JSON value to the one that a function gets; raises `UnfitError`."""
 
 
-class Unfit(Exception):
+class UnfitError(Exception):
     """A value that cannot be converted unambiguously.
 
     Attributes:
@@ -46,41 +57,31 @@ class Unfit(Exception):
         self.place = place
 
 
-def _unfit(expected: str, value: Any) -> Unfit:
-    return Unfit(f"must be {expected}, not {quoted(value)}")
-
-
 def quoted(value: Any) -> str:
     """Write a value that the model sent as JSON, shortened and fit to be sent back."""
-    text = json.dumps(value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value, ensure_ascii=False)
+    text = json.dumps(value[:_CHARACTERS_SHOWN] if isinstance(value, str) else value, ensure_ascii=False)
     text = text.encode(errors="replace").decode()
-    return text if len(text) <= _SHOWN_CHARACTERS + 2 else f"{text[:_SHOWN_CHARACTERS]}..."
+    return text if len(text) <= _CHARACTERS_SHOWN + 2 else f"{text[:_CHARACTERS_SHOWN]}..."
 
 
-def as_sent(value: Any) -> Any:
+def unfit(expected: str, value: Any) -> UnfitError:
+    """Make the error for a value of another type than expected."""
+    return UnfitError(f"must be {expected}, not {quoted(value)}")
+
+
+def listed(values: tuple[Any, ...]) -> str:
+    """List the values of an enumeration as JSON."""
+    return ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in values)
+
+
+def json_text(value: Any) -> str:
+    """Write a value as JSON, to compare it with another; raises ValueError for a number that is not finite."""
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _as_sent(value: Any) -> Any:
     """Leave a value as the model sent it: its type says nothing of it."""
     return value
-
-
-def _items(values: list[Any], convert: Convert) -> list[Any]:
-    return _kept(values, [_at(index, convert, value) for index, value in enumerate(values)])
-
-
-def _members(values: dict[str, Any], convert: Convert) -> dict[str, Any]:
-    converted = {name: _at(name, convert, value) for name, value in values.items()}
-    return values if all(converted[name] is value for name, value in values.items()) else converted
-
-
-def _kept(values: list[Any], converted: list[Any]) -> list[Any]:
-    same = len(values) == len(converted) and all(new is old for new, old in zip(converted, values, strict=True))
-    return values if same else converted
-
-
-def _at(place: int | str, convert: Convert, value: Any) -> Any:
-    try:
-        return convert(value)
-    except Unfit as unfit:
-        raise Unfit(unfit.problem, f"[{quoted(place)}]{unfit.place}") from None
 
 
 def to_integer(value: Any) -> Any:
@@ -92,7 +93,7 @@ def to_integer(value: Any) -> Any:
             return int(value)
         except ValueError:
             pass
-    raise _unfit("integer", value)
+    raise unfit("integer", value)
 
 
 def _to_number(value: Any) -> Any:
@@ -105,61 +106,62 @@ def _to_number(value: Any) -> Any:
             if isinstance(value, str):
                 return with_plain_numbers(number)
             return value if value == number else number  # an integer that no float stands for is rounded once, here
-    raise _unfit("number", value)
+    raise unfit("number", value)
 
 
 def _to_text(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | int | float):
-        return str(value)
-    raise _unfit("string", value)
+    if isinstance(value, str | bool | int | float):
+        return value if isinstance(value, str) else str(value)
+    raise unfit("string", value)
 
 
 def _to_boolean(value: Any) -> Any:
     if isinstance(value, bool):
         return value  # never "false", of which Semantic Kernel would make True
-    raise _unfit("boolean", value)
+    raise unfit("boolean", value)
 
 
 def to_one_of(values: tuple[Any, ...], value: Any) -> Any:
-    """Give the declared value that this one equals; a boolean is no number."""
+    """Return the declared value that this one equals; a boolean is not a number."""
     for one in values:
         if isinstance(value, bool) is isinstance(one, bool) and value == one:
             return one if isinstance(one, bool | int | float | str) else value
-    shown = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in values[:_PROBLEMS_SHOWN])
-    raise _unfit(f"one of {shown}", value)
+    raise unfit(f"one of {listed(values[:_PROBLEMS_SHOWN])}", value)
 
 
 def _to_optional(convert: Convert, value: Any) -> Any:
     return None if value is None else convert(value)
 
 
+def _at(place: int | str, convert: Convert, value: Any) -> Any:
+    try:
+        return convert(value)
+    except UnfitError as unfit:
+        raise UnfitError(unfit.problem, f"[{quoted(place)}]{unfit.place}") from None
+
+
 def _to_list(convert: Convert, value: Any) -> Any:
     if isinstance(value, list):
-        return _items(cast("list[Any]", value), convert)
-    raise _unfit("array", value)
+        return [_at(index, convert, one) for index, one in enumerate(cast("list[Any]", value))]
+    raise unfit("array", value)
 
 
 def _to_set(convert: Convert, value: Any) -> Any:
-    """List each item once, in an order of their own."""
-    items = {_text(with_plain_numbers(item)): item for item in _to_list(convert, value)}
-    return _kept(value, [items[text] for text in sorted(items)])
+    """List each item once, in an order that does not depend on the model's."""
+    items = {json_text(with_plain_numbers(item)): item for item in _to_list(convert, value)}
+    return [items[text] for text in sorted(items)]
 
 
 def _to_tuple(converts: tuple[Convert, ...], value: Any) -> Any:
-    if not isinstance(value, list) or len(cast("list[Any]", value)) != len(converts):
-        raise _unfit(f"array of {len(converts)}", value)
-    values = cast("list[Any]", value)
-    return _kept(
-        values, [_at(i, convert, item) for i, (convert, item) in enumerate(zip(converts, values, strict=True))]
-    )
+    if isinstance(value, list) and len(items := cast("list[Any]", value)) == len(converts):
+        return [_at(index, convert, one) for index, (convert, one) in enumerate(zip(converts, items, strict=True))]
+    raise unfit(f"array of {len(converts)}", value)
 
 
 def _to_dict(convert: Convert, value: Any) -> Any:
     if isinstance(value, dict):
-        return _members(cast("dict[str, Any]", value), convert)
-    raise _unfit("object", value)
+        return {name: _at(name, convert, one) for name, one in cast("dict[str, Any]", value).items()}
+    raise unfit("object", value)
 
 
 def _to_model(model: type[BaseModel], value: Any) -> Any:
@@ -175,9 +177,9 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
     try:
         read, again = reading(value), reading(value)
     except ValidationError as error:
-        raise Unfit(f"cannot be converted to {model.__name__}{validation_details(error)}") from None
+        raise UnfitError(f"cannot be converted to {model.__name__}{validation_details(error)}") from None
     except Exception as error:
-        raise Unfit(f"cannot be converted to {model.__name__}") from error
+        raise UnfitError(f"cannot be converted to {model.__name__}") from error
     drawn = read != again
     for by_alias in (False, True):
         write = partial(model.model_dump, round_trip=True, by_alias=by_alias, warnings=False)
@@ -192,7 +194,7 @@ def _to_model(model: type[BaseModel], value: Any) -> Any:
 
 
 def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Convert to what an object of the standard library, a dataclass or a typed dict is made of; see `_to_model`."""
+    """Convert to the parts of an object of the standard library, a dataclass or a typed dict; see `_to_model`."""
 
     def made(data: Any) -> Any:
         return kind(**data) if isinstance(data, dict) else kind(data)  # as Semantic Kernel does
@@ -210,32 +212,31 @@ def _to_value(kind: type[Any], adapter: TypeAdapter[Any], value: Any) -> Any:
             raise TypeError  # a number of true, of {} or of its parts is a spelling that means something else
         made(value)
     except Exception:
-        raise Unfit(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
+        raise UnfitError(f"cannot be converted to {kind.__name__}: {quoted(value)}") from None
     return value
 
 
 def _finite(value: Any, written: Any) -> Any:
     try:
-        return value if _text(value) == _text(written) else written
+        return value if json_text(value) == json_text(written) else written
     except ValueError:
-        raise Unfit(f"holds a number that is not finite: {quoted(value)}") from None
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, allow_nan=False)
+        raise UnfitError(f"holds a number that is not finite: {quoted(value)}") from None
 
 
 def _written(value: Any) -> Any:
-    """Write what pydantic read as JSON, each value in one way."""
+    """Write a value that pydantic read as JSON, each value in one way."""
     match value:
         case Enum():
             return _written(value.value)
         case dict():
-            return {_key(name): _written(one) for name, one in cast("dict[Any, Any]", value).items()}
+            return {
+                name if isinstance(name, str) else str(to_jsonable_python(name)): _written(one)
+                for name, one in cast("dict[Any, Any]", value).items()
+            }
         case list() | tuple():
             return [_written(one) for one in cast("list[Any]", value)]
         case set() | frozenset():
-            return sorted((_written(one) for one in cast("set[Any]", value)), key=_text)
+            return sorted((_written(one) for one in cast("set[Any]", value)), key=json_text)
         case Decimal():
             return _decimal(value)
         case float():
@@ -244,21 +245,28 @@ def _written(value: Any) -> Any:
             return to_jsonable_python(value)
 
 
-def _key(name: Any) -> str:
-    return name if isinstance(name, str) else str(to_jsonable_python(name))
-
-
 def _decimal(value: Decimal) -> str:
     """Write a decimal without the zeros that mean nothing."""
     if not value.is_finite():
         return str(value)
     exact = Context(prec=len(value.as_tuple().digits), Emin=MIN_EMIN, Emax=MAX_EMAX)
     value = value.normalize(exact) if value else Decimal(0)
-    return str(value) if abs(value.adjusted()) > _SHOWN_CHARACTERS else format(value, "f")
+    return str(value) if abs(value.adjusted()) > _CHARACTERS_SHOWN else format(value, "f")
+
+
+def validation_details(error: ValidationError) -> str:
+    """Write what pydantic found, without the words of the application's own validators."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:_PROBLEMS_SHOWN]
+    lines = (
+        f"{'.'.join(str(part) for part in one['loc']) or 'it'}: "
+        f"{'not valid' if one['type'] in ('value_error', 'assertion_error') else one['msg']}"
+        for one in found
+    )
+    return f" ({'; '.join(lines)})"
 
 
 def conversion_to(kind: Any) -> Convert:
-    """Give the conversion to a type, as a function's signature names it; a type that says nothing is `as_sent`."""
+    """Return the conversion to a type that a function's signature names; `_as_sent` for a type that says nothing."""
     if hasattr(kind, "__supertype__"):  # of NewType
         return conversion_to(kind.__supertype__)
     origin, inner = get_origin(kind), get_args(kind)
@@ -266,38 +274,21 @@ def conversion_to(kind: Any) -> Convert:
         return conversion_to(inner[0])
     if origin in (Union, UnionType):
         types = [one for one in inner if one is not type(None)]
-        return partial(_to_optional, conversion_to(types[0])) if len(types) == 1 else as_sent
+        return partial(_to_optional, conversion_to(types[0])) if len(types) == 1 else _as_sent
     if inner:
         return _generic(origin, inner)
     kind = origin or kind
-    return _of_class(kind) if isinstance(kind, type) and kind not in (Any, object) else as_sent
+    return _of_class(kind) if isinstance(kind, type) and kind not in (Any, object) else _as_sent
 
 
 def _generic(origin: Any, inner: tuple[Any, ...]) -> Convert:
-    if origin is list:
-        return partial(_to_list, conversion_to(inner[0]))
-    if origin in (set, frozenset):
-        return partial(_to_set, conversion_to(inner[0]))
-    if origin is tuple and inner and inner[-1] is Ellipsis:
-        return partial(_to_list, conversion_to(inner[0]))
-    if origin is tuple:
-        return partial(_to_tuple, tuple(conversion_to(one) for one in inner))
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return partial(_to_tuple, tuple(map(conversion_to, inner)))
     if origin in (dict, Mapping, MutableMapping):
         return partial(_to_dict, conversion_to(inner[1]))
-    return as_sent
-
-
-_CLASSES: Final[Mapping[type[Any], Convert]] = {
-    bool: _to_boolean,
-    int: to_integer,
-    float: _to_number,
-    str: _to_text,
-    list: partial(_to_list, as_sent),
-    tuple: partial(_to_list, as_sent),
-    set: partial(_to_set, as_sent),
-    frozenset: partial(_to_set, as_sent),
-    dict: partial(_to_dict, as_sent),
-}
+    if origin in (list, tuple, set, frozenset):
+        return partial(_to_list if origin in (list, tuple) else _to_set, conversion_to(inner[0]))
+    return _as_sent
 
 
 def _of_class(kind: type[Any]) -> Convert:
@@ -311,24 +302,26 @@ def _of_class(kind: type[Any]) -> Convert:
         if issubclass(kind, base):
             return _CLASSES[base]
     adapter = _adapter(kind)
-    return as_sent if adapter is None else partial(_to_value, kind, adapter)
+    return _as_sent if adapter is None else partial(_to_value, kind, adapter)
 
 
 @lru_cache(maxsize=512)
 def _adapter(kind: type[Any]) -> TypeAdapter[Any] | None:
-    """What pydantic knows of a class; None of an arbitrary one, whose constructor is not called before the decision."""
+    """Adapt a class that pydantic knows; None for others, whose constructor is not called before the decision."""
     try:
         return TypeAdapter(kind)
     except Exception:  # pydantic's own errors, and those of annotations that cannot be read
         return None
 
 
-def validation_details(error: ValidationError) -> str:
-    """What pydantic found, without the words of the application's own validators."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[:_PROBLEMS_SHOWN]
-    lines = (
-        f"{'.'.join(str(part) for part in one['loc']) or 'it'}: "
-        f"{'not valid' if one['type'] in ('value_error', 'assertion_error') else one['msg']}"
-        for one in found
-    )
-    return f" ({'; '.join(lines)})"
+_CLASSES: Final[Mapping[type[Any], Convert]] = {
+    bool: _to_boolean,
+    int: to_integer,
+    float: _to_number,
+    str: _to_text,
+    list: partial(_to_list, _as_sent),
+    tuple: partial(_to_list, _as_sent),
+    set: partial(_to_set, _as_sent),
+    frozenset: partial(_to_set, _as_sent),
+    dict: partial(_to_dict, _as_sent),
+}
