@@ -6,17 +6,18 @@ round trip that is kept for the answer; and no more than what is left to the cal
 Nothing here is kept: a journal alone gives the same ledger.
 """
 
+import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 from planner_ext.core.actions import Action, AskModel, AskPerson, AskPlan, RunCalls
-from planner_ext.core.limits import BudgetShare, Consumption, Ledger, merged_counts
+from planner_ext.core.limits import LIMIT_OF_PART, BudgetShare, Consumption, Ledger
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Call, State
-from planner_ext.core.values import Usage
+from planner_ext.core.values import Usage, replace
 
 __all__ = ["Account", "Tab", "current_tab"]
 
@@ -101,8 +102,7 @@ class Tab:
                 return BudgetShare(iterations=0, tool_calls=0)
             if self.share is None:
                 return self.account.left()
-            taken, usage = self.taken, self.taken.usage
-            return _less(self.share, taken.iterations + self.held, taken.tool_calls, usage)
+            return self.share.less(self.taken + Consumption(iterations=self.held))
 
     def calls_left(self) -> dict[str, int]:
         """How often each function may still be started whose calls are limited."""
@@ -247,11 +247,9 @@ class Account:
             state = self.state
             limits, ledger = state.rules.limits, state.ledger
             taken, held = self._open(state)
-            iterations = ledger.iterations + taken.iterations + held + limits.iterations_kept
-            left = _less(
-                BudgetShare.of(limits), iterations, ledger.tool_calls + taken.tool_calls, ledger.usage + taken.usage
-            )
-            return left if self._within is None else _least(left, self._within.left())
+            taken += Consumption(iterations=held + limits.iterations_kept)
+            left = BudgetShare.of(limits).less(ledger + taken)
+            return left if self._within is None else left.least(self._within.left())
 
     def calls_left(self) -> dict[str, int]:
         """How often each function may still be started whose calls are limited, here or around."""
@@ -260,7 +258,7 @@ class Account:
             state = self.state
             limits, used = state.rules.limits.max_calls_per_function, state.ledger.calls_by_function
             if limits:
-                used = merged_counts(used, self._open(state)[0].calls_by_function)
+                used = Counter(used) + Counter(self._open(state)[0].calls_by_function)
                 for name, limit in limits.items():
                     around[name] = min(limit - used.get(name, 0), around.get(name, limit))
             return around
@@ -268,7 +266,8 @@ class Account:
     def total(self) -> Consumption:
         """What the run has spent since it was opened, with what is under way in it."""
         state = self.state
-        spent = _since(self._before, state.ledger) + self._open(state)[0]
+        spent = Consumption() + state.ledger - self._before + self._open(state)[0]
+        spent = replace(spent, usage=dataclasses.replace(spent.usage, active_seconds=0.0))  # the run around measures it
         waits = self._under_way and state.ledger.iterations == self._charged  # a reply that came is in the ledger
         return spent + Consumption(iterations=self._under_way) if waits else spent
 
@@ -292,34 +291,23 @@ class Account:
         """Show the run to itself with the budget that is left around it: what others took of that counts as spent."""
         if within.closed:
             return replace(state, stopping=state.stopping or "The call in which this run was begun has ended.")
-        left, limits, ledger = within.left(), state.rules.limits, state.ledger
-        usage, changed = ledger.usage, dict[str, Any]()
-        if left.iterations is not None:
-            changed["max_iterations"], iterations = _shown(
-                limits.max_iterations, ledger.iterations, left.iterations + self.held
-            )
-            ledger = replace(ledger, iterations=iterations)
-        if left.tool_calls is not None:
-            changed["max_tool_calls"], started = _shown(limits.max_tool_calls, ledger.tool_calls, left.tool_calls)
-            ledger = replace(ledger, tool_calls=started)
-        if left.tokens is not None:
-            changed["max_total_tokens"], tokens = _shown(limits.max_total_tokens, usage.total_tokens, left.tokens)
-            usage += Usage(completion_tokens=tokens - usage.total_tokens)
-        if left.cost is not None:
-            used = usage.cost or 0.0
-            changed["max_cost"], cost = _shown(limits.max_cost, used, left.cost)
-            usage += Usage(cost=cost - used)
+        left, limits, ledger = within.left().less(Consumption(iterations=-self.held)), state.rules.limits, state.ledger
+        changed, hidden = dict[str, Any](), dict[str, Any]()
+        for part, limit in LIMIT_OF_PART.items():
+            if part != "seconds" and (rest := getattr(left, part)) is not None:
+                used = ledger.by_part[part]
+                changed[limit], shown = _shown(getattr(limits, limit), used, rest)
+                hidden[part] = shown - used
         if per_function := within.calls_left():
-            own = limits.max_calls_per_function
             used = ledger.calls_by_function
+            own = limits.max_calls_per_function
             allowed = {name: max(used.get(name, 0) + count, 0) for name, count in per_function.items()}
             changed["max_calls_per_function"] = {
-                name: min(own.get(name, allowed.get(name, 0)), allowed.get(name, own.get(name, 0)))
-                for name in (*own, *allowed)
+                name: min(counts[name] for counts in (own, allowed) if name in counts) for name in (*own, *allowed)
             }
         shown = {name: value for name, value in changed.items() if value != getattr(limits, name)}
-        rules = replace(state.rules, limits=replace(limits, **shown)) if shown else state.rules
-        return replace(state, rules=rules, ledger=replace(ledger, usage=usage))
+        rules = dataclasses.replace(state.rules, limits=dataclasses.replace(limits, **shown)) if shown else state.rules
+        return replace(state, rules=rules, ledger=ledger + BudgetShare(**hidden).whole())
 
 
 def _is_to_start(call: Call) -> bool:
@@ -342,53 +330,10 @@ def _shown(limit: Any, used: Any, left: Any) -> tuple[Any, Any]:
     return limit, max(used, limit - left)
 
 
-def _less(share: BudgetShare, iterations: int, tool_calls: int, usage: Usage) -> BudgetShare:
-    return BudgetShare(
-        iterations=None if share.iterations is None else share.iterations - iterations,
-        tool_calls=None if share.tool_calls is None else share.tool_calls - tool_calls,
-        tokens=None if share.tokens is None else share.tokens - usage.total_tokens,
-        cost=None if share.cost is None else share.cost - (usage.cost or 0.0),
-        seconds=None if share.seconds is None else share.seconds - usage.active_seconds,
-    )
-
-
-def _least(one: BudgetShare, other: BudgetShare) -> BudgetShare:
-    def least(*given: Any) -> Any:
-        return min((value for value in given if value is not None), default=None)
-
-    return BudgetShare(
-        iterations=least(one.iterations, other.iterations),
-        tool_calls=least(one.tool_calls, other.tool_calls),
-        tokens=least(one.tokens, other.tokens),
-        cost=least(one.cost, other.cost),
-        seconds=least(one.seconds, other.seconds),
-    )
-
-
 def _forbids_start(function: str, left: BudgetShare, calls_left: Mapping[str, int]) -> str | None:
     """Name the limit of which nothing is left for one more start of a function."""
     if left.tool_calls is not None and left.tool_calls <= 0:
         return "max_tool_calls"
     if calls_left.get(function, 1) <= 0:
         return "max_calls_per_function"
-    return replace(left, iterations=None).used_up()
-
-
-def _since(before: Ledger, after: Ledger) -> Consumption:
-    """What was spent between two moments of a run; its active time is the run's around."""
-    cost = after.usage.cost
-    if cost is not None and before.usage.cost is not None:
-        cost -= before.usage.cost
-    usage = Usage(
-        prompt_tokens=after.usage.prompt_tokens - before.usage.prompt_tokens,
-        completion_tokens=after.usage.completion_tokens - before.usage.completion_tokens,
-        cached_tokens=after.usage.cached_tokens - before.usage.cached_tokens,
-        cost=cost,
-        estimated_tokens=after.usage.estimated_tokens - before.usage.estimated_tokens,
-    )
-    return Consumption(
-        iterations=after.iterations - before.iterations,
-        tool_calls=after.tool_calls - before.tool_calls,
-        usage=usage,
-        calls_by_function=merged_counts(after.calls_by_function, before.calls_by_function, -1),
-    )
+    return dataclasses.replace(left, iterations=None).used_up()

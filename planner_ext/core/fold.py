@@ -1,11 +1,12 @@
-"""``apply``: the state after a fact. The only way in which a state comes about.
+"""``apply``: the state after a fact, and ``fold``: the state after a whole journal.
 
-Pure and total over legal transitions; everything that `planner_ext.core.state` does not list is refused.
+Pure, and total over legal transitions: a fact that `planner_ext.core.state.TRANSITIONS` does not allow is refused. Each
+kind of fact has a function that returns the fields of the state which it changes.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import (
@@ -26,217 +27,26 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
-from planner_ext.core.limits import Ledger, reserved, settled
+from planner_ext.core.limits import Ledger, released
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
-from planner_ext.core.values import CallResult, EditedReply, TextMessage, TranscriptItem, Usage, replace, row_of
+from planner_ext.core.values import (
+    CallResult,
+    EditedReply,
+    TextMessage,
+    TranscriptItem,
+    Usage,
+    changed,
+    replace,
+    row_of,
+)
 
-__all__ = [
-    "CUT_SHORT",
-    "apply",
-    "call_clarified",
-    "call_decided",
-    "call_finished",
-    "call_started",
-    "calls_withheld",
-    "fold",
-    "sticky_keys",
-]
-
-# What facts about the calls of the open batch do to a state.
-
-
-def call_decided(state: State, fact: CallDecided) -> State:
-    """Put a decision in its place; a deferred call, and one in doubt, is decided a second time."""
-    batch, call = _named_call(state, fact)
-    deferred = call.decided is not None and call.decided.verdict == "defer"
-    _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
-    changed = replace(
-        call, decided=fact, starts=0, reserved=None, answer=_answer(state, fact), erred=fact.kind in _ERRED
-    )
-    ledger = settled(state.ledger, call.reserved, None)
-    state = replace(
-        state,
-        batch=_with_call(batch, fact.index, changed),
-        final_answer=fact.final_answer if state.final_answer is None else state.final_answer,
-        ledger=_taken_back(ledger, call) if call.started and fact.verdict == "run" else ledger,
-        sticky=state.sticky | _sticky_key(fact) if fact.sticky else state.sticky,
-        at=fact.at,
-    )
-    return _settle_if_answered(state)
-
-
-def _taken_back(ledger: Ledger, call: Call) -> Ledger:
-    """Uncharge a call in doubt that is to run again: it is charged once, however often its process died."""
-    assert call.decided is not None
-    return replace(
-        ledger,
-        tool_calls=ledger.tool_calls - 1,
-        calls_by_function=ledger.calls_by_function.plus(call.decided.function, -1),
-        calls_by_digest=ledger.calls_by_digest.plus(call.decided.digest, -1),
-    )
-
-
-_ERRED = frozenset({"unknown", "invalid"})
-
-
-def _answer(state: State, fact: CallDecided) -> str | None:
-    """What the model reads of a call that is decided and does not run; None where that is open."""
-    if fact.verdict == "deny" and state.rules.on_denial == "return_calls":
-        return None
-    return fact.answer if fact.verdict in ("answer", "deny", "final_answer") else None
-
-
-def _sticky_key(fact: CallDecided) -> frozenset[str]:
-    keys = sticky_keys(fact.function, fact.digest, fact.signature)
-    return frozenset() if fact.sticky is None else frozenset({keys[fact.sticky]})
-
-
-def sticky_keys(function: str, digest: str, signature: str) -> dict[str, str]:
-    """Write what is approved for the rest of a run: a function as it is now, or this function with these arguments."""
-    now = f":{signature}" if signature else ""
-    return {"function": f"function:{function}{now}", "arguments": f"arguments:{digest}{now}"}
-
-
-def calls_withheld(state: State, fact: CallsWithheld) -> State:
-    """Answer calls that do not run."""
-    batch, ledger = _open_batch(state), state.ledger
-    for index in fact.indexes:
-        _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
-        call = batch.calls[index]
-        _require(call.answer is None, fact, "it has its result")
-        ledger = settled(ledger, call.reserved, None)
-        batch = _with_call(batch, index, replace(call, reserved=None, answer=fact.answer))
-    state = replace(state, batch=batch, ledger=ledger, limit=state.limit or fact.limit, at=fact.at)
-    return _settle_if_answered(state)
-
-
-def call_started(state: State, fact: CallStarted) -> State:
-    """Charge a call before it runs; a call that a filter runs again is charged again."""
-    batch, call = _named_call(state, fact)
-    decided = call.decided
-    _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
-    if decided is None or decided.verdict != "run":
-        raise IllegalTransitionError(f"CallStarted cannot happen to {fact.call_id!r}: it was not decided to run.")
-    ledger = reserved(state.ledger, fact.reserved)
-    ledger = replace(
-        ledger,
-        tool_calls=ledger.tool_calls + 1,
-        calls_by_function=state.ledger.calls_by_function.plus(fact.function, 1),
-        calls_by_digest=state.ledger.calls_by_digest.plus(decided.digest, 1),
-    )
-    call = replace(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
-    return replace(state, ledger=ledger, batch=_with_call(batch, fact.index, call), at=fact.at)
-
-
-def call_finished(state: State, fact: CallFinished) -> State:
-    """Answer a call that ran."""
-    batch, call = _named_call(state, fact)
-    _require(call.started and call.answer is None, fact, "it is not running")
-    ledger = settled(state.ledger, call.reserved, fact.spent)
-    call = replace(call, answer=fact.result, erred=fact.outcome != "ok")
-    state = replace(state, ledger=ledger, batch=_with_call(batch, fact.index, call), at=fact.at)
-    if fact.terminate and state.ending is None:
-        state = replace(state, ending=f"A filter asked to end the run after {fact.function}.")
-    return _settle_if_answered(state)
-
-
-def call_clarified(state: State, fact: Clarified, index: int) -> State:
-    """Answer a call that asks the user; one that nobody answered waits for a person."""
-    batch = _open_batch(state)
-    _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
-    call = batch.calls[index]
-    question = call.decided is not None and call.decided.kind == "question"
-    _require(question and call.answer is None, fact, "it asks nothing")
-    call = replace(call, asked=True, answer=fact.answer)
-    return _settle_if_answered(replace(state, batch=_with_call(batch, index, call)))
-
-
-def _open_batch(state: State) -> Batch:
-    if state.batch is None:
-        raise IllegalTransitionError(f"A call was named while no batch is open (the run is {state.phase}).")
-    return state.batch
-
-
-def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) -> tuple[Batch, Call]:
-    """Find the call that a fact names; a damaged journal is refused by name."""
-    batch = _open_batch(state)
-    _require(fact.iteration == batch.iteration and 0 <= fact.index < len(batch.calls), fact, "no such call")
-    call = batch.calls[fact.index]
-    _require(call.request.id == fact.call_id, fact, "no such call")
-    return batch, call
-
-
-_OfCalls = CallDecided | CallStarted | CallFinished | CallsWithheld | Clarified
-
-
-def _require(condition: bool, fact: _OfCalls, problem: str) -> None:
-    if not condition:
-        raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
-
-
-def _with_call(batch: Batch, index: int, call: Call) -> Batch:
-    """Put a changed call in its place, and count anew what is undecided and unanswered."""
-    before = batch.calls[index]
-    return replace(
-        batch,
-        calls=batch.calls.changed(index, call),
-        undecided=batch.undecided - _is_undecided(before) + _is_undecided(call),
-        unanswered=batch.unanswered - (before.answer is None) + (call.answer is None),
-    )
-
-
-def _is_undecided(call: Call) -> bool:
-    return call.decided is None and call.answer is None
-
-
-def _settle_if_answered(state: State) -> State:
-    """Move a batch whose every call has its result into the transcript, results in call order."""
-    batch = _open_batch(state)
-    if batch.unanswered:
-        decided = state.phase is Phase.REVIEWING and batch.undecided == 0
-        return replace(state, phase=Phase.CALLING) if decided else state
-    denied = [call for call in batch.calls if call.decided is not None and call.decided.verdict == "deny"]
-    removed = {call.request.id for call in denied} if state.rules.on_denial == "reask" else set[str]()
-    ledger = state.ledger
-    return replace(
-        state,
-        phase=Phase.COMPLETING,
-        batch=None,
-        called=any(call.started for call in batch.calls),
-        transcript=(*state.transcript, *_entries(batch, removed)),
-        stopping=state.stopping or state.ending,
-        ending=None,
-        reask=bool(removed or (denied and state.rules.close_on_denial)),
-        ledger=replace(
-            ledger,
-            errors_in_row=ledger.errors_in_row + 1 if any(call.erred for call in batch.calls) else 0,
-            denials_in_row=ledger.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
-        ),
-    )
-
-
-def _entries(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
-    kept = [call for call in batch.calls if call.request.id not in removed]
-    edited = tuple(
-        (call.request.id, call.decided.edited)
-        for call in kept
-        if call.decided is not None and call.decided.edited is not None
-    )
-    message: TranscriptItem = batch.message
-    if removed or edited:
-        message = EditedReply(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
-    if not kept and not batch.text:
-        return []
-    return [message, *map(_result, kept)]
-
-
-def _result(call: Call) -> CallResult:
-    request = call.request
-    return CallResult(call_id=request.id, name=request.sent_name or request.name, text=call.answer or "")
-
+__all__ = ["CUT_SHORT", "apply", "fold", "sticky_keys"]
 
 CUT_SHORT = frozenset({"length", "content_filter"})
-"""Finish reasons of a reply that is not whole: never a final answer, and none of its calls run."""
+"""Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
+
+_ERRED = frozenset({"unknown", "invalid"})
+_Changes: TypeAlias = Mapping[str, Any]
 
 
 def fold(facts: Iterable[Fact]) -> State:
@@ -260,80 +70,61 @@ def apply(state: State, fact: Fact) -> State:
     allowed = TRANSITIONS.get((state.phase, fact.type))
     if allowed is None:
         raise IllegalTransitionError(f"{fact.type} cannot happen while a run is {state.phase}.")
-    after = _APPLY[fact.type](state, fact)
+    after = replace(state, at=fact.at, **_APPLY[fact.type](state, fact))
     if after.phase not in allowed:
         raise IllegalTransitionError(f"{fact.type} cannot lead from {state.phase} to {after.phase}.")
     return after
 
 
-def _run_started(state: State, fact: RunStarted) -> State:
-    return replace(
-        state,
-        phase=Phase.PLANNING if fact.rules.plan else Phase.ASKING,
-        run_id=fact.run_id,
-        goal=fact.goal,
-        rules=fact.rules,
-        transcript=fact.messages,
-        at=fact.at,
-    )
+def _run_started(_: State, fact: RunStarted) -> _Changes:
+    return {
+        "phase": Phase.PLANNING if fact.rules.plan else Phase.ASKING,
+        "run_id": fact.run_id,
+        "goal": fact.goal,
+        "rules": fact.rules,
+        "transcript": fact.messages,
+    }
 
 
-def _planned(state: State, fact: Planned) -> State:
+def _planned(state: State, fact: Planned) -> _Changes:
     iterations = fact.iterations if state.rules.charge_plan else 0
-    return replace(
-        state,
-        phase=Phase.ASKING,
-        planned=True,
-        transcript=fact.messages,
-        ledger=_charge(state.ledger, iterations, fact.usage, fact.seconds),
-        at=fact.at,
-    )
+    ledger = _charged(state, fact.seconds, iterations, fact.usage)
+    return {"phase": Phase.ASKING, "planned": True, "transcript": fact.messages, "ledger": ledger}
 
 
-def _message_added(state: State, fact: MessageAdded) -> State:
-    return replace(
-        state,
-        phase=Phase.ASKING,
-        transcript=(*state.transcript, fact.message),
-        reply=None,
-        asked=False,
-        final_answer=None,
-        structuring=state.structuring + (fact.purpose == "structure"),
-        step_rounds=0 if fact.purpose == "step" else state.step_rounds,
-        at=fact.at,
-    )
+def _message_added(state: State, fact: MessageAdded) -> _Changes:
+    return {
+        "phase": Phase.ASKING,
+        "transcript": (*state.transcript, fact.message),
+        "reply": None,
+        "asked": False,
+        "final_answer": None,
+        "structuring": state.structuring + (fact.purpose == "structure"),
+        "step_rounds": 0 if fact.purpose == "step" else state.step_rounds,
+    }
 
 
-def _answer_checked(state: State, fact: AnswerChecked) -> State:
-    return replace(state, checked=fact, at=fact.at)
-
-
-def _model_replied(state: State, fact: ModelReplied) -> State:
-    state = replace(
-        state,
-        ledger=_charge(state.ledger, fact.iterations, fact.usage, fact.seconds),
-        iteration=fact.iteration + 1,
-        reask=False,
-        asked=False,
-        checked=None,
-        at=fact.at,
-    )
+def _model_replied(state: State, fact: ModelReplied) -> _Changes:
+    ledger = _charged(state, fact.seconds, fact.iterations, fact.usage)
+    common = {"ledger": ledger, "iteration": fact.iteration + 1, "reask": False, "asked": False, "checked": None}
     if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
         calls = row_of(Call(request=call) for call in fact.calls)
+        count = len(calls)
         batch = Batch(
             iteration=fact.iteration,
             message=fact.message,
             text=fact.text,
             calls=calls,
-            undecided=len(calls),
-            unanswered=len(calls),
+            undecided=count,
+            unanswered=count,
         )
-        return replace(state, phase=Phase.REVIEWING, batch=batch, reply=None)
-    return replace(state, phase=Phase.ANSWERING, reply=fact, transcript=(*state.transcript, *_spoken(fact)))
+        return {**common, "phase": Phase.REVIEWING, "batch": batch, "reply": None}
+    transcript = (*state.transcript, *_spoken(fact))
+    return {**common, "phase": Phase.ANSWERING, "reply": fact, "transcript": transcript}
 
 
 def _spoken(fact: ModelReplied) -> tuple[TranscriptItem, ...]:
-    """What the transcript keeps of a reply whose calls, if it has any, were not offered."""
+    """Give what the transcript keeps of a reply whose calls, if any, were not offered."""
     if fact.final_answer is not None:
         return (TextMessage(role="assistant", text=fact.final_answer),)
     if not fact.text:
@@ -341,106 +132,270 @@ def _spoken(fact: ModelReplied) -> tuple[TranscriptItem, ...]:
     return (EditedReply(message=fact.message, kept=()) if fact.calls else fact.message,)
 
 
-def _clarified(state: State, fact: Clarified) -> State:
-    """Take an answer in: as the result of the call that asks, or as the user's next message."""
-    state = replace(
-        state,
-        ledger=_charge(state.ledger, fact.iterations, fact.usage, fact.seconds),
-        clarifications=state.clarifications + (fact.answer is not None),
-        at=fact.at,
+def _call_decided(state: State, fact: CallDecided) -> _Changes:
+    """Decide a call; a deferred call, and one in doubt, is decided a second time."""
+    batch, call = _named_call(state, fact)
+    deferred = call.decided is not None and call.decided.verdict == "defer"
+    _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
+    ledger = released(state.ledger, call.reserved, None)
+    if call.started and fact.verdict == "run":
+        ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
+    returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
+    answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
+    call = replace(
+        call,
+        decided=fact,
+        starts=0,
+        reserved=None,
+        answer=fact.answer if answered else None,
+        erred=fact.kind in _ERRED,
     )
+    keys = sticky_keys(fact.function, fact.digest, fact.signature) if fact.sticky else {}
+    return {
+        "final_answer": fact.final_answer if state.final_answer is None else state.final_answer,
+        "sticky": state.sticky | {keys[fact.sticky]} if fact.sticky else state.sticky,
+        **_settled(state, _with_call(batch, fact.index, call), ledger),
+    }
+
+
+def sticky_keys(function: str, digest: str, signature: str) -> dict[str, str]:
+    """Name what is approved for the rest of a run: a function as it is now, or this function with these arguments."""
+    now = f":{signature}" if signature else ""
+    return {"function": f"function:{function}{now}", "arguments": f"arguments:{digest}{now}"}
+
+
+def _calls_withheld(state: State, fact: CallsWithheld) -> _Changes:
+    batch, ledger = _open_batch(state), state.ledger
+    for index in fact.indexes:
+        call = _call_at(batch, index, fact)
+        _require(call.answer is None, fact, "it has its result")
+        ledger = released(ledger, call.reserved, None)
+        batch = _with_call(batch, index, replace(call, reserved=None, answer=fact.answer))
+    return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
+
+
+def _call_started(state: State, fact: CallStarted) -> _Changes:
+    """Charge a call before it runs; a call that a filter runs again is charged again."""
+    batch, call = _named_call(state, fact)
+    _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
+    _require(call.decided is not None and call.decided.verdict == "run", fact, "it was not decided to run")
+    ledger = state.ledger if fact.reserved is None else state.ledger + fact.reserved.whole()
+    started = replace(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
+    return {"ledger": _recounted(ledger, call, 1), "batch": _with_call(batch, fact.index, started)}
+
+
+def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
+    """Add to, or take from, the starts of a decided call."""
+    assert call.decided is not None
+    return replace(
+        ledger,
+        tool_calls=ledger.tool_calls + more,
+        calls_by_function=ledger.calls_by_function.plus(call.decided.function, more),
+        calls_by_digest=ledger.calls_by_digest.plus(call.decided.digest, more),
+    )
+
+
+def _call_finished(state: State, fact: CallFinished) -> _Changes:
+    batch, call = _named_call(state, fact)
+    _require(call.started and call.answer is None, fact, "it is not running")
+    ledger = released(state.ledger, call.reserved, fact.spent)
+    call = replace(call, answer=fact.result, erred=fact.outcome != "ok")
+    ending = state.ending
+    if fact.terminate and ending is None:
+        ending = f"A filter asked to end the run after {fact.function}."
+    return _settled(state, _with_call(batch, fact.index, call), ledger, ending)
+
+
+def _clarified(state: State, fact: Clarified) -> _Changes:
+    """Take in an answer: as the result of the call that asks, or as the user's next message."""
+    ledger = _charged(state, fact.seconds, fact.iterations, fact.usage)
+    answered = {"clarifications": state.clarifications + (fact.answer is not None)}
     if fact.index is not None:
-        return call_clarified(state, fact, fact.index)
+        batch = _open_batch(state)
+        call = _call_at(batch, fact.index, fact)
+        question = call.decided is not None and call.decided.kind == "question"
+        _require(question and call.answer is None, fact, "it asks nothing")
+        batch = _with_call(batch, fact.index, replace(call, asked=True, answer=fact.answer))
+        return {**answered, **_settled(state, batch, ledger)}
     if fact.answer is None:
-        return replace(state, asked=True)
-    answer = TextMessage(role="user", text=fact.answer)
-    return replace(state, phase=Phase.ASKING, reply=None, asked=False, transcript=(*state.transcript, answer))
+        return {"ledger": ledger, "asked": True}
+    transcript = (*state.transcript, TextMessage(role="user", text=fact.answer))
+    return {
+        **answered,
+        "ledger": ledger,
+        "phase": Phase.ASKING,
+        "reply": None,
+        "asked": False,
+        "transcript": transcript,
+    }
 
 
-def _iteration_completed(state: State, fact: IterationCompleted) -> State:
+def _open_batch(state: State) -> Batch:
+    if state.batch is None:
+        raise IllegalTransitionError(f"A call was named while no batch is open (the run is {state.phase}).")
+    return state.batch
+
+
+_OfCalls = CallDecided | CallStarted | CallFinished | CallsWithheld | Clarified
+
+
+def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) -> tuple[Batch, Call]:
+    """Find the call that a fact names; the error of a damaged journal names the fact."""
+    batch = _open_batch(state)
+    call = _call_at(batch, fact.index, fact)
+    _require(call.request.id == fact.call_id, fact, "no such call")
+    return batch, call
+
+
+def _call_at(batch: Batch, index: int, fact: _OfCalls) -> Call:
+    _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
+    return batch.calls[index]
+
+
+def _require(condition: bool, fact: _OfCalls, problem: str) -> None:
+    if not condition:
+        raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
+
+
+def _with_call(batch: Batch, index: int, call: Call) -> Batch:
+    """Put a changed call in its place, and count anew what is undecided and unanswered."""
+    before = batch.calls[index]
+    return replace(
+        batch,
+        calls=changed(batch.calls, index, call),
+        undecided=batch.undecided - _is_undecided(before) + _is_undecided(call),
+        unanswered=batch.unanswered - (before.answer is None) + (call.answer is None),
+    )
+
+
+def _is_undecided(call: Call) -> bool:
+    return call.decided is None and call.answer is None
+
+
+def _settled(state: State, batch: Batch, ledger: Ledger, ending: str | None = None) -> _Changes:
+    """Move a batch into the transcript once every call has its result, results in call order."""
+    ending = ending or state.ending
+    if batch.unanswered:
+        decided = state.phase is Phase.REVIEWING and batch.undecided == 0
+        phase = Phase.CALLING if decided else state.phase
+        return {"phase": phase, "batch": batch, "ledger": ledger, "ending": ending}
+    denied = [call for call in batch.calls if call.decided is not None and call.decided.verdict == "deny"]
+    removed = {call.request.id for call in denied} if state.rules.on_denial == "reask" else set[str]()
+    ledger = replace(
+        ledger,
+        errors_in_row=ledger.errors_in_row + 1 if any(call.erred for call in batch.calls) else 0,
+        denials_in_row=ledger.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
+    )
+    return {
+        "phase": Phase.COMPLETING,
+        "batch": None,
+        "called": any(call.started for call in batch.calls),
+        "transcript": (*state.transcript, *_items(batch, removed)),
+        "stopping": state.stopping or ending,
+        "ending": None,
+        "reask": bool(removed or (denied and state.rules.close_on_denial)),
+        "ledger": ledger,
+    }
+
+
+def _items(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
+    kept = [call for call in batch.calls if call.request.id not in removed]
+    edited = tuple(
+        (call.request.id, text) for call in kept if (text := call.decided and call.decided.edited) is not None
+    )
+    message: TranscriptItem = batch.message
+    if removed or edited:
+        message = EditedReply(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
+    return [message, *map(_result, kept)] if kept or batch.text else []
+
+
+def _result(call: Call) -> CallResult:
+    request = call.request
+    return CallResult(call_id=request.id, name=request.sent_name or request.name, text=call.answer or "")
+
+
+def _iteration_completed(state: State, fact: IterationCompleted) -> _Changes:
     stopping = state.stopping
     if fact.terminate and stopping is None:
         stopping = fact.reason or "The iteration-completed callback asked to end the run."
-    return replace(
-        state,
-        phase=Phase.ASKING,
-        transcript=state.transcript if fact.messages is None else fact.messages,
-        ledger=_charge(state.ledger, 0, Usage(), fact.seconds),
-        rounds=state.rounds + 1,
-        step_rounds=state.step_rounds + 1,
-        stopping=stopping,
-        at=fact.at,
-    )
+    return {
+        "phase": Phase.ASKING,
+        "transcript": state.transcript if fact.messages is None else fact.messages,
+        "ledger": _charged(state, fact.seconds),
+        "rounds": state.rounds + 1,
+        "step_rounds": state.step_rounds + 1,
+        "stopping": stopping,
+    }
 
 
-def _stop_requested(state: State, fact: StopRequested) -> State:
-    return replace(state, phase=_awake(state), stopping=state.stopping or fact.reason, at=fact.at)
+def _answer_checked(_: State, fact: AnswerChecked) -> _Changes:
+    return {"checked": fact}
 
 
-def _paused(state: State, fact: Paused) -> State:
-    return replace(state, phase=Phase.PAUSED, ledger=_charge(state.ledger, 0, Usage(), fact.seconds), at=fact.at)
+def _stop_requested(state: State, fact: StopRequested) -> _Changes:
+    return {"phase": _awake(state), "stopping": state.stopping or fact.reason}
 
 
-def _resumed(state: State, fact: Resumed) -> State:
-    """Go on where the run stands; new limits replace the old ones, and what followed from those is forgotten."""
-    state = replace(
-        state,
-        rules=dataclasses.replace(state.rules, limits=fact.limits or state.rules.limits),
-        limit=state.limit if fact.limits is None else None,
-        stopping=None,
-        at=fact.at,
-    )
-    return replace(state, phase=_awake(state)) if state.ended is None else _reopened(state)
+def _paused(state: State, fact: Paused) -> _Changes:
+    return {"phase": Phase.PAUSED, "ledger": _charged(state, fact.seconds)}
+
+
+def _resumed(state: State, fact: Resumed) -> _Changes:
+    """Continue where the run stands; new limits replace the old ones, and a limit that was reached is forgotten."""
+    common = {
+        "rules": dataclasses.replace(state.rules, limits=fact.limits or state.rules.limits),
+        "limit": state.limit if fact.limits is None else None,
+        "stopping": None,
+    }
+    return {**common, "phase": _awake(state)} if state.ended is None else {**common, **_reopened(state)}
 
 
 def _awake(state: State) -> Phase:
-    """Where a run goes on that has not ended: a paused one with its open calls, or with the reply that asks."""
+    """Give the phase in which a run continues: a paused one with its open calls, or with the reply that asks."""
     if state.phase is not Phase.PAUSED:
         return state.phase
     return Phase.CALLING if state.batch is not None else Phase.ANSWERING
 
 
-def _reopened(state: State) -> State:
+def _reopened(state: State) -> _Changes:
     """Open an ended run again: what was spent stays spent, what counts in a row starts anew."""
-    ledger = replace(state.ledger, errors_in_row=0, denials_in_row=0)
-    form = min(state.structuring, 1)
-    state = replace(state, ended=None, final_answer=None, ending=None, rounds=0, structuring=form, ledger=ledger)
+    common = {
+        "ended": None,
+        "final_answer": None,
+        "ending": None,
+        "rounds": 0,
+        "structuring": min(state.structuring, 1),
+        "ledger": replace(state.ledger, errors_in_row=0, denials_in_row=0),
+    }
     if state.batch is not None:
-        return replace(state, phase=Phase.REVIEWING, batch=_undecided(state.batch))
+        return {**common, "phase": Phase.REVIEWING, "batch": _undecided(state.batch)}
     if state.rules.plan and not state.planned and state.iteration == 0:
-        return replace(state, phase=Phase.PLANNING)
+        return {**common, "phase": Phase.PLANNING}
     forced = state.reply is not None and bool(_spoken(state.reply))
-    return replace(
-        state, phase=Phase.ASKING, reply=None, transcript=state.transcript[:-1] if forced else state.transcript
-    )
+    transcript = state.transcript[:-1] if forced else state.transcript
+    return {**common, "phase": Phase.ASKING, "reply": None, "transcript": transcript}
 
 
 def _undecided(batch: Batch) -> Batch:
-    """Forget the decisions on a batch that was returned, but for the calls that had started: those stay as they are."""
+    """Forget the decisions on a batch that was returned, except for calls that had started."""
     calls = row_of(call if call.started else Call(request=call.request) for call in batch.calls)
     undecided = sum(not call.started for call in calls)
     return replace(batch, calls=calls, undecided=undecided, unanswered=sum(call.answer is None for call in calls))
 
 
-def _ended(state: State, fact: Ended) -> State:
-    return replace(
-        state,
-        phase=Phase.ENDED,
-        ended=fact,
-        ledger=_charge(state.ledger, fact.iterations, Usage(), fact.seconds),
-        at=fact.at,
-    )
+def _ended(state: State, fact: Ended) -> _Changes:
+    return {"phase": Phase.ENDED, "ended": fact, "ledger": _charged(state, fact.seconds, fact.iterations)}
 
 
-_APPLY: dict[str, Callable[[State, Any], State]] = {
+_APPLY: dict[str, Callable[[State, Any], _Changes]] = {
     "RunStarted": _run_started,
     "Planned": _planned,
     "MessageAdded": _message_added,
     "ModelReplied": _model_replied,
-    "CallDecided": call_decided,
-    "CallsWithheld": calls_withheld,
-    "CallStarted": call_started,
-    "CallFinished": call_finished,
+    "CallDecided": _call_decided,
+    "CallsWithheld": _calls_withheld,
+    "CallStarted": _call_started,
+    "CallFinished": _call_finished,
     "Clarified": _clarified,
     "IterationCompleted": _iteration_completed,
     "AnswerChecked": _answer_checked,
@@ -451,9 +406,7 @@ _APPLY: dict[str, Callable[[State, Any], State]] = {
 }
 
 
-def _charge(ledger: Ledger, iterations: int, usage: Usage, seconds: float) -> Ledger:
-    return replace(
-        ledger,
-        iterations=ledger.iterations + iterations,
-        usage=ledger.usage + usage + Usage(active_seconds=seconds),
-    )
+def _charged(state: State, seconds: float, iterations: int = 0, usage: Usage = Usage()) -> Ledger:
+    ledger = state.ledger
+    usage = ledger.usage + usage + Usage(active_seconds=seconds)
+    return replace(ledger, iterations=ledger.iterations + iterations, usage=usage)

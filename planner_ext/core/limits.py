@@ -1,8 +1,8 @@
-"""One budget for a run and the runs inside it: what a nested run may spend, and what of it was spent in the end.
+"""What a run may spend, what it has spent, which limit was reached first, and what a nested run gets of it.
 
-A share is set aside when a nested run's call starts, as if it were spent already; when the call ends, what was not
-spent comes back. So nested runs beside each other cannot pass the budget together, and one that is never heard of again
-has cost its whole share.
+Round trips and calls are exact: the machine never exceeds them. Tokens and cost are checked before each request and
+before each batch, so only what is then in flight, and the one forced answer, may exceed them. Active time and deadline
+interrupt what is in flight, and no request follows them.
 """
 
 import math
@@ -10,31 +10,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import reduce
-from typing import Literal, cast
+from typing import Any, Literal, Self, cast
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.values import Tally, Usage
+from planner_ext.core.values import replace as copied
 
 __all__ = [
+    "LIMIT_OF_PART",
     "BudgetShare",
     "Consumption",
     "Ledger",
     "Limits",
     "RemainingLimit",
     "divided",
-    "merged_counts",
+    "released",
     "remaining_limits",
-    "reserved",
-    "settled",
     "spent_limit",
     "time_left",
 ]
-
-# What a run may spend, what it has spent, and which limit was reached first.
-#
-# Round trips and calls are exact: the machine never goes one over. Tokens and cost are checked before each request and
-# before each batch, so only what is then in flight, and the one forced answer, may pass them. Active time and deadline
-# interrupt what is in flight, and no request follows them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,22 +137,68 @@ _CHECKS: dict[str, Callable[[object], None]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """What a run has spent so far; survives pause, process and resume.
+class Consumption:
+    """What was spent on requests and functions: by one call and the runs inside it, or by a run so far.
+
+    A call's consumption leaves out its active time, which the run around it measures.
 
     Attributes:
         iterations: Round trips charged: what each reply's metadata reports, at least 1 a request.
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         calls_by_function: Functions started, by fully qualified name.
-        calls_by_digest: Functions started, by digest of function and arguments; kept where repeats are limited.
-        errors_in_row: Batches in a row with a failed, unknown or invalid call.
-        denials_in_row: Batches in a row in which every call was denied.
     """
 
     iterations: int = 0
     tool_calls: int = 0
     usage: Usage = Usage()
+    calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __add__(self, other: "Consumption") -> Self:
+        return copied(
+            self,
+            iterations=self.iterations + other.iterations,
+            tool_calls=self.tool_calls + other.tool_calls,
+            usage=self.usage + other.usage,
+            calls_by_function=_summed(self.calls_by_function, other.calls_by_function),
+        )
+
+    def __sub__(self, other: "Consumption") -> Self:
+        calls = {name: -count for name, count in other.calls_by_function.items()}
+        return self + Consumption(
+            iterations=-other.iterations, tool_calls=-other.tool_calls, usage=-other.usage, calls_by_function=calls
+        )
+
+    @property
+    def by_part(self) -> dict[str, float]:
+        """What counts against each part of a `BudgetShare`."""
+        usage = self.usage
+        return {
+            "iterations": self.iterations,
+            "tool_calls": self.tool_calls,
+            "tokens": usage.total_tokens,
+            "cost": usage.cost or 0.0,
+            "seconds": usage.active_seconds,
+        }
+
+
+def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
+    if isinstance(one, Tally):
+        return reduce(lambda tally, item: tally.plus(*item), other.items(), one)
+    sums = {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
+    return {name: count for name, count in sums.items() if count}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger(Consumption):
+    """What a run has spent so far; survives pause, process and resume.
+
+    Attributes:
+        calls_by_digest: Functions started, by digest of function and arguments.
+        errors_in_row: Batches in a row with a failed, unknown or invalid call.
+        denials_in_row: Batches in a row in which every call was denied.
+    """
+
     calls_by_function: Tally = field(default_factory=Tally)
     calls_by_digest: Tally = field(default_factory=Tally)
     errors_in_row: int = 0
@@ -225,24 +265,26 @@ def remaining_limits(limits: Limits, ledger: Ledger, at: float) -> tuple[Remaini
     """
     if limits.tell_budget is False:
         return ()
-    usage = ledger.usage
-    until = None if limits.deadline is None else max(limits.deadline.timestamp() - at, 0.0)
-    spent: tuple[tuple[str, float | None, float], ...] = (
-        ("max_iterations", limits.max_iterations, ledger.iterations),
-        ("max_tool_calls", limits.max_tool_calls, ledger.tool_calls),
-        ("max_total_tokens", limits.max_total_tokens, usage.total_tokens),
-        ("max_cost", limits.max_cost, usage.cost or 0.0),
-        ("max_active_seconds", limits.max_active_seconds, usage.active_seconds),
-        ("deadline", None if until is None else until + usage.active_seconds, usage.active_seconds),
+    spent = ledger.by_part
+    known = [(limit, getattr(limits, limit), spent[part]) for part, limit in LIMIT_OF_PART.items()]
+    if limits.deadline is not None:
+        until = max(limits.deadline.timestamp() - at, 0.0)
+        known.append(("deadline", until + spent["seconds"], spent["seconds"]))
+    left = (
+        RemainingLimit(name=name, left=max(limit - used, 0), limit=limit)
+        for name, limit, used in known
+        if limit is not None
     )
-    limited = ((name, limit, used) for name, limit, used in spent if limit is not None)
-    known = (RemainingLimit(name=name, left=max(limit - used, 0), limit=limit) for name, limit, used in limited)
-    return tuple(item for item in known if item.left <= item.limit * limits.tell_budget)
+    return tuple(item for item in left if item.left <= item.limit * limits.tell_budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetShare:
-    """What one nested run may spend of the budget around it; None where that has no such limit.
+    """What one nested run may spend of the budget around it; a part is None where that has no such limit.
+
+    A share is reserved when the call of a nested run starts, as if it were spent; when the call ends, what was not
+    spent is released. So nested runs beside each other cannot exceed the budget together, and a nested run that never
+    reports back has cost its whole share.
 
     Attributes:
         iterations: Round trips.
@@ -260,35 +302,55 @@ class BudgetShare:
 
     @classmethod
     def of(cls, limits: Limits) -> "BudgetShare":
-        """Give all that the limits of a run allow."""
-        return cls(**{name: getattr(limits, limit) for name, limit in _LIMITS.items()})
+        """Make a share of all that the limits of a run allow."""
+        return cls(**{name: getattr(limits, limit) for name, limit in LIMIT_OF_PART.items()})
 
     def limits(self, deadline: datetime | None) -> Limits:
-        """Write the share as the limits of a run, which has to end when the run around it has."""
-        return Limits(**{limit: getattr(self, name) for name, limit in _LIMITS.items()}, deadline=deadline)
+        """Convert the share to the limits of a run that has the deadline of the run around it."""
+        return Limits(**{limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items()}, deadline=deadline)
 
     def used_up(self) -> str | None:
-        """Name the limit of which nothing is left for a request; of functions there may be nothing left."""
-        needed = {limit: getattr(self, name) for name, limit in _LIMITS.items() if name != "tool_calls"}
+        """Name the limit that leaves nothing for a request; a request needs no functions."""
+        needed = {limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items() if name != "tool_calls"}
         return next((limit for limit, value in needed.items() if value is not None and value <= 0), None)
 
-    def whole(self) -> "Consumption":
-        """Write the share as spent to its end."""
+    def less(self, spent: Consumption) -> "BudgetShare":
+        """Subtract what was spent; a part may become negative."""
+        used = spent.by_part
+        return self._each(lambda name, own: own - used[name])
+
+    def least(self, other: "BudgetShare") -> "BudgetShare":
+        """Take the smaller of two shares, part by part."""
+        given = {name: (getattr(self, name), getattr(other, name)) for name in LIMIT_OF_PART}
+        return BudgetShare(
+            **{name: min((one for one in both if one is not None), default=None) for name, both in given.items()}
+        )
+
+    def divided(self, by: int) -> "BudgetShare":
+        """Divide each part; what can only be spent whole is rounded down."""
+        return self._each(lambda name, own: own / by if name in ("cost", "seconds") else own // by)
+
+    def whole(self) -> Consumption:
+        """Convert the share to a consumption of all of it."""
         usage = Usage(completion_tokens=self.tokens or 0, cost=self.cost, active_seconds=self.seconds or 0.0)
         return Consumption(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
 
-    def at_least(self, taken: "Consumption") -> "Consumption":
+    def at_least(self, taken: Consumption) -> Consumption:
         """Count the whole share as spent, and what was taken where it has no limit."""
         usage = taken.usage if self.tokens is None else Usage(completion_tokens=self.tokens)
-        return replace(
+        return copied(
             taken,
             iterations=taken.iterations if self.iterations is None else self.iterations,
             tool_calls=taken.tool_calls if self.tool_calls is None else self.tool_calls,
             usage=replace(usage, cost=taken.usage.cost if self.cost is None else self.cost),
         )
 
+    def _each(self, change: Callable[[str, Any], Any]) -> "BudgetShare":
+        parts = {name: getattr(self, name) for name in LIMIT_OF_PART}
+        return BudgetShare(**{name: None if own is None else change(name, own) for name, own in parts.items()})
 
-_LIMITS = {
+
+LIMIT_OF_PART = {
     "iterations": "max_iterations",
     "tool_calls": "max_tool_calls",
     "tokens": "max_total_tokens",
@@ -296,39 +358,6 @@ _LIMITS = {
     "seconds": "max_active_seconds",
 }
 """The limit of a run that each part of a share comes from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consumption:
-    """What a call has spent on requests and functions of its own, those of the runs inside it included.
-
-    Its active time is not in it, for the run around it was active all the while.
-
-    Attributes:
-        iterations: Round trips.
-        tool_calls: Functions started.
-        usage: Tokens and cost.
-        calls_by_function: Functions started, by fully qualified name.
-    """
-
-    iterations: int = 0
-    tool_calls: int = 0
-    usage: Usage = Usage()
-    calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def __add__(self, other: "Consumption") -> "Consumption":
-        return Consumption(
-            iterations=self.iterations + other.iterations,
-            tool_calls=self.tool_calls + other.tool_calls,
-            usage=self.usage + other.usage,
-            calls_by_function=merged_counts(self.calls_by_function, other.calls_by_function),
-        )
-
-
-def merged_counts(one: Mapping[str, int], other: Mapping[str, int], sign: int = 1) -> dict[str, int]:
-    """Add two counts by name, or take the second from the first; a name that comes to nothing is left out."""
-    sums = {name: one.get(name, 0) + sign * other.get(name, 0) for name in (*one, *other)}
-    return {name: count for name, count in sums.items() if count}
 
 
 def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> BudgetShare | None:
@@ -341,59 +370,29 @@ def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Budget
         by: How many of them are nested runs.
 
     Returns:
-        The share of each; None where it comes to no round trip, or to no token.
+        The share of each; None where it buys no round trip or no token.
     """
-    trips, tokens = limits.max_iterations, limits.max_total_tokens
-    calls, cost, seconds = limits.max_tool_calls, limits.max_cost, limits.max_active_seconds
-    used = ledger.usage
-    share = BudgetShare(
-        iterations=None if trips is None else (trips - ledger.iterations - limits.iterations_kept) // by,
-        tool_calls=None if calls is None else max(calls - ledger.tool_calls - starting, 0) // by,
-        tokens=None if tokens is None else (tokens - used.total_tokens) // by,
-        cost=None if cost is None else (cost - (used.cost or 0.0)) / by,
-        seconds=None if seconds is None else (seconds - used.active_seconds) / by,
-    )
+    left = BudgetShare.of(limits).less(ledger + Consumption(iterations=limits.iterations_kept, tool_calls=starting))
+    share = left.divided(by)
+    if share.tool_calls is not None:
+        share = replace(share, tool_calls=max(share.tool_calls, 0))
     return share if share.used_up() is None else None
 
 
-def reserved(ledger: Ledger, share: BudgetShare | None) -> Ledger:
-    """Set a share aside: it counts as spent."""
-    return ledger if share is None else _charged(ledger, share.whole())
+def released(ledger: Ledger, share: BudgetShare | None, spent: Consumption | None) -> Ledger:
+    """Charge what a call has spent, and release the rest of its share.
 
-
-def settled(ledger: Ledger, share: BudgetShare | None, spent: Consumption | None) -> Ledger:
-    """Charge what a call has spent, and take back the rest of its share.
-
-    Without ``spent`` the whole share was spent, but for its time: that is measured.
+    Without ``spent`` the whole share was spent, except for its time, which is measured.
     """
     if share is None:
-        return ledger if spent is None else _charged(ledger, spent)
+        return ledger if spent is None else ledger + spent
     whole = share.whole()
-    rest = Usage(active_seconds=-(share.seconds or 0.0))
     if spent is None:
-        return _exact(replace(ledger, usage=ledger.usage + rest), share)
-    rest += Usage(completion_tokens=-(share.tokens or 0), cost=None if share.cost is None else -share.cost)
-    back = Consumption(iterations=-whole.iterations, tool_calls=-whole.tool_calls, usage=rest)
-    return _exact(_charged(_charged(ledger, back), spent), share)
-
-
-def _charged(ledger: Ledger, spent: Consumption) -> Ledger:
-    return replace(
-        ledger,
-        iterations=ledger.iterations + spent.iterations,
-        tool_calls=ledger.tool_calls + spent.tool_calls,
-        usage=ledger.usage + spent.usage,
-        calls_by_function=reduce(
-            lambda tally, count: tally.plus(*count), spent.calls_by_function.items(), ledger.calls_by_function
-        ),
-    )
-
-
-def _exact(ledger: Ledger, share: BudgetShare) -> Ledger:
-    """Round away what adding and taking a fraction leaves behind: a picodollar or a picosecond is nobody's."""
-    usage = ledger.usage
+        spent = copied(whole, usage=replace(whole.usage, active_seconds=0.0))
+    ledger = ledger - whole + spent
+    usage = ledger.usage  # adding and subtracting fractions leaves a picodollar or a picosecond behind
     if share.cost is not None and usage.cost is not None:
         usage = replace(usage, cost=round(usage.cost, 12))
     if share.seconds is not None:
         usage = replace(usage, active_seconds=round(usage.active_seconds, 12))
-    return replace(ledger, usage=usage)
+    return copied(ledger, usage=usage)

@@ -4,12 +4,13 @@ A call of the function that asks the user is a deferred call of the kind ``quest
 where a clarifier is there to be shown it, or where it reads as one and no plain reply can be the answer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
 from planner_ext.core.limits import BudgetShare, Ledger
-from planner_ext.core.values import Message, RequestedCall, Row, TranscriptItem
+from planner_ext.core.values import Message, RequestedCall, TranscriptItem
 
 __all__ = [
     "ASK_USER",
@@ -86,7 +87,7 @@ class Batch:
     iteration: int
     message: Message
     text: str
-    calls: Row[Call]
+    calls: Sequence[Call]
     undecided: int
     unanswered: int
 

@@ -4,10 +4,10 @@ A message is opaque here: the core moves it, and never looks inside. What it nee
 calls, usage and finish reason, stands beside the message in `Reply`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 __all__ = [
     "CallKind",
@@ -17,83 +17,58 @@ __all__ = [
     "Reply",
     "RequestedCall",
     "ResolvedCall",
-    "Row",
     "Status",
     "Tally",
     "TextMessage",
     "TranscriptItem",
     "Usage",
+    "changed",
     "replace",
     "row_of",
 ]
 
-# Immutable collections of which a changed copy shares nearly all with the original.
-#
-# A batch of n calls makes some 3 n facts, and each fact a new state: to copy all n calls for each of them takes
-# time, and where states are held memory, in proportion to n².
-
 _T = TypeVar("_T")
-_T_co = TypeVar("_T_co", covariant=True)
 
 _WIDTH: Final = 64
+"""Items of a block: a tuple up to this long is copied whole."""
 
 
-class Row(Protocol[_T_co]):
-    """A tuple that gives copies with another item in a place; made by `row_of`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks(Sequence[_T]):
+    """A long row; a changed copy shares all blocks but one with its original."""
 
-    def changed(self, index: int, item: Any) -> "Row[_T_co]":
-        """Copy the row with another item in a place from 0 on."""
-        ...
+    blocks: tuple[tuple[_T, ...], ...]
 
-    def __getitem__(self, index: int, /) -> _T_co: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[_T_co]: ...
-
-
-def row_of(items: Iterable[_T]) -> Row[_T]:
-    """Make a row: a plain tuple, or blocks of it where copying the whole would take longer."""
-    whole = tuple(items)
-    return _Short(whole) if len(whole) <= _WIDTH else _Long(whole)
-
-
-class _Short(tuple[_T, ...]):
-    __slots__ = ()
-
-    def changed(self, index: int, item: _T) -> "_Short[_T]":
-        return _Short((*self[:index], item, *self[index + 1 :]))
-
-
-class _Long(Generic[_T]):
-    """A row in blocks; a copy with another item has one block of its own."""
-
-    __slots__ = ("_blocks",)
-
-    def __init__(self, whole: tuple[_T, ...]) -> None:
-        self._blocks = tuple(whole[start : start + _WIDTH] for start in range(0, len(whole), _WIDTH))
-
-    def changed(self, index: int, item: _T) -> "_Long[_T]":
-        place, inner = divmod(index, _WIDTH)
-        block, row = self._blocks[place], object.__new__(type(self))
-        block = (*block[:inner], item, *block[inner + 1 :])
-        row._blocks = (*self._blocks[:place], block, *self._blocks[place + 1 :])
-        return row
-
-    def __getitem__(self, index: int) -> _T:
-        return self._blocks[index // _WIDTH][index % _WIDTH]
+    def __getitem__(self, index: Any) -> Any:
+        return self.blocks[index // _WIDTH][index % _WIDTH]
 
     def __len__(self) -> int:
-        return (len(self._blocks) - 1) * _WIDTH + len(self._blocks[-1])
+        return (len(self.blocks) - 1) * _WIDTH + len(self.blocks[-1])
 
     def __iter__(self) -> Iterator[_T]:
-        return chain.from_iterable(self._blocks)
+        return chain.from_iterable(self.blocks)
 
-    def __eq__(self, other: object) -> bool:
-        return self._blocks == cast("_Long[object]", other)._blocks if isinstance(other, _Long) else NotImplemented
 
-    def __hash__(self) -> int:
-        return hash(self._blocks)
+def row_of(items: Iterable[_T]) -> Sequence[_T]:
+    """Make an immutable row, of which `changed` makes cheap copies.
+
+    A batch of n calls makes some 3 n facts and each fact a new state: copying all n calls for each of them would take
+    time in proportion to n².
+    """
+    whole = tuple(items)
+    if len(whole) <= _WIDTH:
+        return whole
+    return _Blocks(blocks=tuple(whole[start : start + _WIDTH] for start in range(0, len(whole), _WIDTH)))
+
+
+def changed(row: Sequence[_T], index: int, item: _T) -> Sequence[_T]:
+    """Copy a row with another item at an index from 0 on."""
+    if not isinstance(row, _Blocks):
+        return (*row[:index], item, *row[index + 1 :])
+    place, inner = divmod(index, _WIDTH)
+    block = row.blocks[place]
+    block = (*block[:inner], item, *block[inner + 1 :])
+    return _Blocks(blocks=(*row.blocks[:place], block, *row.blocks[place + 1 :]))
 
 
 class Tally(Mapping[str, int]):
@@ -127,16 +102,14 @@ class Tally(Mapping[str, int]):
         return f"Tally({dict(self)!r})"
 
 
-# Copies of a run's state with some of its fields changed: what the fold makes several of for each fact.
-
-
 def replace(value: _T, **changes: Any) -> _T:
-    """Copy a frozen dataclass as `dataclasses.replace` does, in an eighth to a third of the time: fields are one dict.
+    """Copy a frozen dataclass as `dataclasses.replace` does, in an eighth to a third of the time.
 
-    For dataclasses without slots and without a ``__post_init__``, which would be passed over.
+    The fold makes several such copies for each fact. The dataclass must have neither slots, since all fields are copied
+    as one dict, nor a ``__post_init__``, which is not called.
 
     Raises:
-        AttributeError: If a change is for something that is no field.
+        AttributeError: If a change names something other than a field.
     """
     before = vars(value)
     after = before | changes
@@ -193,6 +166,10 @@ class Usage:
             active_seconds=self.active_seconds + other.active_seconds,
             estimated_tokens=self.estimated_tokens + other.estimated_tokens,
         )
+
+    def __neg__(self) -> "Usage":
+        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        return Usage(**{name: value if value is None else -value for name, value in values.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ VALUES = sorted(
 )
 
 
-COPIED = {"Batch", "Call", "Ledger", "State"}
+COPIED = {"Batch", "Call", "Consumption", "Ledger", "State"}
 """What the fold copies for each fact, which goes by a dict of fields."""
 
 
