@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
-from planner_ext.core.actions import Action, AskModel, AskPerson, AskPlan, RunCalls
 from planner_ext.core.limits import LIMIT_OF_PART, BudgetShare, Consumption, Ledger
-from planner_ext.core.machine import next_action
+from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
 from planner_ext.core.state import Call, State
 from planner_ext.core.values import Usage, replace
 
@@ -197,8 +196,8 @@ class Account:
             match action:
                 case AskPlan() | AskModel():
                     self._under_way = 1
-                case AskPerson(trips=trips):
-                    self._under_way = trips or 0
+                case AskPerson(iterations=iterations):
+                    self._under_way = iterations or 0
                 case RunCalls(indexes=indexes, share=share):
                     self.starting(indexes, share)
                 case _:

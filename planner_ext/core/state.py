@@ -14,7 +14,6 @@ from planner_ext.core.values import Message, RequestedCall, TranscriptItem
 
 __all__ = [
     "ASK_USER",
-    "NO_MORE_QUESTIONS",
     "TRANSITIONS",
     "Batch",
     "Call",
@@ -23,9 +22,6 @@ __all__ = [
     "as_mermaid",
     "asks",
     "only_asks",
-    "open_questions",
-    "over_the_cap",
-    "questions_left",
     "waiting_reply",
 ]
 
@@ -207,9 +203,6 @@ def as_mermaid() -> str:
 ASK_USER = "UserInteraction-AskUser"
 """The function that asks the user, as the model sees it."""
 
-NO_MORE_QUESTIONS = "Not asked: no further questions are answered. Go on with what you know."
-"""What the model reads of a question over the cap."""
-
 _MARKS = ("?", "\uff1f", "\u061f")  # also full-width, and Arabic
 _CLOSING = " \t\r\n*_`~\"'\u2019\u201d\u00bb)]"
 
@@ -220,27 +213,6 @@ def asks(text: str) -> bool:
     Closing quotes, brackets and emphasis after the mark do not count.
     """
     return text.rstrip(_CLOSING).endswith(_MARKS)
-
-
-def open_questions(batch: Batch) -> tuple[int, ...]:
-    """List the calls of a batch that ask the user and have no answer."""
-    return tuple(
-        index
-        for index, call in enumerate(batch.calls)
-        if call.answer is None and call.decided is not None and call.decided.kind == "question"
-    )
-
-
-def questions_left(state: State) -> int | None:
-    """Count the questions that may still be answered; None where they are not limited."""
-    allowed = state.rules.max_clarifications
-    return None if allowed is None else max(allowed - state.clarifications, 0)
-
-
-def over_the_cap(state: State, questions: tuple[int, ...]) -> tuple[int, ...]:
-    """List those of the open questions that will not be answered."""
-    left = questions_left(state)
-    return () if left is None else questions[left:]
 
 
 def only_asks(state: State) -> bool:

@@ -1,20 +1,11 @@
-"""Actions that need nothing of the world, as facts; and how a run is ended from outside with every call answered."""
+"""How a run is ended from outside, with every call answered; and the facts of actions that need no adapter."""
 
 from collections.abc import Mapping
 
-from planner_ext.core.actions import CompleteIteration, Finish, Pause, WithholdCalls
-from planner_ext.core.facts import (
-    CallFinished,
-    CallsWithheld,
-    Ended,
-    Fact,
-    IterationCompleted,
-    Paused,
-    StopRequested,
-)
+from planner_ext.core.facts import CallFinished, CallsWithheld, Ended, Fact, IterationCompleted, Paused, StopRequested
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import Consumption
-from planner_ext.core.machine import IN_DOUBT, next_action
+from planner_ext.core.machine import IN_DOUBT, CompleteIteration, Finish, Pause, WithholdCalls, next_action
 from planner_ext.core.state import State
 
 __all__ = ["cancellation_reason", "plain_fact", "stopping_facts"]
@@ -36,12 +27,17 @@ def stopping_facts(
         reason: Why, for the record and for the model.
         at: Now, in seconds since the epoch.
         seconds: Active time since the last fact that has one; charged with the end.
-        spent: What the started calls have spent, by their place in the batch.
+        spent: What the started calls have spent, by their index in the batch.
     """
     facts: list[Fact] = [StopRequested(reason=reason, at=at), *_cancelled(state, at, spent or {})]
     for fact in facts:
         state = apply(state, fact)
-    while (fact := _next_fact(state, at, seconds)) is not None:
+    while (action := next_action(state)) is not None:
+        if isinstance(action, CompleteIteration):
+            fact = IterationCompleted(iteration=action.iteration, called=action.called, at=at, seconds=0.0)
+        else:
+            assert isinstance(action, WithholdCalls | Finish), "a run that is stopping asks for nothing else"
+            fact = plain_fact(action, at=at, seconds=seconds)
         facts.append(fact)
         state = apply(state, fact)
     return tuple(facts)
@@ -67,32 +63,22 @@ def _cancelled(state: State, at: float, spent: Mapping[int, Consumption]) -> lis
     ]
 
 
-def _next_fact(state: State, at: float, seconds: float) -> Fact | None:
-    match next_action(state):
-        case CompleteIteration(iteration=iteration, called=called):
-            return IterationCompleted(iteration=iteration, called=called, at=at, seconds=0.0)
-        case WithholdCalls() | Finish() as action:
-            return plain_fact(action, at=at, seconds=seconds)
-        case _:
-            return None
-
-
 def plain_fact(
     action: WithholdCalls | Pause | Finish, *, at: float, seconds: float = 0.0, iterations: int = 0
 ) -> CallsWithheld | Paused | Ended:
-    """Turn an action that needs nothing of the world into its fact; an end is charged with these round trips."""
+    """Turn an action that needs no adapter into its fact; an end is charged with these round trips."""
     match action:
         case WithholdCalls(iteration=iteration, indexes=indexes, answer=answer, limit=limit):
             return CallsWithheld(iteration=iteration, indexes=indexes, answer=answer, limit=limit, at=at)
         case Pause():
             return Paused(at=at, seconds=seconds)
-        case Finish(status=status, answer=answer, limit=limit, reason=reason, returned=returned):
+        case Finish():
             return Ended(
-                status=status,
-                answer=answer,
-                limit=limit,
-                reason=reason,
-                returned=returned,
+                status=action.status,
+                answer=action.answer,
+                limit=action.limit,
+                reason=action.reason,
+                returned=action.returned,
                 iterations=iterations,
                 at=at,
                 seconds=seconds,

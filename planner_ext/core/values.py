@@ -169,7 +169,8 @@ class Usage:
 
     def __neg__(self) -> "Usage":
         values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        return Usage(**{name: value if value is None else -value for name, value in values.items()})
+        negated: dict[str, Any] = {name: None if value is None else -value for name, value in values.items()}
+        return Usage(**negated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

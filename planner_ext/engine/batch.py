@@ -23,11 +23,10 @@ from planner_ext.approval.decisions import (
     takes_no_more,
 )
 from planner_ext.core.accounts import Account
-from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
 from planner_ext.core.limits import BudgetShare
-from planner_ext.core.machine import limit_of_restart
+from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
 from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime

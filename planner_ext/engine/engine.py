@@ -8,7 +8,19 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from planner_ext.core.accounts import Account
-from planner_ext.core.actions import (
+from planner_ext.core.facts import (
+    AnswerChecked,
+    CallFinished,
+    CallStarted,
+    Clarified,
+    Fact,
+    IterationCompleted,
+    MessageAdded,
+    ModelReplied,
+    Planned,
+    StopRequested,
+)
+from planner_ext.core.machine import (
     Action,
     AddMessage,
     AskModel,
@@ -21,18 +33,6 @@ from planner_ext.core.actions import (
     ReviewCalls,
     RunCalls,
     WithholdCalls,
-)
-from planner_ext.core.facts import (
-    AnswerChecked,
-    CallFinished,
-    CallStarted,
-    Clarified,
-    Fact,
-    IterationCompleted,
-    MessageAdded,
-    ModelReplied,
-    Planned,
-    StopRequested,
 )
 from planner_ext.core.state import Phase, State
 from planner_ext.core.termination import plain_fact

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.accounts import Tab
-from planner_ext.core.actions import AskModel, AskPerson
 from planner_ext.core.facts import CallOutcome, EventLine, Fact
+from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 
@@ -123,7 +123,7 @@ class Prompts(Protocol):
         ...
 
     def message(self, purpose: str) -> Message:
-        """Write the message for ``step`` or ``insist``, see `planner_ext.core.actions.AddMessage`."""
+        """Write the message for ``step`` or ``insist``, see `planner_ext.core.machine.AddMessage`."""
         ...
 
 

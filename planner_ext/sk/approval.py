@@ -27,11 +27,10 @@ from planner_ext.approval.decisions import (
     problem_of,
 )
 from planner_ext.approval.pending import DecisionRecord, WaitingCall, moment_of, record_of, waiting_calls
-from planner_ext.core.actions import ReviewCalls, RunCalls
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.machine import IN_DOUBT, next_action
+from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import RequestedCall
 from planner_ext.engine.batch import apply_decision, is_as_decided

@@ -16,8 +16,8 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionResultContent, TextContent
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
 
-from planner_ext.core.actions import AskModel
 from planner_ext.core.limits import RemainingLimit
+from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
 from planner_ext.sk.budget import Price

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Protocol
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelFunction, KernelPlugin, kernel_function
 
-from planner_ext.core.actions import AskPerson
 from planner_ext.core.errors import shown
+from planner_ext.core.machine import AskPerson
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.concurrency import in_thread
@@ -95,7 +95,7 @@ class AskedClarifier:
             by_function=request.index is not None,
             iteration=request.iteration,
             clarifications=state.clarifications,
-            trips_left=request.trips,
+            trips_left=request.iterations,
         )
         given = await _asked(self.clarifier, question)
         if given is None or isinstance(given, str):

@@ -1,23 +1,25 @@
 """`next_action`, rule by rule: the course of a run, and its round trips."""
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from planner_ext.core.actions import (
+from planner_ext.core.facts import Resumed
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.machine import (
     AskModel,
     AskPlan,
     CompleteIteration,
     Finish,
     ReviewCalls,
     RunCalls,
+    iterations_left,
+    next_action,
 )
-from planner_ext.core.facts import Resumed
-from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
-from planner_ext.core.machine import iterations_left, next_action
 from planner_ext.core.state import Phase
 from support.core import (
     LOOP,
@@ -147,7 +149,7 @@ def test_an_answer_on_the_last_trip_is_an_answer(on_limit: Any) -> None:
 
 def test_trips_left_are_counted_where_they_are_limited() -> None:
     """What may still be asked is the limit less what was charged; without a limit there is no number."""
-    assert iterations_left(Play().state) is None
+    assert iterations_left(Play().state) == math.inf
     assert iterations_left(Play(calls("f", iterations=3), limits=Limits(max_iterations=5)).go().state) == 2
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.actions import (
+from planner_ext.core.machine import (
     AddMessage,
 )
 from planner_ext.core.limits import Limits

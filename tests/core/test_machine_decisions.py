@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.actions import (
+from planner_ext.core.facts import Resumed
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Limits
+from planner_ext.core.machine import (
     Finish,
     Pause,
     RunCalls,
     WithholdCalls,
 )
-from planner_ext.core.facts import Resumed
-from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase
 from support.core import (
     LOOP,

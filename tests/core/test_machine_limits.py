@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.actions import (
+from planner_ext.core.machine import (
     AskModel,
 )
 from planner_ext.core.facts import CallsWithheld, Resumed

@@ -2,11 +2,12 @@
 
 import pytest
 
-from planner_ext.core.actions import AskPerson
+from planner_ext.core.machine import AskPerson
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.state import NO_MORE_QUESTIONS, Phase, asks, only_asks
+from planner_ext.core.machine import NO_MORE_QUESTIONS
+from planner_ext.core.state import Phase, asks, only_asks
 from planner_ext.core.values import TextMessage, Usage
 from support.core import (
     PAUSED,
@@ -81,7 +82,7 @@ def test_the_answer_may_take_all_trips_but_the_one_that_uses_it() -> None:
     """``trips`` is what is left less one, 0 where that is none, None without a limit."""
     for limit, trips in ((None, None), (5, 3), (2, 0)):
         play = Play(calls("ask"), says("done"), limits=Limits(max_iterations=limit), clarifier=True, answers=["x"]).go()
-        assert [action.trips for action in play.actions if isinstance(action, AskPerson)][:1] == [trips]
+        assert [action.iterations for action in play.actions if isinstance(action, AskPerson)][:1] == [trips]
 
 
 def test_nobody_is_asked_once_a_limit_is_spent() -> None:

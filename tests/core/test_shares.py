@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from planner_ext.core.actions import RunCalls, WithholdCalls
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import BudgetShare, Consumption, Ledger, Limits, divided
-from planner_ext.core.machine import next_action
+from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
 from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import dump_journal, load_journal

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from test_properties import tried
 
 from planner_ext.approval.decisions import Decision, ToolCall
-from planner_ext.core.actions import AskModel
 from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, ModelReplied, Planned
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
+from planner_ext.core.machine import AskModel
 from planner_ext.core.state import State
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem
 from planner_ext.engine import concurrency as in_time

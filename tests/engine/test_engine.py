@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from planner_ext.core.actions import AskModel
+from planner_ext.core.machine import AskModel
 from planner_ext.core.facts import (
     CallFinished,
 )

@@ -7,7 +7,7 @@ import pytest
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Deny
-from planner_ext.core.state import NO_MORE_QUESTIONS
+from planner_ext.core.machine import NO_MORE_QUESTIONS
 from planner_ext.errors import DecisionRefusedError, PlannerException
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Checkpoint, Clarification, Question, Supply

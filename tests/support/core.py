@@ -4,20 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from planner_ext.core.actions import (
-    Action,
-    AddMessage,
-    AskModel,
-    AskPerson,
-    AskPlan,
-    CheckAnswer,
-    CompleteIteration,
-    Finish,
-    Pause,
-    ReviewCalls,
-    RunCalls,
-    WithholdCalls,
-)
 from planner_ext.core.facts import (
     AnswerChecked,
     CallDecided,
@@ -40,7 +26,21 @@ from planner_ext.core.facts import (
     Verdict,
 )
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.machine import next_action
+from planner_ext.core.machine import (
+    Action,
+    AddMessage,
+    AskModel,
+    AskPerson,
+    AskPlan,
+    CheckAnswer,
+    CompleteIteration,
+    Finish,
+    Pause,
+    ReviewCalls,
+    RunCalls,
+    WithholdCalls,
+    next_action,
+)
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import CallKind, CallResult, EditedReply, RequestedCall, TextMessage, Usage
 

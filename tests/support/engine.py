@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from planner_ext.approval.decisions import Approve, Decision, ToolCall
-from planner_ext.core.actions import AskModel
 from planner_ext.core.facts import (
     CallDecided,
     Fact,
     Rules,
     RunStarted,
 )
+from planner_ext.core.machine import AskModel
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle

@@ -14,7 +14,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
-from planner_ext.core.actions import AskModel, AskPerson
 from planner_ext.core.facts import (
     CallDecided,
     CallStarted,
@@ -28,6 +27,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
+from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State, asks
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
@@ -266,7 +266,7 @@ class World:
         if request.index is None and not asks(request.question):
             return Clarification(text=None)
         who = self.plan.clarifier[(request.iteration + (request.index or 0)) % len(self.plan.clarifier)]
-        if who == "model" and request.trips != 0:
+        if who == "model" and request.iterations != 0:
             self.clarifier_requests += 1
             return Clarification(text="a model says", by=who, iterations=1, usage=Usage(prompt_tokens=7, cost=0.25))
         return Clarification(text="ann says" if who == "ann" else None, by=who or "")
