@@ -39,9 +39,8 @@ class _Blocks(Sequence[_T]):
 
     blocks: tuple[tuple[_T, ...], ...]
 
-    def __getitem__(self, index: Any) -> Any:
-        block: tuple[Any, ...] = self.blocks[index // _WIDTH]
-        return block[index % _WIDTH]
+    def __getitem__(self, index: int) -> _T:  # pyright: ignore[reportIncompatibleMethodOverride]  (never sliced)
+        return self.blocks[index // _WIDTH][index % _WIDTH]
 
     def __len__(self) -> int:
         return (len(self.blocks) - 1) * _WIDTH + len(self.blocks[-1])
