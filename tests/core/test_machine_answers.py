@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from planner_ext.core.limits import Limits
 from planner_ext.core.machine import (
     AddMessage,
 )
-from planner_ext.core.limits import Limits
 from support.core import (
     LOOP,
     Play,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.machine import (
-    AskModel,
-)
 from planner_ext.core.facts import CallsWithheld, Resumed
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.machine import limit_of_restart
+from planner_ext.core.machine import (
+    AskModel,
+    limit_of_restart,
+)
 from planner_ext.core.values import Usage
 from support.core import (
     Play,

@@ -2,11 +2,10 @@
 
 import pytest
 
-from planner_ext.core.machine import AskPerson
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
-from planner_ext.core.machine import NO_MORE_QUESTIONS
+from planner_ext.core.machine import NO_MORE_QUESTIONS, AskPerson
 from planner_ext.core.state import Phase, asks, only_asks
 from planner_ext.core.values import TextMessage, Usage
 from support.core import (

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from planner_ext.core.machine import AskModel
 from planner_ext.core.facts import (
     CallFinished,
 )
 from planner_ext.core.fold import fold
+from planner_ext.core.machine import AskModel
 from support.engine import (
     GOAL,
     PLAIN,
