@@ -8,7 +8,6 @@ from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
-from planner_ext.engine.journal import dump_message
 from planner_ext.engine.ports import Clock
 
 __all__ = ["cancel_run"]
@@ -22,7 +21,7 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
     """
     while True:
         stored = await store.load(run_id)
-        writer = JournalWriter(store, run_id, stored.facts, dump_message)
+        writer = JournalWriter(store, run_id, stored.facts)
         if writer.state.phase is Phase.ENDED:
             return False
         at = clock.now()

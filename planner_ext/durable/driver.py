@@ -16,7 +16,6 @@ from planner_ext.durable.segment import DurablePlanner, Segment
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.concurrency import SystemClock
-from planner_ext.engine.journal import dump_message
 from planner_ext.engine.ports import Clock, RunStore
 from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.sk.budget import Price
@@ -80,7 +79,7 @@ class SegmentDriver:
             stored = await self._store.load(run_id)
             made = await self._made(run_id)
             await self._refuse_second(run_id, made, decisions or {})
-            writer = JournalWriter(self._store, run_id, stored.facts, dump_message, decided=made.ids.values())
+            writer = JournalWriter(self._store, run_id, stored.facts, decided=made.ids.values())
             segment = Segment(
                 run_id=run_id,
                 goal=stored.record.goal,

@@ -9,7 +9,7 @@ from planner_ext.core.facts import Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
 from planner_ext.durable.database import Row
-from planner_ext.engine.journal import SCHEMA, DumpMessage, check_schema, dump_facts, load_facts
+from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
 
 __all__ = ["FactRow", "fold_journal", "read_facts", "write_facts"]
 
@@ -23,15 +23,14 @@ class FactRow:
     fact: str
 
 
-def write_facts(seq: int, facts: Sequence[Fact], dump_message: DumpMessage) -> tuple[FactRow, ...]:
+def write_facts(seq: int, facts: Sequence[Fact]) -> tuple[FactRow, ...]:
     """Write facts as rows.
 
     Args:
         seq: The place of the first of them in the journal, from 0.
         facts: What to write.
-        dump_message: Turns a message into JSON values.
     """
-    values = dump_facts(facts, dump_message)
+    values = dump_facts(facts)
     return tuple(
         FactRow(seq=seq + n, schema=SCHEMA, fact=json.dumps(value, separators=(",", ":")))
         for n, value in enumerate(values)

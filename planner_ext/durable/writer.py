@@ -11,7 +11,6 @@ from planner_ext.durable.decisions import decided_text
 from planner_ext.durable.records import approval_id
 from planner_ext.durable.rows import FactRow, fold_journal, write_facts
 from planner_ext.durable.store import JournalStore, Question, RunMove
-from planner_ext.engine.journal import DumpMessage
 
 __all__ = ["JournalWriter"]
 
@@ -31,7 +30,6 @@ class JournalWriter:
         store: JournalStore,
         run_id: str,
         facts: Sequence[Fact],
-        dump_message: DumpMessage,
         *,
         decided: Collection[str] | None = None,
     ) -> None:
@@ -41,7 +39,6 @@ class JournalWriter:
             store: Takes the rows.
             run_id: The run.
             facts: Its journal so far.
-            dump_message: Turns a message into JSON values.
             decided: Ids of the questions that were seen to be decided; one that is decided later is not closed, but
                 fences, so that no decision that counts is passed over. None closes them all.
 
@@ -51,7 +48,6 @@ class JournalWriter:
         self.state = fold_journal(run_id, facts)
         self._store = store
         self._run_id = run_id
-        self._dump_message = dump_message
         self._decided = decided
         self._started = {_place(fact): seq for seq, fact in enumerate(facts) if isinstance(fact, CallStarted)}
         self._held: tuple[FactRow, ...] = ()
@@ -80,7 +76,7 @@ class JournalWriter:
             decided=self._decisions(closed, facts),
             at=state.at,
         )
-        rows = (*self._held, *write_facts(seq, facts, self._dump_message))
+        rows = (*self._held, *write_facts(seq, facts))
         if closed or not all(_may_wait(fact) for fact in facts):
             await self._store.append(self._run_id, rows, move)
             rows = ()

@@ -5,14 +5,13 @@ And the run's time: what was worked since the last fact that says so, and what i
 
 import asyncio
 import inspect
-import json
 import logging
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -33,10 +32,8 @@ __all__ = [
     "Recorder",
     "check_schema",
     "dump_facts",
-    "dump_journal",
     "dump_message",
     "load_facts",
-    "load_journal",
     "messages_of",
 ]
 
@@ -59,39 +56,16 @@ def _facts() -> TypeAdapter[list[Fact]]:
     )
 
 
-DumpMessage = Callable[[Message], Any]
-"""Turns an opaque message into JSON values. What is JSON already, as after a load, it returns as it is."""
-
-
 def dump_message(message: Message) -> Any:
-    """Write a message as JSON values, as its own model does: bytes as base64, other values that are no JSON as text."""
+    """Write a message as JSON values: bytes as base64, other values that JSON does not have as text.
+
+    JSON values, which messages are after a load, are returned as they are.
+    """
+    assert not isinstance(message, EditedReply), "only a fold makes these"
     if not isinstance(message, BaseModel):
         return message
     values = message.model_dump(exclude_none=True, exclude={"metadata": {_CHECKPOINT}})
     return to_jsonable_python(values, bytes_mode="base64", fallback=str)
-
-
-def dump_journal(facts: Sequence[Fact], dump_message: DumpMessage) -> str:
-    """Write a journal as JSON text."""
-    return json.dumps({"schema": SCHEMA, "facts": dump_facts(facts, dump_message)}, separators=(",", ":"))
-
-
-def load_journal(text: str) -> tuple[Fact, ...]:
-    """Read a journal; messages stay the JSON values they were written as.
-
-    Raises:
-        NewerSchemaError: If it was written by a newer version of this package.
-        InvalidJournalError: If it is no journal, or a damaged one.
-    """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidJournalError(f"Expected a journal as JSON text; this is not JSON: {error}.") from error
-    if not isinstance(data, dict) or "facts" not in data:
-        raise InvalidJournalError("Expected a JSON object with the keys schema and facts.")
-    journal = cast("dict[str, object]", data)
-    check_schema(journal.get("schema"))
-    return load_facts(journal["facts"])
 
 
 def check_schema(schema: object) -> None:
@@ -105,9 +79,9 @@ def check_schema(schema: object) -> None:
         )
 
 
-def dump_facts(facts: Sequence[Fact], dump_message: DumpMessage) -> list[Any]:
+def dump_facts(facts: Sequence[Fact]) -> list[Any]:
     """Turn facts into JSON values."""
-    return _facts().dump_python([_with_plain_messages(fact, dump_message) for fact in facts], mode="json")
+    return _facts().dump_python([_with_json_messages(fact) for fact in facts], mode="json")
 
 
 def load_facts(data: object) -> tuple[Fact, ...]:
@@ -129,31 +103,22 @@ def load_facts(data: object) -> tuple[Fact, ...]:
 def messages_of(fact: Fact) -> tuple[Message, ...]:
     """List the messages in a fact."""
     match fact:
-        case RunStarted() | Planned():
-            return fact.messages
         case ModelReplied() | MessageAdded():
             return (fact.message,)
-        case IterationCompleted():
+        case RunStarted() | Planned() | IterationCompleted():
             return fact.messages or ()
         case _:
             return ()
 
 
-def _with_plain_messages(fact: Fact, dump_message: DumpMessage) -> Fact:
+def _with_json_messages(fact: Fact) -> Fact:
     match fact:
-        case RunStarted() | Planned():
-            return replace(fact, messages=tuple(_plain(message, dump_message) for message in fact.messages))
         case ModelReplied() | MessageAdded():
-            return replace(fact, message=_plain(fact.message, dump_message))
-        case IterationCompleted(messages=tuple(messages)):
-            return replace(fact, messages=tuple(_plain(message, dump_message) for message in messages))
+            return replace(fact, message=dump_message(fact.message))
+        case RunStarted() | Planned() | IterationCompleted() if fact.messages:
+            return replace(fact, messages=tuple(map(dump_message, fact.messages)))
         case _:
             return fact
-
-
-def _plain(message: Message, dump_message: DumpMessage) -> Any:
-    assert not isinstance(message, EditedReply)
-    return dump_message(message)
 
 
 logger = logging.getLogger(__name__)

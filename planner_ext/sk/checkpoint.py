@@ -14,7 +14,7 @@ from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
-from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, dump_message, load_facts, messages_of
+from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts, messages_of
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.sk.messages import load_message
 
@@ -108,7 +108,7 @@ class Checkpoint:
         Raises:
             InvalidCheckpointError: If it is unsigned, altered, or signed with another key.
         """
-        if key is not None and not _same(self._signature, key.sign(SCHEMA, _dumped(self.facts))):
+        if key is not None and not _same(self._signature, key.sign(SCHEMA, dump_facts(self.facts))):
             raise InvalidCheckpointError(_NOT_SIGNED)
         return self
 
@@ -140,7 +140,7 @@ class Checkpoint:
             PlannerInvalidConfigurationError: If the key is not bytes, or is empty.
         """
         signing = SigningKey.of(key, "key")
-        data: dict[str, Any] = {"schema": SCHEMA, "facts": _dumped(self.facts)}
+        data: dict[str, Any] = {"schema": SCHEMA, "facts": dump_facts(self.facts)}
         if signing is not None:
             data["signature"] = signing.sign(**data)
         elif self._stays_signed:
@@ -213,11 +213,7 @@ _NOT_SIGNED = (
 
 def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | None:
     """Sign a journal; None without a key."""
-    return None if key is None else key.sign(SCHEMA, _dumped(facts))
-
-
-def _dumped(facts: Sequence[Fact]) -> list[Any]:
-    return dump_facts(facts, dump_message)
+    return None if key is None else key.sign(SCHEMA, dump_facts(facts))
 
 
 def _same(given: object, signature: str) -> bool:

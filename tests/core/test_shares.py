@@ -10,7 +10,7 @@ from planner_ext.core.limits import BudgetShare, Consumption, Ledger, Limits, di
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
 from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import Usage
-from planner_ext.engine.journal import dump_journal, load_journal
+from planner_ext.engine.journal import dump_facts, load_facts
 from support.core import calls, decided, finished, replied, run_started
 
 SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
@@ -157,8 +157,7 @@ def test_the_machine_withholds_nested_calls_that_cannot_be_paid_and_runs_the_oth
 def test_shares_survive_json_and_older_journals_have_none() -> None:
     """What was set aside and spent is written and read again; facts without it fold as they did."""
     facts = [started()[-1], ended(Consumption(iterations=2, usage=Usage(cost=0.1)))]
-    text = dump_journal(facts, lambda message: message)
-    assert list(load_journal(text)) == facts
-    data = json.loads(text)
-    del data["facts"][0]["reserved"], data["facts"][1]["spent"]
-    assert list(load_journal(json.dumps(data))) == [started(None)[-1], ended(None)]
+    data = json.loads(json.dumps(dump_facts(facts)))
+    assert list(load_facts(data)) == facts
+    del data[0]["reserved"], data[1]["spent"]
+    assert list(load_facts(data)) == [started(None)[-1], ended(None)]

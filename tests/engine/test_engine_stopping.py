@@ -12,7 +12,6 @@ from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult
 from planner_ext.engine.engine import CallFailedError, StopHandle
-from planner_ext.engine.journal import dump_journal, load_journal
 from planner_ext.engine.ports import Finished
 from support.engine import (
     FakeChat,
@@ -24,6 +23,7 @@ from support.engine import (
     results_of,
     types_of,
 )
+from support.journal import through_json
 
 
 async def test_a_run_stopped_before_its_first_request_makes_none() -> None:
@@ -128,7 +128,7 @@ async def test_a_filter_that_terminates_ends_an_interrupted_run_after_its_batch_
     await whole.run()
     place = types_of(whole.facts).index("CallFinished") + 2
     assert whole.facts[place - 1].type == "CallFinished"
-    resumed = engine_of(facts=load_journal(dump_journal(whole.facts[:place], lambda message: message)))
+    resumed = engine_of(facts=through_json(whole.facts[:place]))
     await resumed.run()
     assert resumed.facts == whole.facts
 

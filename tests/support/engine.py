@@ -18,8 +18,8 @@ from planner_ext.core.machine import AskModel
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
-from planner_ext.engine.journal import dump_journal, load_journal
 from planner_ext.engine.ports import Emit, Finished, Ports, TextDelta
+from support.journal import through_json
 
 GOAL = {"role": "user", "text": "goal"}
 
@@ -206,7 +206,7 @@ def results_of(state: State) -> list[str]:
 
 def again(engine: Engine) -> tuple[Fact, ...]:
     """Send a journal through its JSON text."""
-    return load_journal(dump_journal(engine.facts, lambda message: message))
+    return through_json(engine.facts)
 
 
 async def refused_with(engine: Engine, error: type[BaseException]) -> BaseException:

@@ -1,7 +1,7 @@
 """One journal with every kind of fact, and ways to write and to damage it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -31,7 +31,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import BudgetShare, Consumption, Limits
 from planner_ext.core.values import RequestedCall, Usage
-from planner_ext.engine.journal import dump_journal, load_journal
+from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
 
 LIMITS = Limits(
     max_iterations=9,
@@ -185,14 +185,21 @@ FACTS: tuple[Fact, ...] = (
 """One of each fact, every field of it set to something that is not its default."""
 
 
-def plain(message: Any) -> Any:
-    """Dump messages that are JSON already."""
-    return message
-
-
 def text_of(*facts: Fact) -> str:
-    """Write a journal."""
-    return dump_journal(facts or FACTS, plain)
+    """Write a journal as a document with its schema number, as a checkpoint has it."""
+    return json.dumps({"schema": SCHEMA, "facts": dump_facts(facts or FACTS)}, separators=(",", ":"))
+
+
+def read(text: str) -> tuple[Fact, ...]:
+    """Read such a document."""
+    data = json.loads(text)
+    check_schema(data.get("schema"))
+    return load_facts(data["facts"])
+
+
+def through_json(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Write facts as JSON text and read them again."""
+    return load_facts(json.loads(json.dumps(dump_facts(tuple(facts)))))
 
 
 def altered(change: Callable[[list[Any]], object]) -> str:
@@ -205,5 +212,5 @@ def altered(change: Callable[[list[Any]], object]) -> str:
 def refusal(text: str) -> str:
     """Return the message with which a text is refused."""
     with pytest.raises(InvalidJournalError) as caught:
-        load_journal(text)
+        read(text)
     return str(caught.value)

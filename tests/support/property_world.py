@@ -31,7 +31,7 @@ from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State, asks
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
-from planner_ext.engine.journal import dump_journal, load_journal
+from planner_ext.engine.journal import dump_facts, load_facts
 from planner_ext.engine.ports import Clarification, Emit, Finished, Ports
 from support.core import violations
 
@@ -373,7 +373,7 @@ def _said(question: str, iteration: int, index: int | None, at: float) -> Clarif
 
 def through_json(facts: Sequence[Fact]) -> list[Fact]:
     """Write a journal and read it again."""
-    return list(load_journal(dump_journal(facts, lambda message: message)))
+    return list(load_facts(json.loads(json.dumps(dump_facts(facts)))))
 
 
 def of_a_person(fact: Fact) -> bool:
