@@ -1,4 +1,8 @@
-"""A run, watched from an async generator: the run is a task of its own, and leaving the generator ends it."""
+"""The only loop: perform the next action, record what happened, until the run pauses or ends.
+
+Plain, streamed and resumed runs are this one loop; a stream passes ``emit``. `planner_ext.core.machine` decides what to
+do next, and `planner_ext.engine.ports` are the way to everything outside.
+"""
 
 import asyncio
 import logging
@@ -36,18 +40,13 @@ from planner_ext.core.machine import (
 )
 from planner_ext.core.state import Phase, State
 from planner_ext.core.termination import plain_fact
-from planner_ext.core.values import Message, Reply, TranscriptItem
+from planner_ext.core.values import Reply, TranscriptItem
 from planner_ext.engine.batch import CallFailedError, Calls, StopHandle
 from planner_ext.engine.concurrency import OutOfTime
 from planner_ext.engine.journal import Recorder
-from planner_ext.engine.ports import AnswerForm, Clarification, Emit, Event, Ports, TextDelta
+from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 
 __all__ = ["CallFailedError", "Engine", "StopHandle", "watch"]
-
-# The only loop: perform the next action, record what came of it, until the run pauses or ends.
-#
-# Plain, streamed and resumed runs are this one loop; whoever wants to watch passes ``emit``. What is to be done is
-# decided by `planner_ext.core.machine`; everything that touches the world is behind `planner_ext.engine.ports`.
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +59,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        facts: Iterable[Fact],
-        ports: Ports,
-        *,
-        emit: Emit | None = None,
-        stop: StopHandle | None = None,
+        self, facts: Iterable[Fact], ports: Ports, *, emit: Emit | None = None, stop: StopHandle | None = None
     ) -> None:
         self._journal = journal = Recorder(facts, ports, emit)
         self.account = Account(lambda: journal.state, ports.within, threading.RLock())
@@ -87,9 +81,9 @@ class Engine:
         return self._journal.state
 
     async def run(self) -> State:
-        """Go on until the run pauses or ends; return the last state.
+        """Drive the run until it pauses or ends, and return its last state.
 
-        Whatever is raised, and on cancellation, every call of the open batch is answered first.
+        If anything is raised, cancellation included, every call of the open batch is answered first.
 
         Raises:
             CallFailedError: If a function failed and ``raise_errors`` is set.
@@ -103,12 +97,12 @@ class Engine:
             if self.state.batch is not None and self._running and self._ports.store is None:
                 cancelled = isinstance(error, asyncio.CancelledError)
                 reason = "The run was cancelled." if cancelled else "The run failed."
-                await self._journal.settle(reason, spent=self.account.unrecorded())
+                await self._journal.terminate(reason, spent=self.account.unrecorded())
             raise
         return self.state
 
     async def record(self, fact: Fact) -> None:
-        """Add a fact to the journal, then tell everybody who watches."""
+        """Add a fact to the journal, then notify its observers."""
         await self._journal.record(fact)
 
     @property
@@ -123,26 +117,7 @@ class Engine:
             return self.account.decide(self._journal.as_of_now())  # a deadline may have passed meanwhile
         return action
 
-    async def _perform(self, action: Action) -> None:
-        match action:
-            case AskPlan() | AskModel() | AskPerson():
-                await self._ask(action)
-            case ReviewCalls():
-                await self._calls.review(action)
-            case RunCalls():
-                await self._calls.run(action)
-            case CompleteIteration():
-                await self._complete_iteration(action)
-            case AddMessage() | CheckAnswer():
-                await self.record(self._said(action))
-            case WithholdCalls():
-                await self.record(plain_fact(action, at=self._journal.now()))
-            case Pause() | Finish():
-                seconds, iterations = self._journal.lap(), self._interrupted
-                fact = plain_fact(action, at=self._journal.now(), seconds=seconds, iterations=iterations)
-                await self.record(fact)
-
-    async def _ask(self, action: AskPlan | AskModel | AskPerson) -> None:
+    async def _perform(self, action: Action) -> None:  # noqa: C901  (one case for each action)
         match action:
             case AskPlan():
                 await self._ask_plan()
@@ -150,22 +125,29 @@ class Engine:
                 await self._ask_model(action)
             case AskPerson():
                 await self._ask_person(action)
+            case ReviewCalls():
+                await self._calls.review(action)
+            case RunCalls():
+                await self._calls.run(action)
+            case CompleteIteration():
+                await self._complete_iteration(action)
+            case AddMessage() | CheckAnswer():
+                await self.record(self._written(action))
+            case WithholdCalls() | Pause() | Finish():
+                seconds = 0.0 if isinstance(action, WithholdCalls) else self._journal.lap()
+                at = self._journal.now()
+                await self.record(plain_fact(action, at=at, seconds=seconds, iterations=self._interrupted))
 
-    @property
-    def _form(self) -> AnswerForm:
-        assert self._ports.answer_form is not None, "a run whose rules ask for a form has one"
-        return self._ports.answer_form
-
-    def _said(self, action: AddMessage | CheckAnswer) -> MessageAdded | AnswerChecked:
-        at = self._journal.now()
+    def _written(self, action: AddMessage | CheckAnswer) -> MessageAdded | AnswerChecked:
+        """Write a message of the planner, or what the answer's form lacks."""
+        at, form = self._journal.now(), self._ports.answer_form
+        if isinstance(action, AddMessage) and action.purpose != "structure":
+            message = self._ports.prompts.message(action.purpose)
+            return MessageAdded(message=message, purpose=action.purpose, at=at)
+        assert form is not None, "a run whose rules ask for a form has one"
         if isinstance(action, CheckAnswer):
-            return AnswerChecked(answer=action.answer, problem=self._form.problem(action.answer), at=at)
-        return MessageAdded(message=self._message(action), purpose=action.purpose, at=at)
-
-    def _message(self, action: AddMessage) -> Message:
-        if action.purpose == "structure":
-            return self._form.request(action.problem)
-        return self._ports.prompts.message(action.purpose)
+            return AnswerChecked(answer=action.answer, problem=form.problem(action.answer), at=at)
+        return MessageAdded(message=form.request(action.problem), purpose=action.purpose, at=at)
 
     async def _ask_plan(self) -> None:
         prompts = self._ports.prompts
@@ -173,34 +155,38 @@ class Engine:
         reply = await self._requested(await prompts.plan_request(), request)
         if isinstance(reply, OutOfTime):
             return
-        planned = Planned(
-            plan=reply.text,
-            messages=self.state.transcript,
-            iterations=reply.iterations,
-            usage=reply.usage,
-            at=self._journal.now(),
-            seconds=self._journal.lap(),
-        )
+        messages, at, seconds = self.state.transcript, self._journal.now(), self._journal.lap()
         try:
-            planned = replace(planned, messages=await prompts.opening(reply.text))
+            messages = await prompts.opening(reply.text)
         finally:  # a template that fails does not take back the request, nor what it cost
-            await self.record(planned)
+            iterations, usage = reply.iterations, reply.usage
+            await self.record(
+                Planned(plan=reply.text, messages=messages, iterations=iterations, usage=usage, at=at, seconds=seconds)
+            )
 
     async def _requested(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Reply | OutOfTime:
         """Make a request; one that a time limit interrupts was made, and is charged with the end."""
-        line = None if self._emit is None else _Line(self._emit)
-        asked = self._ports.chat.ask(transcript, request, None if line is None else line.emit)
+        emit, interrupted = self._emit, False
+
+        async def pass_on(event: Event) -> None:
+            if emit is not None and not interrupted:
+                await emit(event)
+
+        asked = self._ports.chat.ask(transcript, request, None if emit is None else pass_on)
         reply = await self._journal.in_time(asked)
         if isinstance(reply, OutOfTime):
+            interrupted = True
             self._interrupted = 1
-            if line is not None:
-                line.cut = True
         return reply
 
     async def _ask_model(self, action: AskModel) -> None:
         reply = await self._requested(self.state.transcript, action)
         if isinstance(reply, OutOfTime):
             return
+        final_answer = None  # or what its function was called with, which a model may do although nothing is offered
+        if not action.offer:
+            resolved = map(self._ports.functions.check, reply.calls)
+            final_answer = next((call.answer for call in resolved if call.kind == "final_answer"), None)
         await self.record(
             ModelReplied(
                 iteration=action.iteration,
@@ -212,19 +198,14 @@ class Engine:
                 iterations=reply.iterations,
                 offered=action.offer and reply.functions_available,
                 withheld=action.withheld if reply.functions_available else None,
-                final_answer=None if action.offer else self._handed_over(reply),
+                final_answer=final_answer,
                 at=self._journal.now(),
                 seconds=self._journal.lap(),
             )
         )
 
-    def _handed_over(self, reply: Reply) -> str | None:
-        """Read the final answer off a call of its function, which a model may make although nothing is offered."""
-        checked = map(self._ports.functions.check, reply.calls)
-        return next((call.answer for call in checked if call.kind == "final_answer"), None)
-
     async def _ask_person(self, action: AskPerson) -> None:
-        """Put a question to whoever answers; the time of a person who does is not the run's."""
+        """Put a question to the clarifier; the time of a person who answers is not the run's."""
         respondent, seconds = self._ports.respondent, self._journal.lap()
         given = Clarification(text=None)
         try:
@@ -250,7 +231,7 @@ class Engine:
         )
 
     async def _waited(self) -> bool:
-        """Keep the least time between the starts of two requests; say whether there was anything to wait for."""
+        """Keep the least time between the starts of two requests; return whether there was anything to wait for."""
         clock, least = self._ports.clock, self._ports.min_iteration_seconds
         wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()
         if wait > 0:
@@ -266,45 +247,28 @@ class Engine:
                 logger.error("The iteration-completed callback was interrupted: the time of the run is over.")
             else:
                 asked = dict(completed)
+        at, seconds = self._journal.now(), self._journal.lap()
         await self.record(
-            IterationCompleted(
-                iteration=action.iteration,
-                called=action.called,
-                at=self._journal.now(),
-                seconds=self._journal.lap(),
-                **asked,
-            )
+            IterationCompleted(iteration=action.iteration, called=action.called, at=at, seconds=seconds, **asked)
         )
-
-
-class _Line:
-    """Hands on the pieces of one request's reply, until that is interrupted."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self.cut = False
-
-    async def emit(self, event: Event) -> None:
-        if not self.cut:
-            await self._emit(event)
 
 
 T = TypeVar("T")
 
 _AHEAD = 64
-"""Events that a run may be ahead of whoever watches it."""
+"""Events that a run may be ahead of its consumer."""
 
 _UNDER_WAY = (TextDelta, CallStarted, CallFinished)
-"""Events of a request or a call that is being made; handing them over must not hold up the others of its batch."""
+"""Events of a request or a call that is being made; passing them on must not delay the other calls of the batch."""
 
 
 async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, None]:
     """Start a run and yield its events as they happen; raise what it raises.
 
     The run has its own task, so no span, timeout or task group of it is ever open across a ``yield``. When the consumer
-    leaves early the task is cancelled and awaited: nothing is left running. A consumer who is cancelled gets the
-    attributes of the exception that this ended the run with, on its own. A consumer who waits is told what was decided
-    of a batch before any of its calls begins.
+    leaves early the task is cancelled and awaited: nothing is left running. If the consumer is cancelled, its exception
+    gets the attributes of the one that the run ended with. A consumer that keeps up receives the decisions on a batch
+    before any of its calls begins.
     """
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     room = asyncio.Event()
@@ -315,7 +279,7 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
             room.clear()
             await room.wait()
         elif not isinstance(event, _UNDER_WAY):
-            await asyncio.sleep(0)  # whoever waits for it may leave before the run goes on
+            await asyncio.sleep(0)  # a consumer that waits for it may leave before the run continues
 
     async def work() -> T:
         return await run(emit)

@@ -232,7 +232,7 @@ class Recorder:
                 await self._emit(fact)
         return None
 
-    async def settle(self, reason: str, *, spent: Mapping[int, Consumption]) -> None:
+    async def terminate(self, reason: str, *, spent: Mapping[int, Consumption]) -> None:
         """Answer every call of the open batch and end the run; then tell the observers, since nobody else listens."""
         facts = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
         for fact in facts:

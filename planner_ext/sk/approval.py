@@ -336,7 +336,7 @@ def _decided(call: WaitingCall, at: float, decision: Decision, functions: Functi
     if problem is not None:
         changed = not _late(fact, at) and _asked_anew(call, functions, state, at) is not None
         raise DecisionRefusedError(problem, call_id=call.request.id, changed=changed)
-    decided = apply_decision(fact, decision, functions, state)
+    decided = apply_decision(fact, decision, functions, call.request)
     if isinstance(decision, Approve) and decided.verdict != "run":
         problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
         raise DecisionRefusedError(problem, call_id=call.request.id)
