@@ -9,7 +9,7 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 from planner_ext import ApprovalPolicy, Approve
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.testing import call, calls
-from support.approval import DONE, REFUND, REFUNDED, Door, Shop, results, three_doors, world
+from support.approval import DONE, REFUND, REFUNDED, Door, Shop, results, two_doors, world
 
 CHANGED = "The function {} was not run: a filter of the application changed what had been approved."
 
@@ -94,7 +94,7 @@ async def test_whatever_approved_a_call_binds_it(approver: str, change: Any, kin
 
 
 @pytest.mark.parametrize("kind", ["auto_function_invocation", "function_invocation"])
-@three_doors
+@two_doors
 async def test_an_approval_is_bound_through_every_door(door: Door, kind: str) -> None:
     """Planner, service and handler refuse alike what a filter changed after an interceptor had approved it."""
     here = filtered(world([TRANSFER, DONE], Bank()), kind, in_place)

@@ -25,12 +25,12 @@ from support.approval import (
     WIPE,
     Door,
     decided,
-    every_door,
     handler_doors,
     planner_doors,
     results,
     service_and_handler,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -46,7 +46,7 @@ both_places = pytest.mark.parametrize("where", ["option", "behavior"])
 
 
 @both_places
-@every_door
+@three_doors
 async def test_pre_invoke_sees_the_trip_from_one(door: Door, where: str) -> None:
     """It is asked with the 1-based round trip, the full name and the arguments of each call; False refuses."""
     seen: list[Any] = []
@@ -66,7 +66,7 @@ async def test_pre_invoke_sees_the_trip_from_one(door: Door, where: str) -> None
 
 
 @both_places
-@every_door
+@three_doors
 async def test_pre_invoke_true_is_no_approval(door: Door, where: str) -> None:
     """True is no objection: a marked function still waits."""
     here = world([WIPE, DONE])
@@ -83,7 +83,7 @@ def failing(*_: Any) -> Any:
 
 
 @both_places
-@three_doors
+@two_doors
 async def test_only_true_lets_a_call_go_on(door: Door, where: str) -> None:
     """Async True passes; a callback that raises, or answers with anything but True, refuses."""
     here = world([REFUND, DONE])
@@ -95,7 +95,7 @@ async def test_only_true_lets_a_call_go_on(door: Door, where: str) -> None:
         assert (here.ran, outcome.status) == ([], "answered")
 
 
-@every_door
+@three_doors
 async def test_pre_invoke_cannot_change_the_arguments(door: Door) -> None:
     """It gets a copy: what it writes there is written nowhere else."""
 
@@ -108,7 +108,7 @@ async def test_pre_invoke_cannot_change_the_arguments(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@every_door
+@three_doors
 async def test_option_and_behaviour_must_both_agree(door: Door) -> None:
     """With a callback in the options and one in the behaviour, one False is enough."""
     for mine, its in ((True, False), (False, True)):
@@ -180,7 +180,7 @@ GUARDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-@every_door
+@three_doors
 async def test_a_guarded_service_stays_guarded(door: Door, guard: str) -> None:
     """Planner, handler and another wrapper around a guarded service take over its guards: none of them is lost."""
     here = world([REFUND, DONE])
@@ -242,7 +242,7 @@ STATIC: list[str] = []
 
 
 @pytest.mark.parametrize("name", ["above", "below", "above_with", "below_with", "other_name", "static", "static_below"])
-@every_door
+@three_doors
 async def test_a_marked_function_waits(door: Door, name: str) -> None:
     """@requires_approval holds above and below @kernel_function, bare and with arguments, on every kind of method."""
     plugin = Marked()
@@ -254,7 +254,7 @@ async def test_a_marked_function_waits(door: Door, name: str) -> None:
         assert (outcome.pending[0]["prompt"], outcome.pending[0]["expires_at"] is not None) == ("Sure?", True)
 
 
-@every_door
+@three_doors
 async def test_a_mark_takes_the_runs_expiry(door: Door) -> None:
     """A mark without a time of its own expires as the settings say."""
     here = world([WIPE, DONE])
@@ -285,7 +285,7 @@ async def test_an_expiry_that_means_nothing_is_refused_or_harmless(door: Door, s
             await door.resume(world([DONE], odd=Odd()), outcome.checkpoint, {}, **options)
 
 
-@every_door
+@three_doors
 async def test_the_record_says_who_decided(door: Door) -> None:
     """Rules, defaults and callbacks stand in the journal beside the verdict that they gave."""
     facts: list[Any] = []

@@ -17,11 +17,11 @@ from support.approval import (
     Door,
     check_sendable,
     decided,
-    every_door,
     only,
     results,
     service_and_handler,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -34,7 +34,7 @@ def called(history: ChatHistory) -> list[str | None]:
     return [item.id for message in history.messages for item in message.items if isinstance(item, FunctionCallContent)]
 
 
-@every_door
+@three_doors
 async def test_refuse_answers_the_call_and_costs_no_request(door: Door) -> None:
     """``refuse``: the model reads the refusal as the call's result; no request more than without it, functions stay."""
     here = world([calls(LOOK, REFUND), say("Sorry.")])
@@ -45,7 +45,7 @@ async def test_refuse_answers_the_call_and_costs_no_request(door: Door) -> None:
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_reask_removes_the_call_and_asks_without_functions(door: Door) -> None:
     """``reask``: the denied call is gone, its siblings' results stay; one request more, without functions."""
     here = world([calls(LOOK, REFUND), say("Sorry.")])
@@ -56,7 +56,7 @@ async def test_reask_removes_the_call_and_asks_without_functions(door: Door) -> 
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_reask_of_a_lone_call_leaves_no_trace_of_it(door: Door) -> None:
     """``reask`` of the only call: the next request is the first one over again, without functions, and no limit."""
     here = world([REFUND, say("Sorry.")])
@@ -65,7 +65,7 @@ async def test_reask_of_a_lone_call_leaves_no_trace_of_it(door: Door) -> None:
     assert here.service.requests[1].messages == here.service.requests[0].messages
 
 
-@every_door
+@three_doors
 async def test_return_calls_ends_the_run_with_its_batch(door: Door) -> None:
     """``return_calls``: the run ends without a request; nothing of the batch ran, and the caller has its calls."""
     here = world([calls(LOOK, REFUND), DONE])
@@ -79,7 +79,7 @@ async def test_return_calls_ends_the_run_with_its_batch(door: Door) -> None:
 @pytest.mark.parametrize(
     "batch", [REFUND, calls(REFUND, REFUND), calls(REFUND, call("shop-none"))], ids=["1", "2", "3"]
 )
-@three_doors
+@two_doors
 async def test_return_calls_returns_a_batch_of_denied_calls_only(door: Door, batch: Any, by: str) -> None:
     """Also where no call of the batch could run: it goes back to the caller unanswered, and no request is made."""
     approval = ApprovalSettings(on_denial="return_calls")
@@ -106,7 +106,7 @@ async def test_the_requests_of_each_way_are_exact(door: Door, on_denial: Any) ->
     assert outcome.iterations == here.requests == (2 if on_denial == "return_calls" else 3)
 
 
-@every_door
+@three_doors
 async def test_a_model_that_asks_again_is_denied_again(door: Door) -> None:
     """After a re-ask functions are offered again, and each new call is decided anew."""
     here = world([REFUND, REFUND, REFUND, say("I give up.")])
@@ -114,7 +114,7 @@ async def test_a_model_that_asks_again_is_denied_again(door: Door) -> None:
     assert (here.ran, outcome.text, results(outcome.history)) == ([], "I give up.", [REFUSED] * 3)
 
 
-@every_door
+@three_doors
 async def test_denials_in_a_row_are_limited(door: Door) -> None:
     """``max_repeated_denials`` counts batches of which every call was denied; at the limit an answer is asked for."""
     here = world([REFUND, REFUND, say("I give up.")])
@@ -128,7 +128,7 @@ SAFE = ApprovalSettings(on_deferred="run_safe_first")
 MIXED = calls(LOOK, REFUND, call("shop-look", {"order": "8"}), REFUND)
 
 
-@every_door
+@three_doors
 async def test_hold_all_holds_every_call_of_the_batch(door: Door) -> None:
     """``hold_all``: nothing of a batch starts while one of its calls waits; only the deferred ones are pending."""
     facts: list[Any] = []
@@ -147,7 +147,7 @@ async def test_hold_all_holds_every_call_of_the_batch(door: Door) -> None:
     ]
 
 
-@every_door
+@three_doors
 async def test_run_safe_first_runs_the_others_before_the_pause(door: Door) -> None:
     """``run_safe_first``: what is approved runs before the pause and never again; results stay in call order."""
     here = world([MIXED, DONE])
@@ -162,7 +162,7 @@ async def test_run_safe_first_runs_the_others_before_the_pause(door: Door) -> No
     assert results(resumed.history) == ["sent", "later", "sent", "refunded 50"]
 
 
-@every_door
+@three_doors
 async def test_safe_first_starts_only_after_all_were_seen(door: Door) -> None:
     """Also with ``run_safe_first`` every call of the batch is decided before one starts."""
     order: list[str] = []
@@ -179,7 +179,7 @@ async def test_safe_first_starts_only_after_all_were_seen(door: Door) -> None:
 
 
 @pytest.mark.parametrize("settings", [HOLD, SAFE], ids=["hold_all", "run_safe_first"])
-@every_door
+@three_doors
 async def test_deferred_calls_count_when_they_start(door: Door, settings: ApprovalSettings) -> None:
     """``max_tool_calls`` is checked on the calls about to start, after the decisions: never one over."""
     facts: list[Any] = []
@@ -194,7 +194,7 @@ async def test_deferred_calls_count_when_they_start(door: Door, settings: Approv
     check_sendable(resumed.history)
 
 
-@every_door
+@three_doors
 async def test_denied_beside_deferred_waits_with_it(door: Door) -> None:
     """A denied and a deferred call in one batch: only the deferred one is pending, the other keeps its refusal."""
     here = world([calls(REFUND, LOOK), DONE])

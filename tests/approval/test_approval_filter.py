@@ -19,17 +19,18 @@ from support.approval_filter import (
     POLICY,
     Entry,
     chat,
+    each_entry_under,
     every_entry,
     guarded,
     read,
+    two_entries,
     under_each,
 )
 
 REFUSED = "The call was refused and did not run: "
 
 
-@under_each
-@every_entry
+@each_entry_under
 async def test_approved_calls_run(entry: Entry, under: Any) -> None:
     """What the person approves runs once, asked once, under either filter type and under both."""
     seen: list[ToolCall] = []
@@ -45,8 +46,7 @@ async def test_approved_calls_run(entry: Entry, under: Any) -> None:
     assert sorted(read(here)) == ["refunded 50", "sent"]
 
 
-@under_each
-@every_entry
+@each_entry_under
 async def test_denied_calls_do_not_run(entry: Entry, under: Any) -> None:
     """What the person denies does not run; the model reads the reason, siblings keep their results."""
     here = guarded(by=ApprovalFilter(POLICY, lambda call: Deny("Too much.")), under=under)
@@ -54,8 +54,7 @@ async def test_denied_calls_do_not_run(entry: Entry, under: Any) -> None:
     assert (here.ran, sorted(read(here))) == ([("look", "7")], [f"{REFUSED}Too much.", "sent"])
 
 
-@under_each
-@every_entry
+@each_entry_under
 async def test_supplied_results_are_read(entry: Entry, under: Any) -> None:
     """A supplied result takes the function's place, written as JSON."""
     here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, lambda call: Supply({"paid": None})), under=under)
@@ -63,8 +62,7 @@ async def test_supplied_results_are_read(entry: Entry, under: Any) -> None:
     assert (here.ran, read(here)) == ([], ['{"paid":null}'])
 
 
-@under_each
-@every_entry
+@each_entry_under
 async def test_edited_arguments_run(entry: Entry, under: Any) -> None:
     """An edit runs in place of the model's arguments, exactly: what it leaves out is left out."""
     sent = call("shop-refund", {"order": "7", "amount": 50, "note": "to the attacker"})
@@ -74,8 +72,7 @@ async def test_edited_arguments_run(entry: Entry, under: Any) -> None:
     assert here.ran == [("refund", "7", 20.0, "")]
 
 
-@under_each
-@every_entry
+@each_entry_under
 async def test_an_invalid_edit_refuses(entry: Entry, under: Any) -> None:
     """An edit that the function does not take is a refusal."""
     edit = Approve(arguments={"order": "7", "speed": 1})
@@ -146,7 +143,7 @@ APPROVERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("approver", APPROVERS)
-@every_entry
+@two_entries
 async def test_what_is_no_approval_refuses(entry: Entry, approver: str) -> None:
     """An approver that raises, hangs on or answers with anything else refuses; the model reads no detail of it."""
     here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, APPROVERS[approver], timeout=0.05))
@@ -154,8 +151,7 @@ async def test_what_is_no_approval_refuses(entry: Entry, approver: str) -> None:
     assert (here.ran, "refused" in read(here)[0], "hunter2" in read(here)[0]) == ([], True, False)
 
 
-@under_each
-@every_entry
+@each_entry_under
 async def test_marks_are_honoured(entry: Entry, under: Any) -> None:
     """A marked function is asked about, whatever the policy's default; an allow rule frees it."""
     for policy, expected in (
@@ -171,8 +167,7 @@ async def test_marks_are_honoured(entry: Entry, under: Any) -> None:
         assert here.ran == expected
 
 
-@under_each
-@every_entry
+@each_entry_under
 async def test_policies_and_interceptors_decide_by_themselves(entry: Entry, under: Any) -> None:
     """What the policy allows or denies asks nobody; any interceptor may stand in its place, and denies if it raises."""
     asked_about: list[ToolCall] = []

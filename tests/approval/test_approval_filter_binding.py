@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -75,13 +76,16 @@ FILTERS = {
 }
 
 
+PLACES = [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0]), (BOTH, AUTO[0]), (BOTH, FUNCTION[0])]
+"""Under which types the approval filter is registered, and under which the one behind it."""
+
+
+@pytest.mark.parametrize(("under", "kind"), PLACES, ids=str)
 @pytest.mark.parametrize(
-    ("under", "kind"),
-    [(AUTO, AUTO[0]), (AUTO, FUNCTION[0]), (FUNCTION, FUNCTION[0]), (BOTH, AUTO[0]), (BOTH, FUNCTION[0])],
-    ids=str,
+    ("change", "who"),
+    [*zip(CHANGES, cycle(FILTERS), strict=False)],
+    ids=lambda value: getattr(value, "__name__", value),
 )
-@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("who", FILTERS)
 async def test_a_filter_behind_it_changes_nothing_that_was_approved(
     who: str, change: Any, under: Any, kind: str
 ) -> None:

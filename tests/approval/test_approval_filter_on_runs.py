@@ -17,10 +17,10 @@ from support.approval import (
     Door,
     World,
     check_sendable,
-    every_door,
     only,
     results,
     three_doors,
+    two_doors,
     world,
 )
 from support.approval_filter import AUTO, BOTH, FUNCTION, POLICY, under_each
@@ -34,7 +34,7 @@ def guarded(script: Any, by: ApprovalFilter, under: Any, **plugins: Any) -> Worl
 
 
 @under_each
-@every_door
+@three_doors
 async def test_without_an_approver_the_call_waits_as_the_run_s_own(door: Door, under: Any) -> None:
     """Nothing of the batch has run, the run is paused, and ``resume`` decides, here and in another process."""
     by = ApprovalFilter(POLICY)
@@ -50,7 +50,7 @@ async def test_without_an_approver_the_call_waits_as_the_run_s_own(door: Door, u
 
 
 @under_each
-@three_doors
+@two_doors
 async def test_with_an_approver_it_is_asked_once_before_anything_runs(door: Door, under: Any) -> None:
     """The person decides while nothing of the batch has run; what they approve runs, what they deny does not."""
     for answer, ran in ((Approve(), [("look", "7"), REFUNDED]), (Deny("No."), [("look", "7")])):

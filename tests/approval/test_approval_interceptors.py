@@ -20,10 +20,10 @@ from support.approval import (
     arguments_in,
     check_sendable,
     decided,
-    every_door,
     requested,
     results,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -60,7 +60,7 @@ KINDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@three_doors
+@two_doors
 async def test_anything_that_can_be_called_may_decide(door: Door, kind: str) -> None:
     """Sync or async, function or object: an interceptor is whatever can be called with the call."""
     here = world()
@@ -69,7 +69,7 @@ async def test_anything_that_can_be_called_may_decide(door: Door, kind: str) -> 
     assert results(outcome.history)[1] == "The call was refused and did not run: No."
 
 
-@every_door
+@three_doors
 async def test_a_boolean_interceptor_defers_or_has_no_opinion(door: Door) -> None:
     """The simplest interceptor answers a bool: True defers the call, False is no objection."""
     here = world()
@@ -80,7 +80,7 @@ async def test_a_boolean_interceptor_defers_or_has_no_opinion(door: Door) -> Non
     assert (outcome.status, here.ran) == ("answered", [("look", "7"), REFUNDED])
 
 
-@every_door
+@three_doors
 async def test_false_is_no_approval(door: Door) -> None:
     """An interceptor that answers False leaves the call to those after it."""
     here = world([REFUND, DONE])
@@ -122,7 +122,7 @@ MISBEHAVING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", MISBEHAVING)
-@three_doors
+@two_doors
 async def test_what_is_no_decision_denies(door: Door, kind: str) -> None:
     """An interceptor that raises, or answers with what is no decision, denies; the run goes on, with a clean text."""
     here = world()
@@ -148,7 +148,7 @@ JUNK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", JUNK)
-@three_doors
+@two_doors
 async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) -> None:
     """A decision whose fields mean nothing denies or waits; the run has a value for it, and can be saved and read."""
     here = world([REFUND, DONE])
@@ -161,7 +161,7 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
         assert again.ran == []
 
 
-@every_door
+@three_doors
 async def test_an_approval_of_another_call_is_none(door: Door) -> None:
     """Where an approval names a fingerprint, it must be the call's: one kept from another call runs nothing."""
     here = world([REFUND, DONE])
@@ -172,7 +172,7 @@ async def test_an_approval_of_another_call_is_none(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@every_door
+@three_doors
 async def test_whoever_hangs_denies(door: Door) -> None:
     """Past ``interceptor_timeout`` a call is denied, whether the interceptor hangs in the event loop or in a thread."""
     released = threading.Event()
@@ -195,7 +195,7 @@ async def test_whoever_hangs_denies(door: Door) -> None:
         released.set()
 
 
-@every_door
+@three_doors
 async def test_an_answer_after_the_timeout_is_no_approval(door: Door) -> None:
     """An interceptor that answers its own cancellation with an approval has not decided in time."""
 
@@ -210,7 +210,7 @@ async def test_an_answer_after_the_timeout_is_no_approval(door: Door) -> None:
     assert here.ran == []
 
 
-@every_door
+@three_doors
 async def test_what_ran_is_what_was_recorded(door: Door) -> None:
     """An interceptor that changes the arguments it was shown changes nothing: only ``Approve(arguments=)`` edits."""
     facts: list[Any] = []
@@ -225,7 +225,7 @@ async def test_what_ran_is_what_was_recorded(door: Door) -> None:
     assert arguments_in(outcome.history) == requested(facts) == [{"order": "7", "amount": 50}]
 
 
-@every_door
+@three_doors
 async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
     """What one interceptor does to the arguments it was shown, the next one, a policy for instance, does not see."""
 
@@ -240,7 +240,7 @@ async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
     assert here.ran == []
 
 
-@every_door
+@three_doors
 async def test_all_calls_of_a_batch_are_seen_before_any_runs(door: Door) -> None:
     """While interceptors are asked, nothing of the batch has run, not even what they approved a moment before."""
     here = world([calls(LOOK, REFUND, LOOK), DONE])
@@ -255,7 +255,7 @@ async def test_all_calls_of_a_batch_are_seen_before_any_runs(door: Door) -> None
     assert (seen, len(here.ran)) == ([("look", 0), ("refund", 0), ("look", 0)], 3)
 
 
-@every_door
+@three_doors
 async def test_mixed_decisions_keep_the_order_of_the_calls(door: Door) -> None:
     """Run, denied, supplied, unknown and invalid calls of one batch: one result each, in call order."""
     batch = calls(LOOK, REFUND, call("shop-none"), call("shop-look", {"wrong": 1}), call("shop-charge", {"amount": 2}))
@@ -273,7 +273,7 @@ async def test_mixed_decisions_keep_the_order_of_the_calls(door: Door) -> None:
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_interceptors_see_only_calls_that_could_run(door: Door) -> None:
     """Unknown functions, malformed arguments and hidden parameters are answered without asking anybody."""
     seen: list[str] = []

@@ -17,19 +17,19 @@ from support.approval import (
     arguments_in,
     check_sendable,
     decided,
-    every_door,
     only,
     requested,
     results,
     service_and_handler,
     three_doors,
+    two_doors,
     world,
 )
 
 ASK_REFUND = {"default": "allow", "rules": [{"function": "refund", "action": "ask"}]}
 
 
-@every_door
+@three_doors
 async def test_the_first_decision_wins(door: Door) -> None:
     """Interceptors are asked in the order given, until one decides; those after it are not asked."""
     seen: list[str] = []
@@ -51,7 +51,7 @@ async def test_the_first_decision_wins(door: Door) -> None:
     )
 
 
-@every_door
+@three_doors
 async def test_silence_runs_the_call(door: Door) -> None:
     """None is no opinion: where all interceptors are silent, the calls run, as with any filter."""
     here = world()
@@ -60,7 +60,7 @@ async def test_silence_runs_the_call(door: Door) -> None:
     assert here.ran == [("look", "7"), REFUNDED]
 
 
-@every_door
+@three_doors
 async def test_a_call_is_shown_as_it_will_run(door: Door) -> None:
     """Interceptors see resolved name, validated arguments, the raw text, trip, place and batch size of each call."""
     seen: list[ToolCall] = []
@@ -81,7 +81,7 @@ async def test_a_call_is_shown_as_it_will_run(door: Door) -> None:
     assert len({c.fingerprint for c in seen}) == 3
 
 
-@every_door
+@three_doors
 async def test_edited_arguments_run_and_are_recorded(door: Door) -> None:
     """An edit runs in place of the model's arguments; the transcript shows it, the journal keeps the original."""
     facts: list[Any] = []
@@ -95,7 +95,7 @@ async def test_edited_arguments_run_and_are_recorded(door: Door) -> None:
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_the_model_reads_the_edit(door: Door) -> None:
     """The next request shows the model the call with the edited arguments, beside its result."""
     here = world([REFUND, DONE])
@@ -115,7 +115,7 @@ INVALID_EDITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("edit", INVALID_EDITS)
-@three_doors
+@two_doors
 async def test_an_invalid_edit_denies(door: Door, edit: str) -> None:
     """Edited arguments are validated like the model's; an interceptor whose edit does not pass denies the call."""
     facts: list[Any] = []
@@ -125,7 +125,7 @@ async def test_an_invalid_edit_denies(door: Door, edit: str) -> None:
     assert (here.ran, outcome.status, [d.verdict for d in decided(facts)]) == ([], "answered", ["deny"])
 
 
-@every_door
+@three_doors
 async def test_an_edit_cannot_reach_hidden_parameters(door: Door) -> None:
     """What is hidden from the model is hidden from an edit, too."""
     here = world([call("shop-charge", {"amount": 1}), DONE])
@@ -134,7 +134,7 @@ async def test_an_edit_cannot_reach_hidden_parameters(door: Door) -> None:
     assert here.ran == []
 
 
-@every_door
+@three_doors
 async def test_supplied_results_take_the_place_of_the_function(door: Door) -> None:
     """Supply gives the model a result, encoded as a function's would be, and runs nothing; it is no tool call."""
     here = world()
@@ -143,7 +143,7 @@ async def test_supplied_results_take_the_place_of_the_function(door: Door) -> No
     assert results(outcome.history) == ["sent", '{"paid":null,"to":"Zoë"}']
 
 
-@every_door
+@three_doors
 async def test_deferring_pauses_the_run_as_a_value(door: Door) -> None:
     """Defer ends the run as paused with the call pending, before anything of its batch ran, and asks nobody more."""
     here = world()
@@ -177,7 +177,7 @@ ORDER: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ORDER)
-@every_door
+@three_doors
 async def test_the_order_for_a_marked_function(door: Door, case: str) -> None:
     """Interceptors and a policy's rules come before the mark; pre-invoke, defaults and unmatched come after it."""
     options, expected = ORDER[case]
@@ -212,7 +212,7 @@ DEFAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", DEFAULTS)
-@every_door
+@three_doors
 async def test_the_order_of_defaults(door: Door, case: str) -> None:
     """A policy's default is asked after everybody else, and only its silence leaves the call to ``unmatched``."""
     options, expected = DEFAULTS[case]
@@ -240,7 +240,7 @@ async def test_check_for_intervention_stands_between_pre_invoke_and_the_default(
     assert (outcome.status, asked, here.ran) == ("paused", ["shop-refund"], [])
 
 
-@every_door
+@three_doors
 async def test_no_default_hook_and_no_budget_callback_approves_what_a_policy_asks_about(door: Door) -> None:
     """Beside a policy that asks, the default hook's False and a callback's True are no approval: the call waits."""
     for policy in (ASK_REFUND, {"default": "ask"}):

@@ -16,10 +16,10 @@ from support.approval import (
     WIPE,
     Door,
     check_sendable,
-    every_door,
     only,
     planner_doors,
     results,
+    three_doors,
     world,
 )
 
@@ -27,7 +27,7 @@ RETURN = ApprovalSettings(on_denial="return_calls")
 SAFE_RETURN = ApprovalSettings(on_denial="return_calls", on_deferred="run_safe_first")
 
 
-@every_door
+@three_doors
 async def test_a_returned_batch_is_reviewed_again(door: Door) -> None:
     """Returned at a limit and resumed with a larger budget, every call is shown to the interceptors of then."""
     here = world([calls(LOOK, REFUND)])
@@ -39,7 +39,7 @@ async def test_a_returned_batch_is_reviewed_again(door: Door) -> None:
     assert (again.status, again.waiting, here.ran) == ("paused", ["call_2"], [])
 
 
-@every_door
+@three_doors
 async def test_a_denied_batch_that_was_returned_is_denied_again(door: Door) -> None:
     """Resumed, a denied call does not slip through: it is decided anew, and ends the run anew."""
     options: dict[str, Any] = {"interceptors": [only("refund", Deny("No."))], "approval": RETURN}
@@ -49,7 +49,7 @@ async def test_a_denied_batch_that_was_returned_is_denied_again(door: Door) -> N
     assert (again.status, here.ran, here.requests) == ("stopped", [], 0)
 
 
-@every_door
+@three_doors
 async def test_a_persons_denial_returns_the_batch(door: Door) -> None:
     """Under ``return_calls`` a person's denial ends the run, too: nothing of the batch has run."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": RETURN}
@@ -59,7 +59,7 @@ async def test_a_persons_denial_returns_the_batch(door: Door) -> None:
     assert (ended.status, here.ran, here.requests) == ("stopped", [], 0)
 
 
-@every_door
+@three_doors
 async def test_what_ran_before_a_denial_does_not_run_again(door: Door) -> None:
     """A safe call that ran before the pause keeps its result when its sibling is denied and the run goes on later."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": SAFE_RETURN}
@@ -72,7 +72,7 @@ async def test_what_ran_before_a_denial_does_not_run_again(door: Door) -> None:
     assert (first.ran, ("look", "7") in here.ran) == ([("look", "7")], False)
 
 
-@every_door
+@three_doors
 async def test_what_ran_before_a_limit_does_not_run_again(door: Door) -> None:
     """Nor does it when the approved sibling meets a limit that returns the calls, and a larger budget lets it go on."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND], "approval": SAFE_RETURN}
@@ -85,7 +85,7 @@ async def test_what_ran_before_a_limit_does_not_run_again(door: Door) -> None:
     assert (first.ran, second.ran, ("look", "7") in here.ran) == ([("look", "7")], [], False)
 
 
-@every_door
+@three_doors
 async def test_an_approval_does_not_outlive_the_return_of_its_batch(door: Door) -> None:
     """A call that was approved, returned at a limit and resumed is asked about again before it runs."""
     options: dict[str, Any] = {"interceptors": [ASKING_REFUND]}

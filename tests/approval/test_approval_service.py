@@ -23,13 +23,13 @@ from support.approval import (
     Door,
     asked,
     check_sendable,
-    every_door,
     handler_doors,
     only,
     results,
     service_and_handler,
     service_doors,
     settings_with,
+    three_doors,
     world,
 )
 
@@ -174,7 +174,7 @@ async def test_the_handler_stores_the_final_message(door: Door) -> None:
 SECRET = "hunter2-secret"
 
 
-@every_door
+@three_doors
 async def test_application_arguments_are_in_no_checkpoint(door: Door) -> None:
     """What the application gives is neither stored nor shown; a hidden parameter gets it when the call runs."""
     options = {"interceptors": [only("charge", Defer())]}
@@ -187,7 +187,7 @@ async def test_application_arguments_are_in_no_checkpoint(door: Door) -> None:
     assert here.ran == [("charge", 5.0, SECRET)]
 
 
-@every_door
+@three_doors
 async def test_application_arguments_are_needed_again(door: Door) -> None:
     """Resumed without them, the function gets its own default; nothing of the first life's arguments is kept."""
     options = {"interceptors": [only("charge", Defer())]}
@@ -198,7 +198,7 @@ async def test_application_arguments_are_needed_again(door: Door) -> None:
     assert (here.ran, dict(arguments)) == ([("charge", 5.0, "nobody")], {"tenant": SECRET})
 
 
-@every_door
+@three_doors
 async def test_the_callers_decisions_are_not_changed(door: Door) -> None:
     """The mapping of decisions, and the arguments in an approval, are afterwards what they were."""
     paused = await door.ask(world([calls(REFUND, REFUND)]), **ASK)

@@ -10,7 +10,7 @@ from planner_ext import Approve, Deny
 from planner_ext.approval.decisions import fingerprint_of
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import Defer
-from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Door, Shop, every_door, three_doors, world
+from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Door, Shop, three_doors, two_doors, world
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
@@ -44,7 +44,7 @@ class Described(Shop):
 
 
 @pytest.mark.parametrize("shop", [OtherDefault, OneMore, OtherType])
-@three_doors
+@two_doors
 async def test_a_function_with_other_parameters_is_asked_about_again(door: Door, shop: Any) -> None:
     """An approval of the old one is refused; resumed without it the call waits anew, under another fingerprint."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -63,7 +63,7 @@ async def test_a_function_with_other_parameters_is_asked_about_again(door: Door,
     assert (done.status, len(there.ran)) == ("answered", 1)
 
 
-@every_door
+@three_doors
 async def test_a_new_description_is_no_other_function(door: Door) -> None:
     """What a function takes is the same, so the approval holds."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -72,7 +72,7 @@ async def test_a_new_description_is_no_other_function(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@three_doors
+@two_doors
 async def test_a_changed_call_can_still_be_denied(door: Door) -> None:
     """A denial needs no function."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -81,7 +81,7 @@ async def test_a_changed_call_can_still_be_denied(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [])
 
 
-@three_doors
+@two_doors
 async def test_a_checkpoint_from_before_signatures_still_resumes(door: Door) -> None:
     """It says nothing of parameters, so its decision is of name and arguments, as it was when it was written."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -98,7 +98,7 @@ async def test_a_checkpoint_from_before_signatures_still_resumes(door: Door) -> 
 
 
 @pytest.mark.parametrize(("shop", "status"), [(Shop, "answered"), (OtherDefault, "paused")])
-@three_doors
+@two_doors
 async def test_an_approval_for_the_rest_of_a_run_is_of_a_function_as_it_was(door: Door, shop: Any, status: str) -> None:
     """Approved for good in one life, the function runs unasked in the next one only with the same parameters."""
     ask: dict[str, Any] = {"interceptors": [lambda _: Defer()]}

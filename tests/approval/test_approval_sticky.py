@@ -22,10 +22,10 @@ from support.approval import (
     Door,
     check_sendable,
     decided,
-    every_door,
     only,
     planner_with,
     results,
+    three_doors,
     world,
 )
 
@@ -35,7 +35,7 @@ SAME = call("shop-refund", '{"amount": 50, "order": "7"}')
 """`REFUND` again, its keys in another order."""
 
 
-@every_door
+@three_doors
 async def test_always_this_function(door: Door) -> None:
     """``always="function"``: later calls of the function run unasked, whatever their arguments, and say why."""
     facts: list[Any] = []
@@ -47,7 +47,7 @@ async def test_always_this_function(door: Door) -> None:
     assert [d.by for d in decided(facts)][:3] == ["ann", "approved earlier in this run", "approved earlier in this run"]
 
 
-@every_door
+@three_doors
 async def test_always_these_arguments(door: Door) -> None:
     """``always="arguments"``: the same call runs unasked, in whatever order its keys come; another one still waits."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -56,7 +56,7 @@ async def test_always_these_arguments(door: Door) -> None:
     assert (again.status, again.waiting, here.ran) == ("paused", ["call_2"], [REFUNDED, REFUNDED])
 
 
-@every_door
+@three_doors
 async def test_always_the_edited_arguments(door: Door) -> None:
     """Edited and approved for always: it holds for the edited arguments, not for those that the model sent."""
     edit = Approve(arguments={"order": "8", "amount": 1}, always="arguments")
@@ -66,7 +66,7 @@ async def test_always_the_edited_arguments(door: Door) -> None:
     assert (again.status, again.waiting, here.ran) == ("paused", ["call_2"], [("refund", "8", 1.0, "")] * 2)
 
 
-@every_door
+@three_doors
 async def test_sticky_replaces_a_question_never_a_denial(door: Door) -> None:
     """What was approved for always is still denied where somebody denies it."""
 
@@ -81,7 +81,7 @@ async def test_sticky_replaces_a_question_never_a_denial(door: Door) -> None:
     assert results(done.history)[1] == "The call was refused and did not run: Not this one."
 
 
-@every_door
+@three_doors
 async def test_sticky_outlives_further_pauses(door: Door) -> None:
     """It is in the journal: the run's next life, from JSON, still knows it."""
     options = {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]}
@@ -95,7 +95,7 @@ async def test_sticky_outlives_further_pauses(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [REFUNDED, ("look", "7"), ("refund", "8", 1.0, "")])
 
 
-@every_door
+@three_doors
 async def test_sticky_is_of_this_run_only(door: Door) -> None:
     """Another run, of the same planner and the same goal, asks again."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -104,7 +104,7 @@ async def test_sticky_is_of_this_run_only(door: Door) -> None:
     assert ((await door.ask(here, **ASK)).status, here.ran) == ("paused", [])
 
 
-@every_door
+@three_doors
 async def test_sticky_frees_no_other_function(door: Door) -> None:
     """Approval for one function is none for another one, marked functions included."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -113,7 +113,7 @@ async def test_sticky_frees_no_other_function(door: Door) -> None:
     assert (again.status, here.ran) == ("paused", [REFUNDED])
 
 
-@every_door
+@three_doors
 async def test_sticky_arguments_hold_against_filters(door: Door) -> None:
     """A later call that runs because exactly these arguments were approved is refused when a filter changes them."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -136,7 +136,7 @@ def expiring(seconds: float) -> dict[str, Any]:
     return {"approval": ApprovalSettings(expires_in=seconds), **ASK}
 
 
-@every_door
+@three_doors
 async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
     """An expired question is no denial: it is recorded as expired, the model reads it, ``on_denial`` has no part."""
     clock, facts = Clock(), list[Any]()
@@ -153,7 +153,7 @@ async def test_expiry_is_an_outcome_of_its_own(door: Door) -> None:
 
 
 @pytest.mark.parametrize("decision", [Approve(), Deny("No."), Supply("x")], ids=["approve", "deny", "supply"])
-@every_door
+@three_doors
 async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> None:
     """From the second of expiry on no decision is taken any more, and nothing runs; a second before it still is."""
     clock = Clock()
@@ -169,7 +169,7 @@ async def test_late_decisions_are_refused_by_name(door: Door, decision: Any) -> 
     assert done.status == "answered"
 
 
-@every_door
+@three_doors
 async def test_only_the_expired_question_is_closed(door: Door) -> None:
     """Of two questions one expires: the other stays pending, and can still be decided."""
     clock = Clock()
@@ -186,7 +186,7 @@ async def test_only_the_expired_question_is_closed(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [("look", "7")])
 
 
-@every_door
+@three_doors
 async def test_deciding_one_closes_the_expired_other(door: Door) -> None:
     """A decision on an open question may be given while another one has expired; the run goes on with both."""
     clock = Clock()
@@ -224,7 +224,7 @@ async def test_cancel_keeps_what_had_run() -> None:
     assert (texts[0], texts[1].startswith("Not executed")) == ("sent", True)
 
 
-@every_door
+@three_doors
 async def test_a_cancelled_run_takes_no_decision_any_more(door: Door) -> None:
     """Its checkpoint is not a paused one: a decision on a call that was cancelled is refused, and nothing runs."""
     ended = planner_with().cancel((await paused_planner()).checkpoint, by="ann")
@@ -248,7 +248,7 @@ async def test_cancel_survives_json() -> None:
     assert (ended.status, len(results(ended.chat_history))) == ("stopped", 2)
 
 
-@every_door
+@three_doors
 async def test_each_decision_is_recorded_with_who_and_when(door: Door) -> None:
     """The journal tells of every decision of a person: whose, at what time, and that a person made it."""
     clock, facts = Clock(seconds=500.0), list[CallDecided]()
@@ -268,7 +268,7 @@ async def test_each_decision_is_recorded_with_who_and_when(door: Door) -> None:
     ]
 
 
-@every_door
+@three_doors
 async def test_the_iteration_callback_runs_when_the_batch_has_settled(door: Door) -> None:
     """Not at the pause, but after the resumed batch has its results."""
     seen: list[int] = []

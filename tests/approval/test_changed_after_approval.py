@@ -19,10 +19,10 @@ from support.approval import (
     Shop,
     World,
     check_sendable,
-    every_door,
     only,
     results,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -67,7 +67,7 @@ def add_filter(to: World, kind: Any, tamper: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tamper", TAMPERING)
-@three_doors
+@two_doors
 async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper: str, kind: str) -> None:
     """Arguments changed, added, taken away or replaced after a person's approval: the call is refused."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -80,7 +80,7 @@ async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@every_door
+@three_doors
 async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str) -> None:
     """Edited arguments are approved ones."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -92,7 +92,7 @@ async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@every_door
+@three_doors
 async def test_a_filter_that_changes_nothing_is_no_objection(door: Door, kind: str) -> None:
     """Filters that only watch leave an approved call as it is: it runs once, with application arguments in place."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -104,7 +104,7 @@ async def test_a_filter_that_changes_nothing_is_no_objection(door: Door, kind: s
     assert (seen[0]["order"], seen[0]["amount"]) == ("7", 50)
 
 
-@every_door
+@three_doors
 async def test_a_filter_cannot_put_another_function_in_place(door: Door) -> None:
     """The function that a person approved is the one that runs, or none."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -163,7 +163,7 @@ REBUILT: dict[str, Any] = {"parameters": Rebuilt, "hidden": Hiding, "type": Stri
 
 
 @pytest.mark.parametrize("how", REBUILT)
-@three_doors
+@two_doors
 async def test_a_kernel_that_changed_runs_nothing(door: Door, how: str) -> None:
     """Function gone, or its parameters no longer fit what was approved: refused by name, and the call still waits."""
     paused = await door.ask(world([calls(call("shop-look", {"order": "7"}), REFUND)]), **ASK)
@@ -189,7 +189,7 @@ class Renamed(Shop):
         return "paid"
 
 
-@every_door
+@three_doors
 async def test_a_function_renamed_to_the_approved_name_does_not_run(door: Door) -> None:
     """Another function under the approved name, with other parameters, is not what was approved."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -199,7 +199,7 @@ async def test_a_function_renamed_to_the_approved_name_does_not_run(door: Door) 
     assert here.ran == []
 
 
-@every_door
+@three_doors
 async def test_what_is_no_longer_offered_does_not_run(door: Door) -> None:
     """A behaviour that leaves the function out at resume takes the approval back."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -210,7 +210,7 @@ async def test_what_is_no_longer_offered_does_not_run(door: Door) -> None:
     assert here.ran == []
 
 
-@every_door
+@three_doors
 async def test_an_approved_sibling_that_is_gone_is_not_executed(door: Door) -> None:
     """A call that nobody had to approve, whose function went away during the pause, is answered; the rest runs."""
 
@@ -232,7 +232,7 @@ async def test_an_approved_sibling_that_is_gone_is_not_executed(door: Door) -> N
     assert [text.split(":")[0] for text in results(done.history)] == ["Not executed", "paid"]
 
 
-@every_door
+@three_doors
 async def test_a_function_that_the_kernel_loses_between_review_and_run(door: Door) -> None:
     """An interceptor that takes the plugin out of the kernel: the call does not run, and the run has an end."""
     here = world([REFUND, DONE])
@@ -245,7 +245,7 @@ async def test_a_function_that_the_kernel_loses_between_review_and_run(door: Doo
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_a_safe_function_cannot_smuggle_in_a_marked_plugin(door: Door) -> None:
     """A plugin that a function adds during the run is offered next, and its marked functions wait like any other."""
     here = world([call("loader-load"), call("late-wipe")])
@@ -261,7 +261,7 @@ async def test_a_safe_function_cannot_smuggle_in_a_marked_plugin(door: Door) -> 
     assert (outcome.status, here.ran) == ("paused", [])
 
 
-@every_door
+@three_doors
 async def test_a_second_kernel_has_its_own_say(door: Door) -> None:
     """Resumed over another kernel, its own filters stand around the approved call, and may still refuse it."""
     paused = await door.ask(world([REFUND]), **ASK)
@@ -277,7 +277,7 @@ async def test_a_second_kernel_has_its_own_say(door: Door) -> None:
     assert (shop.ran, done.status, "Not executed" in results(done.history)[0]) == ([], "answered", True)
 
 
-@every_door
+@three_doors
 async def test_filters_run_once_and_only_after_the_approval(door: Door) -> None:
     """The application's filters see a deferred call when it runs, not when it is asked about."""
     first, second = world([REFUND]), world([DONE])
@@ -291,7 +291,7 @@ async def test_filters_run_once_and_only_after_the_approval(door: Door) -> None:
     assert (seen, second.ran) == (["refund", "refund"], [REFUNDED])
 
 
-@every_door
+@three_doors
 async def test_run_safe_first_does_not_run_the_safe_ones_twice(door: Door) -> None:
     """What ran before the pause does not run again, however often the run is resumed with partial decisions."""
     options: dict[str, Any] = {

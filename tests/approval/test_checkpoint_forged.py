@@ -20,9 +20,9 @@ from support.approval import (
     LOOK,
     REFUND,
     Door,
-    every_door,
     planner_with,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -106,7 +106,7 @@ def decisions_on(call_id: str, fingerprint: str, *, pinned: bool) -> dict[str, A
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["approve", "approve-by-fingerprint"])
 @pytest.mark.parametrize("what", ALTERED)
-@three_doors
+@two_doors
 async def test_an_altered_pending_call_is_refused(door: Door, what: str, pinned: bool) -> None:
     """Facts of a pending call that do not agree with each other are refused by name, and nothing runs."""
     text = await paused()
@@ -118,7 +118,7 @@ async def test_an_altered_pending_call_is_refused(door: Door, what: str, pinned:
     assert (here.ran, here.requests) == ([], 0)
 
 
-@every_door
+@three_doors
 async def test_a_fingerprint_binds_even_where_all_facts_agree(door: Door) -> None:
     """Arguments, digest and fingerprint altered together: an approval of what was shown runs nothing else."""
     text, here = await paused(), world([DONE])
@@ -140,7 +140,7 @@ FORGERIES = {"flipped": flip, "approved-by-hand": approve_by_hand}
 
 
 @pytest.mark.parametrize("what", FORGERIES)
-@every_door
+@three_doors
 async def test_a_forged_verdict_runs_nothing(door: Door, what: str) -> None:
     """Of two refunds that wait, one is forged as approved: a door with a key refuses the text by name."""
     options = {**ASK, "checkpoint_key": KEY}
@@ -151,7 +151,7 @@ async def test_a_forged_verdict_runs_nothing(door: Door, what: str) -> None:
     assert (here.ran, here.requests) == ([], 0)
 
 
-@every_door
+@three_doors
 async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(door: Door) -> None:
     """A call that a person was asked about, and that runs although none decided, contradicts itself."""
     result = await planner_with(**ASK).invoke(world([calls(REFUND, REFUND)]).kernel, "Refund order 7.")
@@ -161,7 +161,7 @@ async def test_a_verdict_that_no_person_gave_is_refused_without_a_key(door: Door
     assert (here.ran, here.requests) == ([], 0)
 
 
-@every_door
+@three_doors
 async def test_facts_after_the_pause_are_refused(door: Door) -> None:
     """A text that goes on after its pause, without a new one, is the record of no paused run: nothing runs."""
     text, here = await paused(), world([DONE])
@@ -171,7 +171,7 @@ async def test_facts_after_the_pause_are_refused(door: Door) -> None:
     assert (here.ran, here.requests) == ([], 0)
 
 
-@every_door
+@three_doors
 async def test_a_run_that_pauses_for_nothing_is_refused(door: Door) -> None:
     """A pause with no call that waits is no record of ours: whatever was taken out of it, nothing runs."""
     text, here = altered(await paused(), lambda facts: facts[3].update(verdict="run")), world([DONE])
@@ -180,7 +180,7 @@ async def test_a_run_that_pauses_for_nothing_is_refused(door: Door) -> None:
     assert here.ran == []
 
 
-@every_door
+@three_doors
 async def test_an_expiry_beyond_all_dates_gets_a_named_error(door: Door) -> None:
     """A time that no calendar has is refused, whether it was altered or not."""
     text, here = altered(await paused(), lambda facts: facts[3].update(expires_at=1e300)), world([])
@@ -190,7 +190,7 @@ async def test_an_expiry_beyond_all_dates_gets_a_named_error(door: Door) -> None
 
 
 @pytest.mark.parametrize("kept", range(5))
-@three_doors
+@two_doors
 async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) -> None:
     """With any number of its last facts missing, a decision is refused by name, and nothing runs."""
     text, here = await paused(), world([])
@@ -202,7 +202,7 @@ async def test_a_record_cut_between_facts_runs_nothing(door: Door, kept: int) ->
 
 
 @pytest.mark.parametrize("kept", [2, 3, 4])
-@three_doors
+@two_doors
 async def test_a_record_cut_inside_a_batch_says_so(door: Door, kept: int) -> None:
     """Cut where calls are open, it cannot go on, and the error is that of an unusable checkpoint."""
     here = world([])
@@ -232,7 +232,7 @@ JUNK: dict[str, Callable[[list[Any]], object]] = {
 
 
 @pytest.mark.parametrize("what", JUNK)
-@three_doors
+@two_doors
 async def test_junk_in_a_checkpoint_gets_a_named_error(door: Door, what: str) -> None:
     """Whatever stands where, a text that is no record of a run is refused by an error of ours, and nothing runs."""
     here = world([])

@@ -19,9 +19,9 @@ from support.approval import (
     REFUNDED,
     Door,
     Outcome,
-    every_door,
     service_and_handler,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -42,7 +42,7 @@ async def refused(door: Door, text: str, decisions: Any, match: str) -> None:
     assert (await door.resume(world([]), text, {}, **ASK)).status == "paused"
 
 
-@every_door
+@three_doors
 async def test_an_approval_for_another_run(door: Door) -> None:
     """The same call of another run has another fingerprint: its approval is refused by name."""
     one, other = await paused(door), await paused(door)
@@ -50,7 +50,7 @@ async def test_an_approval_for_another_run(door: Door) -> None:
     await refused(door, one.checkpoint, {"call_2": approve}, "call_2.*another call or other arguments")
 
 
-@every_door
+@three_doors
 async def test_an_approval_for_another_call_of_the_batch(door: Door) -> None:
     """Two equal calls have two fingerprints: an approval of the one is none of the other."""
     text = await paused(door, calls(REFUND, REFUND))
@@ -58,7 +58,7 @@ async def test_an_approval_for_another_call_of_the_batch(door: Door) -> None:
     await refused(door, text.checkpoint, {"call_1": approve, "call_2": Deny()}, "call_1")
 
 
-@every_door
+@three_doors
 async def test_an_approval_for_another_trip(door: Door) -> None:
     """Models use ids again: an approval of ``c`` in one trip is none of ``c`` in the next."""
     again = call("shop-refund", {"order": "7", "amount": 50}, id="c")
@@ -69,7 +69,7 @@ async def test_an_approval_for_another_trip(door: Door) -> None:
     await refused(door, second.checkpoint, {"c": approve}, "'c'")
 
 
-@every_door
+@three_doors
 async def test_an_approval_for_other_arguments(door: Door) -> None:
     """One cent more is another call."""
     one, other = await paused(door, REFUND), await paused(door, OTHER)
@@ -77,7 +77,7 @@ async def test_an_approval_for_other_arguments(door: Door) -> None:
     await refused(door, other.checkpoint, {"call_1": approve}, "call_1")
 
 
-@every_door
+@three_doors
 async def test_an_unknown_call(door: Door) -> None:
     """A decision on a call that does not wait is refused, and the error names those that do."""
     text = (await paused(door)).checkpoint
@@ -85,7 +85,7 @@ async def test_an_unknown_call(door: Door) -> None:
         await refused(door, text, {name: Approve()}, "does not wait.*call_2")
 
 
-@every_door
+@three_doors
 async def test_all_or_nothing(door: Door) -> None:
     """Of a good and a bad decision none is taken, in whichever order they stand."""
     text = (await paused(door, calls(REFUND, REFUND))).checkpoint
@@ -95,7 +95,7 @@ async def test_all_or_nothing(door: Door) -> None:
     await refused(door, text, {"call_1": Approve(), "call_2": Approve(fingerprint="no")}, "call_2")
 
 
-@every_door
+@three_doors
 async def test_a_doubled_decision(door: Door) -> None:
     """Decided once, a call takes no second decision; the one that was taken stands."""
     first = await paused(door, calls(REFUND, REFUND))
@@ -106,7 +106,7 @@ async def test_a_doubled_decision(door: Door) -> None:
     assert here.ran == [REFUNDED]
 
 
-@every_door
+@three_doors
 async def test_a_decision_after_the_end(door: Door) -> None:
     """A run that went on does not take the decision of its pause again."""
     first = await paused(door, REFUND)
@@ -138,13 +138,13 @@ JUNK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", JUNK)
-@three_doors
+@two_doors
 async def test_a_decision_that_means_nothing_is_refused(door: Door, kind: str) -> None:
     """What is no decision, or has junk in it, is refused by the call's name; the call still waits."""
     await refused(door, (await paused(door)).checkpoint, {"call_2": JUNK[kind]}, "call_2")
 
 
-@every_door
+@three_doors
 async def test_endlessly_nested_edits_are_refused(door: Door) -> None:
     """Edited arguments of ten thousand levels are refused like any others that cannot be used."""
     deep: Any = "end"
@@ -153,7 +153,7 @@ async def test_endlessly_nested_edits_are_refused(door: Door) -> None:
     await refused(door, (await paused(door)).checkpoint, {"call_2": Approve(arguments={"order": deep})}, "call_2")
 
 
-@every_door
+@three_doors
 async def test_what_is_supplied_need_not_be_json(door: Door) -> None:
     """A supplied result of any kind becomes a text that can be sent; it is no error and no side effect."""
     here = world([DONE])
@@ -161,7 +161,7 @@ async def test_what_is_supplied_need_not_be_json(door: Door) -> None:
     assert (done.status, here.ran) == ("answered", [("look", "7")])
 
 
-@every_door
+@three_doors
 async def test_a_coroutine_is_no_decision(door: Door) -> None:
     """A forgotten ``await`` is refused by name, and leaves no warning."""
 
@@ -176,7 +176,7 @@ async def test_a_coroutine_is_no_decision(door: Door) -> None:
     assert inspect.getcoroutinestate(forgotten) == inspect.CORO_CLOSED
 
 
-@three_doors
+@two_doors
 @pytest.mark.parametrize("decisions", [[], "call_2", Approve(), 5, [("call_2", Approve())]], ids=repr)
 async def test_decisions_that_are_no_mapping_get_a_named_error(door: Door, decisions: Any) -> None:
     """Decisions go by call id; anything else is refused by an error of ours, or as nothing where it is empty."""
@@ -187,7 +187,7 @@ async def test_decisions_that_are_no_mapping_get_a_named_error(door: Door, decis
     assert (here.ran, here.requests) == ([], 0)
 
 
-@every_door
+@three_doors
 async def test_two_resumes_of_one_pause_are_two_runs_on_paper(door: Door) -> None:
     """A checkpoint is a value and cannot know that it was used: each use runs the call, as documented."""
     text = (await paused(door, REFUND)).checkpoint
@@ -219,7 +219,7 @@ SURROGATES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", SURROGATES)
-@three_doors
+@two_doors
 async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
     """A decision's text with a lone surrogate is refused, or made fit to be sent; the run is not lost."""
     pause = await paused(door, calls(REFUND, REFUND))
@@ -229,7 +229,7 @@ async def test_text_that_no_request_can_carry(door: Door, what: str) -> None:
         "".join(str(message.to_dict()) for message in done.history.messages).encode()
 
 
-@every_door
+@three_doors
 async def test_a_question_with_a_lone_surrogate_can_be_read_again(door: Door) -> None:
     """An interceptor's prompt of that kind denies, or is mended: the checkpoint of a paused run can always be read."""
     ask = [lambda call: Defer("\ud800")]

@@ -23,12 +23,12 @@ from support.approval import (
     Door,
     asked,
     check_sendable,
-    every_door,
     planner_doors,
     planner_with,
     results,
     service_and_handler,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -57,7 +57,7 @@ def once(compact: Any) -> Any:
 
 
 @pytest.mark.parametrize("compact", [summarize, summarize_anew])
-@every_door
+@three_doors
 async def test_the_next_request_has_the_compacted_history(door: Door, compact: Any) -> None:
     """Edited in place or replaced: the model, the result and the caller's history have the callback's messages."""
     here = world([LOOK, REFUND, DONE])
@@ -70,7 +70,7 @@ async def test_the_next_request_has_the_compacted_history(door: Door, compact: A
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_a_whole_pair_may_go(door: Door) -> None:
     """A message with calls and its results may be taken out together, a result's text be put in another's place."""
 
@@ -115,7 +115,7 @@ BREAKING = {one.__name__: one for one in (drop_result, drop_calls, double_result
 
 
 @pytest.mark.parametrize("how", BREAKING)
-@three_doors
+@two_doors
 async def test_a_broken_pair_is_refused(door: Door, how: str) -> None:
     """A history with an unanswered call, an orphan or a second result is refused with its ids; nothing is sent."""
     here = world([LOOK, DONE])
@@ -147,7 +147,7 @@ async def test_the_callers_history_is_whole_after_a_refusal(door: Door) -> None:
     check_sendable(history)
 
 
-@every_door
+@three_doors
 async def test_an_untouched_list_is_no_compaction(door: Door) -> None:
     """A callback that puts an equal list of the same messages in place records no other transcript."""
     facts: list[Any] = []
@@ -159,7 +159,7 @@ async def test_an_untouched_list_is_no_compaction(door: Door) -> None:
     assert [fact.messages for fact in facts if fact.type == "IterationCompleted"] == [None]
 
 
-@every_door
+@three_doors
 async def test_compaction_outlives_pause_and_process(door: Door) -> None:
     """Compacted, then paused: the checkpoint has the compacted history, and the resumed run goes on with it."""
     paused = await door.ask(world([LOOK, calls(LOOK, WIPE)]), iteration_completed=once(summarize))
@@ -171,7 +171,7 @@ async def test_compaction_outlives_pause_and_process(door: Door) -> None:
     assert (here.ran, results(done.history)) == ([("look", "7"), ("wipe",)], ["sent", "gone"])
 
 
-@every_door
+@three_doors
 async def test_what_is_sent_is_what_is_recorded(door: Door) -> None:
     """Messages changed in place, object by object, are either recorded or not sent: record and request agree."""
 
@@ -192,7 +192,7 @@ async def test_compaction_survives_json(door: Door) -> None:
     assert [fact.type for fact in read.facts] == [fact.type for fact in result.facts]
 
 
-@every_door
+@three_doors
 async def test_compact_and_terminate(door: Door) -> None:
     """Both at once: the history is compacted, the run ends, and goes on later with what was left."""
 

@@ -31,11 +31,11 @@ from support.approval import (
     Clock,
     Door,
     check_sendable,
-    every_door,
     only,
     planner_doors,
     results,
     service_and_handler,
+    three_doors,
     world,
 )
 
@@ -77,7 +77,7 @@ def test_there_is_none_unless_one_is_given() -> None:
     assert FunctionInvokingChatCompletion(ScriptedChatCompletion([])).options.iteration_completed is None
 
 
-@every_door
+@three_doors
 async def test_it_is_called_after_function_calls(door: Door) -> None:
     """Once per batch, with its results stored, and before the next request is made."""
     here, requests = world(SCRIPT), list[int]()
@@ -85,7 +85,7 @@ async def test_it_is_called_after_function_calls(door: Door) -> None:
     assert (requests, outcome.text, here.requests) == ([1, 2, 3], "Done.", 4)
 
 
-@every_door
+@three_doors
 async def test_it_is_not_called_without_function_calls(door: Door) -> None:
     """A plain answer completes no iteration."""
     watch = Watch()
@@ -93,7 +93,7 @@ async def test_it_is_not_called_without_function_calls(door: Door) -> None:
     assert watch.seen == []
 
 
-@every_door
+@three_doors
 async def test_it_is_not_called_where_no_function_ran(door: Door) -> None:
     """Denied, supplied, unknown and malformed calls are no function calls; beside one that ran they are."""
     watch, decide = Watch(), [only("refund", Deny()), only("charge", Supply("x"))]
@@ -108,7 +108,7 @@ async def test_it_is_not_called_where_no_function_ran(door: Door) -> None:
     assert [one["iteration"] for one in watch.seen] == [4]
 
 
-@every_door
+@three_doors
 async def test_a_failing_function_was_called(door: Door) -> None:
     """A function that raised was called: its error is the result, and the iteration is complete."""
 
@@ -122,7 +122,7 @@ async def test_a_failing_function_was_called(door: Door) -> None:
     assert [one["roles"] for one in watch.seen] == [["user", "assistant", "tool"]]
 
 
-@every_door
+@three_doors
 async def test_iterations_are_numbered_from_zero(door: Door) -> None:
     """The first completed iteration is 0; a trip whose calls did not run keeps its number."""
     watch = Watch()
@@ -130,7 +130,7 @@ async def test_iterations_are_numbered_from_zero(door: Door) -> None:
     assert [one["iteration"] for one in watch.seen] == [0, 2]
 
 
-@every_door
+@three_doors
 async def test_usage_is_the_sum_so_far(door: Door) -> None:
     """``total_usage`` adds up every request of the run until now."""
     watch = Watch()
@@ -138,7 +138,7 @@ async def test_usage_is_the_sum_so_far(door: Door) -> None:
     assert [one["usage"].total_tokens for one in watch.seen] == [11, 32, 73]
 
 
-@every_door
+@three_doors
 async def test_usage_is_a_copy(door: Door) -> None:
     """What a callback does to ``total_usage`` changes no ledger."""
 
@@ -149,7 +149,7 @@ async def test_usage_is_a_copy(door: Door) -> None:
     assert outcome.status == "answered"
 
 
-@every_door
+@three_doors
 async def test_messages_accumulate(door: Door) -> None:
     """``messages`` are all of the run so far, the calls and results of this iteration last."""
     watch = Watch()
@@ -158,7 +158,7 @@ async def test_messages_accumulate(door: Door) -> None:
     assert [s["roles"] for s in watch.seen] == [["user", *one], ["user", *one, *two], ["user", *one, *two, *one]]
 
 
-@every_door
+@three_doors
 async def test_the_response_is_the_latest(door: Door) -> None:
     """``response`` is the reply whose calls were just handled."""
     watch = Watch()
@@ -166,7 +166,7 @@ async def test_the_response_is_the_latest(door: Door) -> None:
     assert [one["response"] for one in watch.seen] == ["First.", "Second.", "Third."]
 
 
-@every_door
+@three_doors
 async def test_it_knows_whether_replies_are_streamed(door: Door) -> None:
     """``is_streaming`` says whether requests are streamed."""
     watch = Watch()
@@ -174,7 +174,7 @@ async def test_it_knows_whether_replies_are_streamed(door: Door) -> None:
     assert {one["streaming"] for one in watch.seen} == {door.streamed}
 
 
-@every_door
+@three_doors
 async def test_terminate_stops_after_the_iteration(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     """``terminate``: the results are kept, no further request is made, the log says so, and the run is ``stopped``."""
     here = world(SCRIPT)
@@ -186,7 +186,7 @@ async def test_terminate_stops_after_the_iteration(door: Door, caplog: pytest.Lo
     check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_it_works_over_many_iterations(door: Door) -> None:
     """Ten iterations, ten calls of it, and it may stop at any of them."""
     for stop_at in (0, 4, 9):
@@ -196,7 +196,7 @@ async def test_it_works_over_many_iterations(door: Door) -> None:
         assert (outcome.status, here.requests, len(here.ran)) == ("stopped", stop_at + 1, stop_at + 1)
 
 
-@every_door
+@three_doors
 async def test_it_may_be_async_or_not(door: Door) -> None:
     """A coroutine is awaited before the run goes on; a plain function is called."""
     order: list[str] = []
@@ -223,7 +223,7 @@ def _settings() -> Any:
     return PromptExecutionSettings()
 
 
-@every_door
+@three_doors
 async def test_it_is_not_called_for_a_paused_batch(door: Door) -> None:
     """A batch that waits is not complete."""
     watch = Watch()
@@ -231,7 +231,7 @@ async def test_it_is_not_called_for_a_paused_batch(door: Door) -> None:
     assert watch.seen == []
 
 
-@every_door
+@three_doors
 async def test_terminate_and_continue(door: Door) -> None:
     """Stopped by the callback, the run goes on from its checkpoint where it was, the ledger with it."""
     first = world(SCRIPT[:1])
@@ -242,7 +242,7 @@ async def test_terminate_and_continue(door: Door) -> None:
     check_sendable(done.history)
 
 
-@every_door
+@three_doors
 async def test_the_fact_is_recorded_either_way(door: Door) -> None:
     """The journal has an ``IterationCompleted`` for each batch, and says where a callback was due and what it asked."""
     facts: list[Any] = []
@@ -260,7 +260,7 @@ async def test_the_fact_is_recorded_either_way(door: Door) -> None:
 # Ready-made callbacks
 
 
-@every_door
+@three_doors
 async def test_at_token_fraction_ends_or_compacts(door: Door) -> None:
     """At half of the context window, measured on the newest reply, the run ends, or something is done instead."""
     here = world(SCRIPT)
@@ -295,13 +295,13 @@ async def test_after_seconds_ends_the_run(door: Door) -> None:
     assert (outcome.status, here.requests) == ("stopped", 3)
 
 
-@every_door
+@three_doors
 async def test_at_cost_needs_a_price(door: Door) -> None:
     """Where no price is known there is no cost, and the callback has no effect."""
     assert (await door.ask(world(SCRIPT), iteration_completed=at_cost(0.01))).status == "answered"
 
 
-@every_door
+@three_doors
 async def test_when_flagged_reads_the_newest_only(door: Door) -> None:
     """A moderation, async or not, is asked for the reply's text and each result of this iteration."""
     seen: list[str] = []
@@ -317,7 +317,7 @@ async def test_when_flagged_reads_the_newest_only(door: Door) -> None:
     assert set(seen[2:]) == {"sent", "Second."}
 
 
-@every_door
+@three_doors
 async def test_all_of_stops_at_the_first_that_ends(door: Door) -> None:
     """Several callbacks are called in order, until one of them ends the run."""
     first, second, third = Watch(), Watch(stop_at=1), Watch()

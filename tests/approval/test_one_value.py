@@ -16,9 +16,9 @@ from support.approval import (
     World,
     arguments_in,
     check_sendable,
-    every_door,
     results,
     three_doors,
+    two_doors,
     world,
 )
 
@@ -55,7 +55,7 @@ def denying(**predicate: Any) -> ApprovalPolicy:
 
 
 @pytest.mark.parametrize("predicate", [{"equals": 7}, {"one_of": [5, 7]}, {"lt": 8}, {"equals": "7"}, {"glob": "7"}])
-@every_door
+@three_doors
 async def test_no_spelling_gets_around_a_rule(door: Door, predicate: dict[str, Any]) -> None:
     """What a deny rule is for, or cannot be compared with, is denied in each of its spellings."""
     here = bank(*SPELLINGS)
@@ -64,7 +64,7 @@ async def test_no_spelling_gets_around_a_rule(door: Door, predicate: dict[str, A
     assert results(outcome.history) == ["The call was refused and did not run: A closed account."] * len(SPELLINGS)
 
 
-@three_doors
+@two_doors
 async def test_a_number_for_a_text_is_seen_as_the_text(door: Door) -> None:
     """A rule on a text is for the number and the boolean that would become it."""
     for spelling, text in ((7, "7"), ("7", "7"), (7.5, "7.5"), (True, "True")):
@@ -76,7 +76,7 @@ async def test_a_number_for_a_text_is_seen_as_the_text(door: Door) -> None:
         assert here.ran == [("pay", text, 1.0)]
 
 
-@every_door
+@three_doors
 async def test_one_call_in_eight_spellings_is_repeated(door: Door) -> None:
     """The limit of repeated calls counts the value: the second spelling of a payment is the same payment."""
     here = bank(*SPELLINGS)
@@ -85,7 +85,7 @@ async def test_one_call_in_eight_spellings_is_repeated(door: Door) -> None:
     assert outcome.tool_calls == 1
 
 
-@every_door
+@three_doors
 async def test_everybody_sees_what_the_function_gets(door: Door) -> None:
     """Interceptors, callbacks, what waits and what runs show one value; the model's own text stays as it was."""
     here, seen = bank(" 7"), list[Any]()
@@ -115,7 +115,7 @@ async def test_everybody_sees_what_the_function_gets(door: Door) -> None:
         check_sendable(outcome.history)
 
 
-@every_door
+@three_doors
 async def test_edited_arguments_are_converted_likewise(door: Door) -> None:
     """What a person writes is converted once, too: recorded, sent to the model and run as one value."""
     here = bank(5)
@@ -125,7 +125,7 @@ async def test_edited_arguments_are_converted_likewise(door: Door) -> None:
     assert sent == '{"account":7,"amount":50}'
 
 
-@every_door
+@three_doors
 async def test_a_sticky_approval_is_of_the_value(door: Door) -> None:
     """What was approved for the rest of the run is not asked about again in another spelling, nor another value run."""
     here = bank("7", 7.0, " 7", 8)
@@ -142,7 +142,7 @@ async def test_a_sticky_approval_is_of_the_value(door: Door) -> None:
     assert [one["arguments"] for one in again.pending] == [{"account": 8}]
 
 
-@every_door
+@three_doors
 async def test_what_would_now_get_another_value_asks_anew(door: Door) -> None:
     """A function whose parameter is a number by now: its approval is refused by name, then it waits with the number."""
     asking = ApprovalPolicy.from_dict({"default": "ask", "rules": []})

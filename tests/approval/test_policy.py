@@ -10,7 +10,7 @@ from planner_ext import ApprovalPolicy, Approve, Deny
 from planner_ext.errors import InvalidPolicyError
 from planner_ext.hitl_manager import Decision, Defer, ToolCall
 from planner_ext.testing import call, calls
-from support.approval import DONE, LOOK, REFUND, Door, every_door, world
+from support.approval import DONE, LOOK, REFUND, Door, three_doors, world
 
 
 def a_call(plugin: str = "shop", function: str = "refund", **arguments: Any) -> ToolCall:
@@ -209,7 +209,7 @@ def test_it_decides_on_the_resolved_name() -> None:
     assert verdict(policy({"function": "look", "action": "allow"}, default="deny")(sent)) == "allow"
 
 
-@every_door
+@three_doors
 async def test_unused_rules_are_reported(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     """A rule for no function of the run guards nothing: its number is logged as a warning, and used ones are not."""
     rules = [{"function": "look", "action": "allow"}, {"function": "refnud", "action": "ask"}]
@@ -221,7 +221,7 @@ async def test_unused_rules_are_reported(door: Door, caplog: pytest.LogCaptureFi
     ]
 
 
-@every_door
+@three_doors
 async def test_a_policy_works_through_every_door(door: Door) -> None:
     """Allowed, denied and asked about in one batch, by rules and by the default."""
     read = policy({"function": "look", "action": "allow"}, {"function": "charge", "action": "deny"})

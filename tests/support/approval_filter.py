@@ -75,6 +75,12 @@ class Entry:
 
 ENTRIES = [Entry(kind, streamed) for kind in ("prompt", "agent", "chat") for streamed in (False, True)]
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=str)
+two_entries = pytest.mark.parametrize("entry", [ENTRIES[0], ENTRIES[5]], ids=str)
+"""One plain and one streamed: for long tables, whose rows are not about the entry."""
+each_entry_under = pytest.mark.parametrize(
+    ("entry", "under"), [*zip(ENTRIES, [AUTO, FUNCTION, BOTH] * 2, strict=True)], ids=lambda value: str(value)
+)
+"""Each entry, plain and streamed, with a filter under one type or both: there is one stock loop behind them."""
 under_each = pytest.mark.parametrize("under", [AUTO, FUNCTION, BOTH], ids=["auto", "function", "both"])
 
 
