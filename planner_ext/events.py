@@ -9,37 +9,49 @@ from planner_ext.core.facts import (
     Clarified,
     Ended,
     Fact,
+    Guards,
     IterationCompleted,
     MessageAdded,
     ModelReplied,
     Paused,
     Planned,
     Resumed,
+    Rules,
     RunStarted,
     StopRequested,
 )
-from planner_ext.engine.ports import RunInfo, TextDelta
+from planner_ext.core.limits import BudgetShare, Consumption, Limits
+from planner_ext.core.values import RequestedCall, Status
+from planner_ext.engine.ports import Observer, RunInfo, TextDelta
 from planner_ext.planner.result import PlannerEvent, ResultReady
 
 __all__ = [
     "AnswerChecked",
+    "BudgetShare",
     "CallDecided",
     "CallFinished",
     "CallStarted",
     "CallsWithheld",
     "Clarified",
+    "Consumption",
     "Ended",
     "Fact",
+    "Guards",
     "IterationCompleted",
+    "Limits",
     "MessageAdded",
     "ModelReplied",
+    "Observer",
     "Paused",
     "Planned",
     "PlannerEvent",
+    "RequestedCall",
     "ResultReady",
     "Resumed",
+    "Rules",
     "RunInfo",
     "RunStarted",
+    "Status",
     "StopRequested",
     "TextDelta",
 ]

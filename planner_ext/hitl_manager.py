@@ -3,14 +3,19 @@
 import logging
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
+from planner_ext.approval.policy import ApprovalRule, ArgumentPredicate
+from planner_ext.engine.gate import CheckForIntervention, PreInvoke
 from planner_ext.sk.approval import ApprovalSettings, DecisionRefusedError, PendingCall
-from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.clarifier import ModelClarifier
 from planner_ext.sk.questions import Clarification, Clarifier, Question
 
 __all__ = [
+    "ApprovalRule",
     "ApprovalSettings",
     "Approve",
+    "ArgumentPredicate",
+    "CheckForIntervention",
     "Checkpoint",
     "Clarification",
     "Clarifier",
@@ -21,7 +26,9 @@ __all__ = [
     "Interceptor",
     "ModelClarifier",
     "PendingCall",
+    "PreInvoke",
     "Question",
+    "SigningKey",
     "Supply",
     "ToolCall",
     "check_for_intervention",

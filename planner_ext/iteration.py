@@ -2,6 +2,8 @@
 
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.ports import Clock
+from planner_ext.sk.budget import Price
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import (
     FunctionInvocationIterationContext,
@@ -12,10 +14,14 @@ from planner_ext.sk.iteration import (
     at_token_fraction,
     when_flagged,
 )
+from planner_ext.sk.options import RunOptions
 
 __all__ = [
+    "Clock",
     "FunctionInvocationIterationContext",
     "IterationCallback",
+    "Price",
+    "RunOptions",
     "StopHandle",
     "ToolExecution",
     "Usage",

@@ -6,10 +6,11 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -385,3 +386,61 @@ def test_the_help_of_the_package_is_a_page() -> None:
 def test_every_public_name_is_in_the_overview() -> None:
     """The package's docstring names everything that the root exports."""
     assert [name for name in planner_ext.__all__ if name not in (planner_ext.__doc__ or "")] == []
+
+
+INTERNAL = {
+    "FunctionInvokingChatCompletion.charged_to",  # the view of the kernel that functions get
+    "FunctionInvokingChatCompletion.options",
+    "FunctionCallingStepwisePlanner.journaled",  # the stores
+    "DurablePlanner.journaled",
+    "Checkpoint.state",  # the fold of its facts
+    "Runs.__init__",  # Runs.sqlite and Runs.dbos make them
+    "Approvals.__init__",
+    "ApprovalFilter.decide",  # the gate of a run
+}
+"""What is public by its name alone: other floors of the package call it, applications do not."""
+
+
+def signatures() -> Iterator[tuple[str, object]]:
+    """Give every public class, method and function with the annotations of its fields or parameters."""
+    for module in MODULES:
+        for name in importlib.import_module(module).__all__:
+            value = getattr(importlib.import_module(module), name)
+            if not getattr(value, "__module__", "").startswith("planner_ext"):
+                continue
+            yield name, value
+            members = tuple(vars(value).items()) if inspect.isclass(value) else ()
+            for key, member in members:
+                plain = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                if inspect.isfunction(plain) and (not key.startswith("_") or key in ("__init__", "__call__")):
+                    yield f"{name}.{key}", plain
+
+
+def types_in(annotation: object) -> Iterator[type]:
+    """Give the classes that an annotation names, at any depth."""
+    for inner in get_args(annotation):
+        yield from (each for part in (inner if isinstance(inner, list | tuple) else [inner]) for each in types_in(part))
+    kind = get_origin(annotation) or annotation
+    if inspect.isclass(kind):
+        yield kind
+
+
+def test_every_type_in_a_public_signature_is_public() -> None:
+    """Whoever writes an annotation for what the package takes or returns can import its type from a public module."""
+    modules = [importlib.import_module(module) for module in MODULES]
+    public = {id(getattr(module, name)) for module in modules for name in module.__all__}
+    missing: set[str] = set()
+    for where, value in signatures():
+        if where in INTERNAL or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        try:
+            hints = get_type_hints(value)
+        except NameError:  # a name that is imported for type checkers alone
+            continue
+        for name, annotation in hints.items():
+            missing |= {
+                f"{where}({name}: {kind.__name__})"
+                for kind in types_in(annotation)
+                if kind.__module__.startswith("planner_ext") and id(kind) not in public and not name.startswith("_")
+            }
+    assert not missing, "\n".join(sorted(missing))

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from planner_ext.durable.handle import RunHandle
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.runs import Runs
+    from planner_ext.durable.segment import DurablePlanner
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
 __all__ = [
     "ApprovalRefusedError",
     "Approvals",
     "DecisionRecord",
+    "DurablePlanner",
     "NoEffect",
     "PendingApproval",
     "RunConflictError",
@@ -46,6 +48,7 @@ __all__ = [
 _MODULES = {
     "Approvals": "durable.approvals",
     "DecisionRecord": "approval.pending",
+    "DurablePlanner": "durable.segment",
     "NoEffect": "engine.effects",
     "PendingApproval": "durable.records",
     "RunHandle": "durable.handle",
