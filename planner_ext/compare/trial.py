@@ -7,7 +7,7 @@ import json
 import platform
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -15,7 +15,6 @@ from itertools import product
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from openai import AsyncOpenAI
-from pydantic import PrivateAttr
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
@@ -24,7 +23,7 @@ from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.filters import FunctionInvocationContext
-from semantic_kernel.functions import KernelArguments
+from semantic_kernel.functions import KernelArguments, KernelPlugin
 
 from planner_ext.compare.history import find_violations, shown_messages
 from planner_ext.compare.report import Comparison, Run, ScriptInfo
@@ -86,12 +85,8 @@ async def run_comparison(
     chosen, scenarios = _chosen("option", options, OPTIONS), _scenarios(scripts, live)
     runs: list[Run] = []
     began = time.perf_counter()
-    async with AsyncExitStack() as stack:
-        if live is None:
-            client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0)
-            backend = _ScriptedBackend(await stack.enter_async_context(client))
-        else:
-            backend = _LiveBackend(live)
+    async with AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0) as client:
+        backend = _backend(live, client)
         for scenario, option in product(scenarios, chosen):
             if progress is not None:
                 progress(len(runs), len(scenarios) * len(chosen), f"{scenario.info.name}: {option.info.name}")
@@ -136,7 +131,7 @@ def _chosen(kind: str, keys: Sequence[str], known: Mapping[str, _Known]) -> Sequ
     return tuple(item for key, item in known.items() if not keys or key in keys)
 
 
-async def _run(backend: "_ScriptedBackend | _LiveBackend", option: Option, scenario: Scenario, budget: int) -> Run:
+async def _run(backend: "_Backend", option: Option, scenario: Scenario, budget: int) -> Run:
     requests = _Requests()
     functions = _FunctionCounter(requests, budget)
     with backend.connected(scenario, requests) as service:
@@ -217,49 +212,52 @@ class _Requests:
     refused: list[str] = field(default_factory=list[str])
 
 
-class _ScriptedBackend:
-    """A new server for each run, asked by OpenAI's own client."""
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """Answers the requests of the runs.
 
-    name = "a scripted model behind real HTTP on this machine"
-
-    def __init__(self, client: AsyncOpenAI) -> None:
-        self.kernel = _desk_kernel()
-        self._client = client
-
-    @contextmanager
-    def connected(self, scenario: Scenario, requests: _Requests) -> Generator[ChatCompletionClientBase]:
-        """Start a server that plays the script and counts the requests."""
-        with _ForgivingServer(scenario.model, requests) as server:
-            client = self._client.with_options(base_url=server.url)
-            connector = OpenAIChatCompletion(ai_model_id="scripted", service_id="scripted", async_client=client)
-            yield _CountingChatCompletion(connector, requests=None, reports=scenario.reports)
-
-
-class _LiveBackend:
-    """A real model, whose round trips are counted at its connector.
-
-    Raises:
-        PlannerInvalidConfigurationError: If there is no service.
+    Attributes:
+        name: Who answers, in words.
+        kernel: Holds the functions; copied for each run.
+        service: A real connector, at which round trips are counted. None starts a scripted server for each run, which
+            counts them.
+        client: Points at each scripted server in turn.
     """
 
-    def __init__(self, live: Live) -> None:
-        self.kernel = live.kernel or _desk_kernel()
-        service = live.service or select_service(self.kernel, None, KernelArguments())[0]
-        while isinstance(service, FunctionInvokingChatCompletion):
-            service = service.inner  # loops are compared, so no service brings one of its own
-        self._service = service
-        self.name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
+    name: str
+    kernel: Kernel
+    service: ChatCompletionClientBase | None
+    client: AsyncOpenAI
 
     @contextmanager
     def connected(self, scenario: Scenario, requests: _Requests) -> Generator[ChatCompletionClientBase]:
-        """Count at the connector."""
-        yield _CountingChatCompletion(self._service, requests=requests, reports=scenario.reports)
+        """Yield the connector of one run."""
+        with ExitStack() as stack:
+            inner = self.service
+            if inner is None:
+                server = stack.enter_context(_ForgivingServer(scenario.model, requests))
+                client = self.client.with_options(base_url=server.url)
+                inner = OpenAIChatCompletion(ai_model_id="scripted", service_id="scripted", async_client=client)
+            yield _CountingChatCompletion(
+                ai_model_id=inner.ai_model_id,
+                service_id=inner.service_id,
+                instruction_role=inner.instruction_role,
+                inner=inner,
+                requests=requests if self.service is not None else None,
+                reports=scenario.reports,
+            )
 
 
-def _desk_kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_plugin(OrderDeskPlugin(), "desk")
-    return kernel
+def _backend(live: Live | None, client: AsyncOpenAI) -> _Backend:
+    kernel = live.kernel if live is not None else None
+    kernel = kernel or Kernel(plugins={"desk": KernelPlugin.from_object("desk", OrderDeskPlugin())})
+    if live is None:
+        return _Backend("a scripted model behind real HTTP on this machine", kernel, None, client)
+    service = live.service or select_service(kernel, None, KernelArguments())[0]
+    while isinstance(service, FunctionInvokingChatCompletion):
+        service = service.inner  # loops are compared, so no service brings one of its own
+    name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
+    return _Backend(name, kernel, service, client)
 
 
 class _ForgivingServer(ScriptedOpenAIServer):
@@ -305,30 +303,30 @@ def _missing_result(call_id: str) -> Mapping[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": "(no result)"}
 
 
+@dataclass(slots=True)
 class _FunctionCounter:
     """Counts the functions that a model has a kernel start, without those that a function calls in turn.
 
-    Args:
+    Attributes:
         requests: The requests of the run.
         budget: Round trips that are allowed.
+        started: Functions started.
+        past_budget: Those of them that were started when no round trip was left.
     """
 
-    def __init__(self, requests: _Requests, budget: int) -> None:
-        self._requests = requests
-        self._budget = budget
-        self._inside = ContextVar("inside", default=False)
-        self.started = 0
-        self.past_budget = 0
+    requests: _Requests
+    budget: int
+    started: int = 0
+    past_budget: int = 0
+    _inside: ContextVar[bool] = field(default_factory=lambda: ContextVar("inside", default=False))
 
     async def __call__(
         self, context: FunctionInvocationContext, next: Callable[[FunctionInvocationContext], Awaitable[None]]
     ) -> None:
         """Count a function that is about to start; a function invocation filter of Semantic Kernel."""
-        if self._inside.get():
-            await next(context)
-            return
-        self.started += 1
-        self.past_budget += len(self._requests.tokens) >= self._budget
+        if not self._inside.get():
+            self.started += 1
+            self.past_budget += len(self.requests.tokens) >= self.budget
         token = self._inside.set(True)
         try:
             await next(context)
@@ -341,7 +339,7 @@ class _CountingChatCompletion(ChatCompletionClientBase):
 
     It overrides what every connector overrides: the one request at the bottom of Semantic Kernel's loop.
 
-    Args:
+    Attributes:
         inner: The connector that makes the requests.
         requests: Where they are counted; None counts none.
         reports: Whether replies keep their metadata.
@@ -349,29 +347,22 @@ class _CountingChatCompletion(ChatCompletionClientBase):
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
 
-    _inner: ChatCompletionClientBase = PrivateAttr()
-    _requests: _Requests | None = PrivateAttr()
-    _reports: bool = PrivateAttr()
-
-    def __init__(self, inner: ChatCompletionClientBase, *, requests: _Requests | None, reports: bool) -> None:
-        super().__init__(ai_model_id=inner.ai_model_id, service_id=inner.service_id)
-        self.instruction_role = inner.instruction_role
-        self._inner = inner
-        self._requests = requests
-        self._reports = reports
+    inner: ChatCompletionClientBase
+    requests: _Requests | None
+    reports: bool
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
         """Return the inner connector's settings class."""
-        return self._inner.get_prompt_execution_settings_class()
+        return self.inner.get_prompt_execution_settings_class()
 
     def service_url(self) -> str | None:
         """Return the inner connector's URL."""
-        return self._inner.service_url()
+        return self.inner.service_url()
 
     async def _inner_get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
-        messages = await self._inner._inner_get_chat_message_contents(chat_history, settings)
+        messages = await self.inner._inner_get_chat_message_contents(chat_history, settings)
         self._count(messages[0].metadata if messages else {})
         for message in messages:
             self._silence(message)
@@ -381,7 +372,7 @@ class _CountingChatCompletion(ChatCompletionClientBase):
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         reported: dict[str, Any] = {}
-        stream = self._inner._inner_get_streaming_chat_message_contents(chat_history, settings, function_invoke_attempt)
+        stream = self.inner._inner_get_streaming_chat_message_contents(chat_history, settings, function_invoke_attempt)
         async for chunks in stream:
             for chunk in chunks:
                 reported |= {key: value for key, value in chunk.metadata.items() if value is not None}
@@ -390,20 +381,20 @@ class _CountingChatCompletion(ChatCompletionClientBase):
         self._count(reported)
 
     def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
-        self._inner._verify_function_choice_settings(settings)
+        self.inner._verify_function_choice_settings(settings)
 
     def _update_function_choice_settings_callback(
         self,
     ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
-        return self._inner._update_function_choice_settings_callback()
+        return self.inner._update_function_choice_settings_callback()
 
     def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
-        self._inner._reset_function_choice_settings(settings)
+        self.inner._reset_function_choice_settings(settings)
 
     def _count(self, metadata: dict[str, Any]) -> None:
-        if self._requests is not None:
-            self._requests.tokens.append(read_usage(metadata.get("usage")).total_tokens)
+        if self.requests is not None:
+            self.requests.tokens.append(read_usage(metadata.get("usage")).total_tokens)
 
     def _silence(self, message: ChatMessageContent) -> None:
-        if not self._reports:
+        if not self.reports:
             message.metadata = {}
