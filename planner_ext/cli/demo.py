@@ -25,7 +25,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory
@@ -38,16 +37,7 @@ from planner_ext import (
     FunctionCallingStepwisePlannerResult,
     FunctionInvokingChatCompletion,
 )
-from planner_ext.cli.demo_shop import (
-    ORDER_GOAL,
-    REFUND_GOAL,
-    REFUND_LEDGER,
-    Export,
-    export_script,
-    order_kernel,
-    order_script,
-    refund_script,
-)
+from planner_ext.cli import demo_shop as shop
 from planner_ext.cli.durable_store import opened_store
 from planner_ext.cli.show import Progress, Signs, print_answer
 from planner_ext.cli.text import TextFlow
@@ -108,7 +98,7 @@ async def _limits(console: Console) -> bool:
     _print_title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
     stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
     own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
-    _print_table(console, _limits_table([*stock, *await _options_as_written(), *own], Signs(console)))
+    _print_loops(console, [*stock, *await _options_as_written(), *own])
     ours = own[0]
     _print(
         console,
@@ -137,42 +127,35 @@ async def _options_as_written() -> list[_Loop]:
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
-    async with _scripted(export_script) as (server, connector):
-        service = (
-            FunctionInvokingChatCompletion(connector, budget=Budget(max_iterations=_ALLOWED)) if ours else connector
-        )
-        answer, metadata = await _asked(service, streamed=streamed)
-        return _Loop(
-            name=("planner_ext" if ours else "Semantic Kernel") + (", streamed" if streamed else ""),
-            requests=len(server.requests),
-            reported=metadata.get("iterations"),
-            answer=answer,
-            limit=metadata.get("limit"),
-        )
-
-
-async def _asked(service: ChatCompletionClientBase, *, streamed: bool) -> tuple[str, dict[str, Any]]:
-    """Ask through a service; return the text and the metadata of its answer."""
+    """Ask the model through Semantic Kernel's loop or ours; the last message says what the loop reports."""
     kernel, history = Kernel(), ChatHistory()
-    kernel.add_plugin(Export(), "export")
+    kernel.add_plugin(shop.Export(), "export")
     history.add_user_message("Wait until the export is finished, then say so.")
     behavior = FunctionChoiceBehavior.Auto(  # pyright: ignore[reportUnknownMemberType]
         maximum_auto_invoke_attempts=_ALLOWED
     )
     settings = OpenAIChatPromptExecutionSettings(function_choice_behavior=behavior)
-    if not streamed:
-        message = await service.get_chat_message_content(history, settings, kernel=kernel)
-        return (message.content, message.metadata) if message else ("", {})
-    answer = ""
-    metadata: dict[str, Any] = {}
-    async for chunk in service.get_streaming_chat_message_content(history, settings, kernel=kernel):
-        if chunk is not None and chunk.role == AuthorRole.ASSISTANT:
-            answer, metadata = answer + chunk.content, metadata | chunk.metadata
-    return answer, metadata
+    async with _scripted(shop.export_script) as (server, connector):
+        wrapped = FunctionInvokingChatCompletion(connector, budget=Budget(max_iterations=_ALLOWED))
+        service = wrapped if ours else connector
+        if streamed:
+            stream = service.get_streaming_chat_message_content(history, settings, kernel=kernel)
+            replies = [chunk async for chunk in stream if chunk and chunk.role == AuthorRole.ASSISTANT]
+        else:
+            message = await service.get_chat_message_content(history, settings, kernel=kernel)
+            replies = [message] if message else []
+        metadata = {key: value for reply in replies for key, value in reply.metadata.items()}
+        return _Loop(
+            name=("planner_ext" if ours else "Semantic Kernel") + (", streamed" if streamed else ""),
+            requests=len(server.requests),
+            reported=metadata.get("iterations"),
+            answer="".join(reply.content for reply in replies),
+            limit=metadata.get("limit"),
+        )
 
 
-def _limits_table(loops: list[_Loop], signs: Signs) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+def _print_loops(console: Console, loops: list[_Loop]) -> None:
+    signs, table = Signs(console), Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column("loop")
     table.add_column("the server\ncounted", justify="right")
     table.add_column("the loop\nreports", justify="right")
@@ -182,22 +165,22 @@ def _limits_table(loops: list[_Loop], signs: Signs) -> Table:
         counted = Text(str(loop.requests), "red" if loop.requests > _ALLOWED else "")
         answered = Text(f"{signs.good} yes", "green") if loop.answer else Text(f"{signs.bad} no", "red")
         table.add_row(Text(loop.name, "bold" if loop.exact else ""), counted, reported, answered)
-    return table
+    _print_table(console, table)
 
 
 async def _goal(console: Console) -> bool:
     """Let the planner reach a goal with functions that really run."""
     _print_title(console, "2", "A goal, a plan, and functions that really run")
-    _print(console, f"Goal: {ORDER_GOAL}")
+    _print(console, f"Goal: {shop.ORDER_GOAL}")
     calls: list[object] = []
 
     async def count(context: Any, next: Any) -> None:
         calls.append(context)
         await next(context)
 
-    kernel = order_kernel()
+    kernel = shop.order_kernel()
     kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, count)  # pyright: ignore[reportUnknownMemberType]
-    async with _scripted(order_script) as (server, connector):
+    async with _scripted(shop.order_script) as (server, connector):
         kernel.add_service(connector)
         result = await _watched(kernel, console)
         requests, tokens = len(server.requests), server.total_tokens
@@ -216,7 +199,7 @@ async def _watched(kernel: Kernel, console: Console) -> FunctionCallingStepwiseP
     options = FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
     planner = FunctionCallingStepwisePlanner(options=options)
     with Progress(console) as progress:
-        async with aclosing(planner.invoke_stream(kernel, ORDER_GOAL)) as events:
+        async with aclosing(planner.invoke_stream(kernel, shop.ORDER_GOAL)) as events:
             async for event in events:
                 progress.show(event)
                 if isinstance(event, ResultReady):
@@ -231,7 +214,7 @@ async def _survival(console: Console) -> bool:
         _print(console, "Shown on systems with SIGKILL only.")
         return True
     _print(console, f"Each line is a process of its own; {_STORE} is all that they share.", after=False)
-    with TemporaryDirectory() as folder, ScriptedOpenAIServer(refund_script) as server:
+    with TemporaryDirectory() as folder, ScriptedOpenAIServer(shop.refund_script) as server:
         try:
             await _refund(_Shell(console, Path(folder), server.url))
         except _EndedOtherwise as ended:
@@ -248,7 +231,7 @@ async def _refund(shell: "_Shell") -> None:
     """
     app = "from planner_ext.cli.demo_shop import refund_app as app, refund_kernel as kernel\n"
     shell.folder.joinpath("shop.py").write_text(app, encoding="utf-8")
-    start = ("run", REFUND_GOAL, "--kernel", "shop:kernel", "--no-plan", "--run-id", _RUN)
+    start = ("run", shop.REFUND_GOAL, "--kernel", "shop:kernel", "--no-plan", "--run-id", _RUN)
     await shell.run(*start, code=4, note="paused; the process has ended")
     waiting = await shell.run("approvals", "list", code=0, lines=2)
     await shell.run("approvals", "edit", waiting[0], "amount=24.5", "--by", "ann", code=0, lines=1)
@@ -264,7 +247,7 @@ async def _print_refund(console: Console, folder: Path, server: ScriptedOpenAISe
         stored = await store.load(_RUN)
     state = fold_journal(_RUN, stored.facts)
     paid = [fact for fact in stored.facts if isinstance(fact, CallFinished) and fact.function == "shop-refund"]
-    lines = (folder / REFUND_LEDGER).read_text(encoding="utf-8").splitlines()
+    lines = (folder / shop.REFUND_LEDGER).read_text(encoding="utf-8").splitlines()
     amounts = ", ".join(f"{json.loads(line)['amount']:.2f}" for line in lines)
     answer = state.ended.answer if state.ended is not None else ""
     console.print()
