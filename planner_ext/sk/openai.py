@@ -1,8 +1,15 @@
 """Requests to OpenAI and Azure OpenAI whose body grows with the conversation instead of being written anew each time.
 
 Of a conversation only what is new is converted and encoded; the encoded beginning is kept. Everything else is the
-connector's and the client's: settings, structured outputs, retries, headers, responses, usage and errors. Where
-anything is not as expected, a request goes the public way.
+connector's and the client's: settings, structured outputs, retries, headers, responses, usage and errors.
+
+This takes the place of some methods of Semantic Kernel's OpenAI connectors and calls others, most of them private. Each
+is looked at before each request, by itself and not by a version number: one that was changed, patched or wrapped sends
+the request through the connector's public methods, which is slower and never wrong.
+
+The client takes any response as it is and builds its types field by field, which costs more than all else about a
+streamed chunk. A response that fits the types is read by pydantic into an equal object, five to ten times faster; any
+other is left to the client, so that nothing is refused here which it would take.
 """
 
 import hashlib
@@ -11,7 +18,6 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -28,13 +34,11 @@ from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import O
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
-from semantic_kernel.functions import KernelFunctionMetadata
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
 from planner_ext.sk.transport import ChatRequest, ChatTransport
 
 __all__ = [
-    "BODY_FIELDS",
     "CALLED",
     "REPLACED",
     "OpenAITransport",
@@ -42,15 +46,8 @@ __all__ = [
     "ReadCompletion",
     "is_own",
     "is_supported",
-    "keeps_its_fields",
     "source_digest",
 ]
-
-# Whether Semantic Kernel's OpenAI connectors and the openai client are inside what our encoding was made for.
-#
-# The encoding takes the place of some methods and calls others, most of them private. Each is looked at before each
-# request, by itself and not by a version number: one that was changed, patched or wrapped sends the request the
-# connector's own way, which is slower and never wrong.
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +73,17 @@ CALLED: Mapping[str, tuple[str, ...]] = {
 }
 """Methods of the connector that are called, and the parameters that they are given by position."""
 
-_POSTED = ("cast_to", "content", "options", "stream", "stream_cls")
+BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {"self"}
+"""What the client takes as a request; it raises TypeError for a setting of any other name."""
+
+_POSTED = {"cast_to", "content", "options", "stream", "stream_cls"}
 """What the client's ``post`` is given by name."""
 
+_OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
+"""Settings that are sent beside the body, by the names that the client has for them."""
 
-def _body_fields() -> frozenset[str]:
-    return frozenset(inspect.signature(AsyncCompletions.create).parameters) - {"self"}
-
-
-BODY_FIELDS = _body_fields()
-"""What the client takes as a request; it raises TypeError for a setting of any other name."""
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""Writes JSON as the openai client does; a value that JSON cannot hold is an error."""
 
 
 def is_supported(service: Any) -> bool:
@@ -100,15 +98,8 @@ def is_supported(service: Any) -> bool:
         and all(_takes(getattr(kind, name, None), taken) for name, taken in CALLED.items())
         and client_kind in (AsyncOpenAI, AsyncAzureOpenAI)
         and _is_openais(getattr(client.chat.completions.create, "__func__", None))
-        and _takes_named(getattr(client_kind, "post", None))
+        and _takes_posted(getattr(client_kind, "post", None))
     )
-
-
-def keeps_its_fields(settings: PromptExecutionSettings) -> bool:
-    """Whether settings are written as Semantic Kernel writes them."""
-    kind: Any = type(settings)
-    stock: Any = PromptExecutionSettings
-    return kind.prepare_settings_dict is stock.prepare_settings_dict
 
 
 @lru_cache(maxsize=64)
@@ -122,7 +113,7 @@ def is_own(method: Any, digest: str) -> bool:
 
 
 def source_digest(method: Callable[..., Any]) -> str:
-    """Digest a function's source: 16 hexadecimal digits, "" where there is none to be read."""
+    """Digest a function's source: 16 hexadecimal digits, "" where the source cannot be read."""
     try:
         source = inspect.getsource(method)
     except (OSError, TypeError):
@@ -136,9 +127,8 @@ def _takes(method: Any, taken: tuple[str, ...]) -> bool:
     if not callable(method):
         return False
     parameters = [*inspect.signature(method).parameters.values()][1:]
-    return tuple(p.name for p in parameters[: len(taken)]) == taken and all(
-        p.default is not p.empty for p in parameters[len(taken) :]
-    )
+    given, others = parameters[: len(taken)], parameters[len(taken) :]
+    return tuple(p.name for p in given) == taken and all(p.default is not p.empty for p in others)
 
 
 @lru_cache(maxsize=8)
@@ -148,21 +138,15 @@ def _is_openais(create: Any) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _takes_named(post: Any) -> bool:
-    return callable(post) and set(_POSTED) <= inspect.signature(post).parameters.keys()
+def _takes_posted(post: Any) -> bool:
+    return callable(post) and inspect.signature(post).parameters.keys() >= _POSTED
 
-
-# What OpenAI answers, read into the openai client's own types by pydantic instead of field by field in Python.
-#
-# The client takes any answer as it is and builds its types by hand, which costs more than all else about a streamed
-# chunk. An answer that is what the types say is read by pydantic into an equal object, five to ten times faster; any
-# other is left to the client, so that nothing is refused here which it would take.
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class ReadCompletion(ChatCompletion):
-    """What to ask the client for where a `ChatCompletion` is wanted; that is also what comes."""
+    """Asks the client for a `ChatCompletion`, which is what it then returns."""
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
@@ -171,7 +155,7 @@ class ReadCompletion(ChatCompletion):
 
 
 class ReadChunk(ChatCompletionChunk):
-    """What to ask the client for where a `ChatCompletionChunk` is wanted; that is also what comes."""
+    """Asks the client for a `ChatCompletionChunk`, which is what it then returns."""
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
@@ -186,95 +170,25 @@ def _read(kind: type[M], values: dict[str, Any]) -> M:
         return kind.construct(**values)
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-"""Writes JSON as the openai client does; what JSON has no word for is an error here."""
-
-_OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
-"""Settings that are no part of the body, by the names that the client has for them."""
-
-
-class _UnfitError(Exception):
-    """A request that only the connector's own way does justice to."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A request as the client's ``post`` takes it."""
-
-    path: str
-    content: bytes
-    options: dict[str, Any]
-
-
-class _Messages:
-    """The encoded messages of one conversation."""
-
-    def __init__(self, service: Any) -> None:
-        self._service = service
-        self._source: list[ChatMessageContent] = []
-        self._known = 0
-        self._encoded = bytearray()
-
-    def encoded(self, messages: list[ChatMessageContent], last: ChatMessageContent | None) -> bytes | bytearray:
-        """Give messages as JSON, without the brackets around them, having converted only those that are new.
-
-        What is sent in place of the newest message is not kept.
-        """
-        lasting = len(messages) - (last is not None)
-        if messages is not self._source or lasting < self._known:
-            self._source, self._known, self._encoded = messages, 0, bytearray()
-        if new := messages[self._known : lasting]:
-            added = self._written(new)
-            self._encoded += b"," + added if self._known else added
-            self._known = lasting
-        if last is None:
-            return self._encoded
-        return b"%b%b%b" % (self._encoded, b"," if lasting else b"", self._written([last]))
-
-    def _written(self, messages: list[ChatMessageContent]) -> bytes:
-        return _encode([self._sent(message) for message in messages])[1:-1].encode()
-
-    def _sent(self, message: ChatMessageContent) -> dict[str, Any]:
-        """Convert a message as the connector does, which also renames the role of instructions where it is told to."""
-        sent = message.to_dict()
-        if sent["role"] == "system" and self._service.instruction_role == "developer":
-            sent["role"] = "developer"
-        return sent
-
-
-class _Tools:
-    """The encoded schemas of the functions on offer."""
-
-    def __init__(self) -> None:
-        self._functions: tuple[KernelFunctionMetadata, ...] | None = None
-        self._schemas: tuple[Any, ...] = ()
-        self._encoded = b""
-
-    def encoded(self, functions: tuple[KernelFunctionMetadata, ...], schemas: tuple[Any, ...]) -> bytes:
-        """Give the schemas as a JSON array, made once for as long as the functions are the same."""
-        if functions is not self._functions or schemas != self._schemas:
-            written = [*map(kernel_function_metadata_to_function_call_format, functions), *schemas]
-            self._encoded = _encode(written).encode()
-            self._functions, self._schemas = functions, schemas
-        return self._encoded
-
-
 class OpenAITransport:
-    """The way to one connector of Semantic Kernel's own for OpenAI, for one run."""
+    """Sends the requests of one run to one of Semantic Kernel's own connectors for OpenAI."""
 
     def __init__(self, service: Any, generic: ChatTransport) -> None:
-        """Bind the wire to a connector; ``generic`` sends what cannot be sent this way."""
+        """Bind the transport to a connector; ``generic`` sends what cannot be sent this way."""
         self._service = service
         self._generic = generic
-        self._messages = _Messages(service)
-        self._tools = _Tools()
+        self._source: list[ChatMessageContent] = []
+        self._known = 0
+        self._messages = bytearray()
+        self._offered: tuple[Any, Any] = (None, ())
+        self._tools = b""
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
         encoded = self._encoded(request, streaming=False)
         if encoded is None:
             return await self._generic.ask(request)
-        response = await self._post(encoded, streaming=False)
+        response = await self._post(encoded)
         if not isinstance(response, ChatCompletion):
             raise TypeError(f"a {type(response).__name__} where a ChatCompletion was expected")
         metadata = self._service._get_metadata_from_chat_response(response)
@@ -288,25 +202,22 @@ class OpenAITransport:
                 async for chunk in chunks:
                     yield chunk
             return
-        response = await self._post(encoded, streaming=True)
+        response = await self._post(encoded)
         if not isinstance(response, AsyncStream):
             raise ServiceInvalidResponseError(f"Expected a stream of chunks; got a {type(response).__name__}.")
-        model = _model(self._service, request)
-        pieces = cast("AsyncStream[ChatCompletionChunk]", response)
-        async with pieces:
+        model = self._model(request)
+        async with cast("AsyncStream[ChatCompletionChunk]", response) as pieces:
             async for piece in pieces:
                 if (chunk := self._chunk(piece, model)) is not None:
                     yield chunk
 
     def _chunk(self, piece: ChatCompletionChunk, model: str) -> StreamingChatMessageContent | None:
-        """Make the connector's chunk of what the server sent; None where nothing of the first choice is in it."""
-        if not piece.choices and piece.usage is None:
+        """Make the connector's chunk of what the server sent; None where it holds nothing of the first choice."""
+        first = next((choice for choice in piece.choices if choice.index == 0), None)
+        if first is None and (piece.choices or piece.usage is None):
             return None
         metadata = self._service._get_metadata_from_streaming_chat_response(piece)
-        if piece.choices:
-            first = next((choice for choice in piece.choices if choice.index == 0), None)
-            if first is None:
-                return None
+        if first is not None:
             return self._service._create_streaming_chat_message_content(piece, first, metadata, 0)
         return StreamingChatMessageContent(
             role=AuthorRole.ASSISTANT,
@@ -318,41 +229,52 @@ class OpenAITransport:
             function_invoke_attempt=0,
         )
 
-    def _encoded(self, request: ChatRequest, *, streaming: bool) -> _Encoded | None:
-        """Encode a request; None where it has to go the connector's own way, which says what is wrong, if anything."""
+    async def _post(self, encoded: Mapping[str, Any]) -> Any:
+        """Send a body through the client's transport, with its authentication, retries and parsing."""
         service = self._service
         try:
-            if diagnostics.are_model_diagnostics_enabled() or not is_supported(service):
+            response = await service.client.post(cast_to=ReadCompletion, stream_cls=AsyncStream[ReadChunk], **encoded)
+            service.store_usage(response)
+        except BadRequestError as error:
+            filtered = error.code == "content_filter"
+            kind = ContentFilterAIException if filtered else ServiceResponseException
+            raise kind(f"{type(service).__name__}: the request was refused", error) from error
+        except Exception as error:
+            raise ServiceResponseException(f"{type(service).__name__}: the request failed", error) from error
+        return response
+
+    def _encoded(self, request: ChatRequest, *, streaming: bool) -> dict[str, Any] | None:
+        """Encode a request as the client's ``post`` takes it; None where it has to go the connector's own way."""
+        try:
+            if diagnostics.are_model_diagnostics_enabled() or not is_supported(self._service):
                 return None
             fields, options = self._fields(request, streaming=streaming)
             tools = b""
             if request.choice is not None and "tools" not in fields:
-                tools = b',"tools":' + self._tools.encoded(request.functions, request.schemas)
+                tools = b',"tools":' + self._encoded_tools(request)
             rest = _encode(fields)[1:-1].encode()
-            messages = self._messages.encoded(request.messages, request.last)
+            messages = self._encoded_messages(request.messages, request.last)
         except Exception:  # the connector meets it again, and raises it in its own words
-            self._messages = _Messages(service)
+            self._source = []
             return None
-        return _Encoded(
-            path=_path(service, request),
-            content=b'{"messages":[%b],%b%b}' % (messages, rest, tools),
-            options=options,
-        )
+        content = b'{"messages":[%b],%b%b}' % (messages, rest, tools)
+        return {"path": self._path(request), "content": content, "options": options, "stream": streaming}
 
     def _fields(self, request: ChatRequest, *, streaming: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Write everything but messages and functions as the connector does; then how it is to be sent.
 
         Raises:
-            _UnfitError: If the settings are more than fields of a request.
+            ValueError: If the settings are more than fields of a request.
         """
         settings: Any = request.settings
-        if not keeps_its_fields(settings):
-            raise _UnfitError
+        kind, stock = cast("tuple[Any, Any]", (type(settings), PromptExecutionSettings))
+        if kind.prepare_settings_dict is not stock.prepare_settings_dict:
+            raise ValueError("the settings write themselves in their own way")
         fields: dict[str, Any] = settings.prepare_settings_dict()
         self._service._handle_structured_output(settings, fields)
         if not fields.keys() <= BODY_FIELDS:
-            raise _UnfitError
-        fields |= {"model": _model(self._service, request), "stream": streaming}
+            raise ValueError("the client does not take all settings")
+        fields |= {"model": self._model(request), "stream": streaming}
         if streaming:
             fields["stream_options"] = {"include_usage": True}
         if request.choice is not None:
@@ -365,39 +287,51 @@ class OpenAITransport:
         options |= {_OPTIONS[key]: fields.pop(key) for key in _OPTIONS if key in fields}
         fields |= fields.pop("extra_body", {})
         if "messages" in fields:
-            raise _UnfitError
+            raise ValueError("the settings bring messages of their own")
         return fields, options
 
-    async def _post(self, encoded: _Encoded, *, streaming: bool) -> Any:
-        """Send a body through the client's transport, with its authentication, retries and parsing."""
-        service = self._service
-        try:
-            response = await service.client.post(
-                encoded.path,
-                cast_to=ReadCompletion,
-                content=encoded.content,
-                options=encoded.options,
-                stream=streaming,
-                stream_cls=AsyncStream[ReadChunk],
-            )
-            service.store_usage(response)
-        except BadRequestError as error:
-            filtered = error.code == "content_filter"
-            kind = ContentFilterAIException if filtered else ServiceResponseException
-            raise kind(f"{type(service).__name__}: the request was refused", error) from error
-        except Exception as error:
-            raise ServiceResponseException(f"{type(service).__name__}: the request failed", error) from error
-        return response
+    def _encoded_messages(
+        self, messages: list[ChatMessageContent], last: ChatMessageContent | None
+    ) -> bytes | bytearray:
+        """Encode messages without the brackets around them, converting only those that are new.
 
+        What is sent in place of the newest message is not kept.
+        """
+        lasting = len(messages) - (last is not None)
+        if messages is not self._source or lasting < self._known:
+            self._source, self._known, self._messages = messages, 0, bytearray()
+        if new := messages[self._known : lasting]:
+            added = self._written(new)
+            self._messages += b"," + added if self._known else added
+            self._known = lasting
+        if last is None:
+            return self._messages
+        return b"%b%b%b" % (self._messages, b"," if lasting else b"", self._written([last]))
 
-def _model(service: Any, request: ChatRequest) -> str:
-    settings: Any = request.settings
-    return settings.ai_model_id or service.ai_model_id
+    def _written(self, messages: list[ChatMessageContent]) -> bytes:
+        """Convert messages as the connector does, which also renames the role of instructions where it is told to."""
+        written = [message.to_dict() for message in messages]
+        if self._service.instruction_role == "developer":
+            for sent in written:
+                sent["role"] = "developer" if sent["role"] == "system" else sent["role"]
+        return _encode(written)[1:-1].encode()
 
+    def _encoded_tools(self, request: ChatRequest) -> bytes:
+        """Encode the schemas of the functions on offer, once for as long as these are the same."""
+        functions, schemas = self._offered
+        if request.functions is not functions or request.schemas != schemas:
+            written = [*map(kernel_function_metadata_to_function_call_format, request.functions), *request.schemas]
+            self._tools = _encode(written).encode()
+            self._offered = (request.functions, request.schemas)
+        return self._tools
 
-def _path(service: Any, request: ChatRequest) -> str:
-    """Say where a request goes; Azure's client reads the deployment off a body, and cannot look into ours."""
-    path, client = "/chat/completions", service.client
-    if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(client.base_url.path):
-        return f"/deployments/{quote(_model(service, request), safe='')}{path}"
-    return path
+    def _model(self, request: ChatRequest) -> str:
+        settings: Any = request.settings
+        return settings.ai_model_id or self._service.ai_model_id
+
+    def _path(self, request: ChatRequest) -> str:
+        """Say where a request goes; Azure's client reads the deployment from a body, and cannot look into ours."""
+        path, client = "/chat/completions", self._service.client
+        if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(client.base_url.path):
+            return f"/deployments/{quote(self._model(request), safe='')}{path}"
+        return path
