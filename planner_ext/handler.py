@@ -17,8 +17,8 @@ from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.connectors import select_service
 from planner_ext.sk.options import RunOptions, takes_run_options
+from planner_ext.sk.transport import select_service
 
 __all__ = ["ToolCallHandler"]
 

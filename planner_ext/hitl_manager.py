@@ -6,8 +6,8 @@ from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Inter
 from planner_ext.approval.policy import ApprovalRule, ArgumentPredicate
 from planner_ext.engine.gate import CheckForIntervention, PreInvoke
 from planner_ext.sk.approval import ApprovalSettings, DecisionRefusedError, PendingCall
+from planner_ext.sk.chat import ModelClarifier
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.clarifier import ModelClarifier
 from planner_ext.sk.questions import Clarification, Clarifier, Question
 
 __all__ = [

@@ -30,9 +30,10 @@ from planner_ext.sk.options import RunOptions, RunSettings, takes_run_options
 from planner_ext.sk.prompts import NoPrompts
 from planner_ext.sk.questions import own_function
 from planner_ext.sk.resumption import Resumption
-from planner_ext.sk.run_context import Loop, checked_messages, connector_settings, new_run_id
+from planner_ext.sk.run_context import Loop, checked_messages, new_run_id
 from planner_ext.sk.service_run import ServiceRun, World, pass_through, pass_through_streaming
 from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.transport import connector_settings
 
 __all__ = ["FunctionInvokingChatCompletion", "charged_service", "unwrapped"]
 

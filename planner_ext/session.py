@@ -35,7 +35,6 @@ from planner_ext.sk.arguments import InvalidArguments, parse_object
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.connectors import select_service
 from planner_ext.sk.errors import (
     InvalidHistoryError,
     InvalidOptionError,
@@ -49,6 +48,7 @@ from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text
 from planner_ext.sk.options import RunOptions, instance_of, non_negative, takes_run_options
 from planner_ext.sk.outcome import chat_history
 from planner_ext.sk.run_context import checked_messages
+from planner_ext.sk.transport import select_service
 
 __all__ = ["AutomaticToolUseConfig", "Messages", "OpenCall", "ToolUseSession"]
 

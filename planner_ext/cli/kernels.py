@@ -27,7 +27,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.errors import shown
 from planner_ext.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.connectors import select_service
+from planner_ext.sk.transport import select_service
 
 __all__ = ["SERVICE_ID", "awaited", "kernel_of", "openai_service", "start_factory", "with_service"]
 

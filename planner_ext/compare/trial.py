@@ -32,8 +32,8 @@ from planner_ext.compare.strategies import OPTIONS, Option, Trial
 from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.budget import Budget
-from planner_ext.sk.connectors import select_service
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.transport import select_service
 from planner_ext.sk.usage import read_usage
 from planner_ext.testing import Script, ScriptedOpenAIServer, say
 from planner_ext.testing.rules import find_violation

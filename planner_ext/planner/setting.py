@@ -19,7 +19,6 @@ from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.service import charged_service, unwrapped
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, Price, price_in
-from planner_ext.sk.connectors import select_service
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.nested import current_parent_run, planner_of, tab_in
 from planner_ext.sk.options import RunSettings, instance_of
@@ -31,9 +30,10 @@ from planner_ext.sk.prompts import (
     step_template,
 )
 from planner_ext.sk.questions import OWN_PLUGIN, own_function
-from planner_ext.sk.run_context import Loop, connector_settings, function_names, refuse_unknown
+from planner_ext.sk.run_context import Loop, function_names, refuse_unknown
 from planner_ext.sk.structured import ResponseForm, response_form
 from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.transport import connector_settings, select_service
 
 __all__ = ["PlannerSetting", "PlannerTemplates", "setting_of"]
 

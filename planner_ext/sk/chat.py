@@ -7,95 +7,53 @@ import asyncio
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionResultContent, TextContent
 from semantic_kernel.exceptions import KernelException, ServiceResponseException
+from semantic_kernel.functions import KernelArguments
 
+from planner_ext.core.errors import shown
 from planner_ext.core.limits import RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
-from planner_ext.sk.budget import Price
-from planner_ext.sk.connectors import NO_FUNCTION, connector_of, has_calls
-from planner_ext.sk.errors import InvalidReplyError, ServiceCallError
+from planner_ext.sk.budget import Budget, Price
+from planner_ext.sk.errors import InvalidReplyError, PlannerInvalidConfigurationError, ServiceCallError
 from planner_ext.sk.history import accepted_reply, render
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, text_of
-from planner_ext.sk.prices import PromptSize, checked_price
+from planner_ext.sk.options import instance_of
+from planner_ext.sk.prices import RequestMeter
+from planner_ext.sk.questions import Clarification, Question
 from planner_ext.sk.toolset import ToolSet
-from planner_ext.sk.transport import ChatRequest, ChatTransport, GenericTransport
+from planner_ext.sk.transport import (
+    NO_FUNCTION,
+    ChatRequest,
+    ChatTransport,
+    GenericTransport,
+    connector_of,
+    connector_settings,
+    has_calls,
+    select_service,
+)
 from planner_ext.sk.usage import read_iterations, read_usage, with_usage
 
-if TYPE_CHECKING:
-    from semantic_kernel.functions import KernelArguments
-__all__ = ["KernelChat", "named_errors", "no_reply", "with_budget_note"]
-
-# What is left of the budget, told to the model with one request and kept nowhere.
-
-_UNITS = {
-    "max_iterations": "round trips",
-    "max_tool_calls": "tool calls",
-    "max_total_tokens": "tokens",
-    "max_cost": "US dollars",
-    "max_active_seconds": "seconds of work",
-}
-
-
-def with_budget_note(
-    messages: Sequence[ChatMessageContent], left: Sequence[RemainingLimit]
-) -> ChatMessageContent | None:
-    """Copy the newest message with what is left added to it; None where nothing is to be said.
-
-    It is added to the end of that message's text, and not sent as a message of its own: right after a tool message some
-    providers take an assistant's turn only, and everywhere results have to follow their calls. All that stands before
-    it is the same from request to request, so a prompt cache keeps what it has. Where the newest message is the
-    assistant's own, a turn that it is to go on with, nothing is said.
-
-    Args:
-        messages: What is to be sent; not changed.
-        left: What to say; nothing for nothing.
-    """
-    if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
-        return None
-    newest = messages[-1]
-    words = f"[Budget left, this request included: {'; '.join(_words(item) for item in left)}.]"
-    return newest.model_copy(update={"items": _ending(newest.items, words)})
-
-
-def _words(item: RemainingLimit) -> str:
-    if item.name == "deadline":
-        return f"{item.left:.0f} seconds to the deadline"
-    return f"{_number(item.left)} of {_number(item.limit)} {_UNITS[item.name]}"
-
-
-def _number(value: float) -> str:
-    """Write a number without more digits than say something."""
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def _ending(items: Sequence[Any], words: str) -> list[Any]:
-    """Let the last text or result end with the words; what has neither gets a text."""
-    last = items[-1] if items else None
-    match last:
-        case TextContent():
-            return [*items[:-1], last.model_copy(update={"text": f"{last.text}\n\n{words}".lstrip()})]
-        case FunctionResultContent():
-            return [*items[:-1], last.model_copy(update={"result": f"{last.result}\n\n{words}".lstrip()})]
-        case _:
-            return [*items, TextContent(text=words)]
-
+__all__ = [
+    "KernelChat",
+    "ModelClarifier",
+    "default_clarifier_instructions",
+    "named_errors",
+    "no_reply",
+    "with_budget_note",
+]
 
 _logger = logging.getLogger(__name__)
 
-_NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
-"""What connectors raise on a response that is not what they expect."""
-
 _TOOL_SETTINGS = ("tools", "tool_choice", "tool_config")
-"""Where settings hold the functions that are offered."""
+"""The settings that hold functions which are offered."""
 
 
 class KernelChat:
@@ -111,14 +69,14 @@ class KernelChat:
         settings: PromptExecutionSettings,
         *,
         kernel: Kernel | None,
-        arguments: "KernelArguments | None",
+        arguments: KernelArguments | None,
         offer: ToolSet,
         streaming: bool,
         strict_finish_reason: bool = False,
         price: Price | None = None,
         max_prompt_tokens: int = 0,
         estimates: bool = False,
-        plan_settings: dict[str, Any] | None = None,
+        plan_settings: Mapping[str, Any] | None = None,
         answer_settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Bind a run to its connector.
@@ -128,7 +86,7 @@ class KernelChat:
             settings: Of every request.
             kernel: Handed to the connector, with ``arguments``.
             arguments: The application's.
-            offer: What requests offer.
+            offer: The functions that requests offer.
             streaming: Whether requests are streamed.
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
             price: Of a request; None counts no cost.
@@ -143,14 +101,13 @@ class KernelChat:
         self._service = service
         self._connector = connector_of(service)
         self._settings = settings
-        self._model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
-        self._transport = _transport_for(service, kernel=kernel, arguments=arguments)
+        self._transport = _transport_for(service, kernel, arguments)
         self._offer = offer
         self._streaming = streaming
         self._strict = strict_finish_reason
-        self._price = None if price is None else checked_price(price, self._model)
-        self._estimates = estimates or price is not None
-        self._size = PromptSize(service, settings, max_prompt_tokens)
+        self._meter = RequestMeter(
+            service, settings, max_prompt_tokens=max_prompt_tokens, price=price, estimates=estimates
+        )
         self._plan_settings = plan_settings or {}
         self._answer_settings = answer_settings or {}
         self._rendered: list[ChatMessageContent] = []
@@ -162,7 +119,7 @@ class KernelChat:
         return list(self._written(transcript))
 
     def _written(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
-        """Bring what is written up to a transcript: the same list if that only goes on, else another one."""
+        """Return the messages of a transcript: the same list while transcripts only grow, else another one."""
         if transcript is not self._entries:
             known = len(self._entries)
             if self._entries != transcript[:known]:
@@ -172,31 +129,24 @@ class KernelChat:
         return self._rendered
 
     async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
-        """Send the transcript and bring the reply back.
+        """Send the transcript and return the reply.
 
         Raises:
-            InvalidReplyError: If the response is none.
-            ServiceCallError: If the connector raised something of its own making.
-            KernelException: Whatever of that kind the connector raised.
+            InvalidReplyError: If the response is not a reply.
+            ServiceCallError: If the connector raised an error that is not Semantic Kernel's.
+            KernelException: Any such error of the connector.
         """
         self._offer.refresh()
         sent = self._request(transcript, request)
-        offer = self._offer if request.tool_choice else None
-        self._size.check(sent.sent, offer)
+        messages, offer = sent.sent, self._offer if request.tool_choice else None
+        self._meter.check(messages, offer)
         try:
             with named_errors(self._service):
-                if self._streaming:
-                    message = await self._stream(sent, request.iteration, emit)
-                else:
-                    message = merge_reply(self._nonempty(await self._transport.ask(sent)))
+                message = await self._send(sent, request.iteration, emit)
         except asyncio.CancelledError:
-            if self._estimates:
-                nothing = ChatMessageContent(role=AuthorRole.ASSISTANT, content="")
-                self.unanswered = self._priced(nothing, self._size.completed(Usage(), sent.sent, offer, nothing))
+            self.unanswered = self._meter.used(Usage(), messages, offer, None)
             raise
-        usage = read_usage(message.metadata.get("usage"))
-        if self._estimates:
-            usage = self._size.completed(usage, sent.sent, offer, message)
+        usage = self._meter.used(read_usage(message.metadata.get("usage")), messages, offer, message)
         return self._reply(with_usage(message, usage), usage)
 
     def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
@@ -227,7 +177,12 @@ class KernelChat:
             schemas=tuple(offer.schemas) if offered else (),
         )
 
-    async def _stream(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
+    async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
+        if not self._streaming:
+            messages = await self._transport.ask(request)
+            if not messages:
+                raise no_reply("a response without choices")
+            return merge_reply(messages)
         assembly = ReplyAssembly()
         async with aclosing(self._transport.stream(request)) as chunks:
             async for chunk in chunks:
@@ -237,17 +192,6 @@ class KernelChat:
         if not assembly.any:
             raise no_reply("a stream without any choice")
         return merge_reply([assembly.message()])
-
-    @staticmethod
-    def _nonempty(messages: list[ChatMessageContent]) -> list[ChatMessageContent]:
-        if not messages:
-            raise no_reply("a response without choices")
-        return messages
-
-    def _priced(self, message: ChatMessageContent, usage: Usage) -> Usage:
-        if self._price is None:
-            return usage
-        return replace(usage, cost=self._price(message.ai_model_id or self._model, usage))
 
     def _reply(self, message: ChatMessageContent, usage: Usage) -> Reply:
         message, calls = accepted_reply(message, self._offer.functions)
@@ -262,29 +206,35 @@ class KernelChat:
             text=text_of(message),
             calls=calls,
             finish_reason=reason,
-            usage=self._priced(message, usage),
+            usage=usage,
             iterations=read_iterations(message.metadata),
             functions_available=self._offer.available,
         )
 
 
 def _transport_for(
-    service: ChatCompletionClientBase, *, kernel: Kernel | None, arguments: "KernelArguments | None"
+    service: ChatCompletionClientBase, kernel: Kernel | None, arguments: KernelArguments | None
 ) -> ChatTransport:
-    """Choose the way to a connector: those for OpenAI and Azure OpenAI have one that grows the request."""
+    """Choose the transport of a connector: those for OpenAI and Azure OpenAI have one that grows the request."""
     generic = GenericTransport(service, kernel=kernel, arguments=arguments)
     if not type(service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
         return generic
     try:
-        from planner_ext.sk.openai import OpenAITransport  # noqa: PLC0415  (only who has the connector pays for it)
+        from planner_ext.sk.openai import OpenAITransport  # noqa: PLC0415  (loaded for these connectors only)
     except ImportError as error:
         _logger.info("Requests are encoded anew each time: %s.", error)
         return generic
     return OpenAITransport(service, generic)
 
 
+# The errors of a request.
+
+_NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
+"""What connectors raise on a response that is not what they expect."""
+
+
 def no_reply(seen: str) -> InvalidReplyError:
-    """Make the error for a response that is none."""
+    """Make the error for a response that is not a reply."""
     return InvalidReplyError(
         f"Expected a reply with at least one choice; the service answered with {seen}. "
         "The history is as it was: the request can be made again."
@@ -293,35 +243,169 @@ def no_reply(seen: str) -> InvalidReplyError:
 
 @contextmanager
 def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
-    """Name what a connector raises, and chain its cause; its own named errors pass as they are."""
+    """Name what a connector raises, and chain its cause; its own named errors pass as they are.
+
+    Raises:
+        InvalidReplyError: If the connector could not read the response.
+        ServiceCallError: If the request failed otherwise.
+    """
     try:
         yield
-    except KernelException as error:
-        if type(error) is not ServiceResponseException:
-            raise
-        cause = error.__cause__ or error
-        raise (_unreadable if isinstance(cause, _NO_REPLY) else _failed)(service, cause) from error
-    except _NO_REPLY as error:
-        raise _unreadable(service, error) from error
     except Exception as error:
-        raise _failed(service, error) from error
+        cause: BaseException = error
+        if isinstance(error, KernelException):
+            if type(error) is not ServiceResponseException:
+                raise
+            cause = error.__cause__ or error
+        name = f"{type(service).__name__} {service.ai_model_id!r}"
+        seen = f"{type(cause).__name__}: {cause}".removesuffix(".")  # the sentence around it has a full stop
+        if isinstance(cause, _NO_REPLY):
+            raise InvalidReplyError(
+                f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Check the "
+                "base URL, and that the endpoint speaks the connector's protocol. The history is as it was: the "
+                "request can be made again."
+            ) from error
+        raise ServiceCallError(
+            f"The request to {name} failed: {seen}. The history is as it was: the request can be made again."
+        ) from error
 
 
-def _failed(service: ChatCompletionClientBase, cause: BaseException) -> ServiceCallError:
-    return ServiceCallError(
-        f"The request to {type(service).__name__} {service.ai_model_id!r} failed: {_described(cause)}. "
-        "The history is as it was: the request can be made again."
-    )
+# The budget note: what is left of the budget, sent to the model with one request and kept nowhere.
+
+_UNITS = {
+    "max_iterations": "round trips",
+    "max_tool_calls": "tool calls",
+    "max_total_tokens": "tokens",
+    "max_cost": "US dollars",
+    "max_active_seconds": "seconds of work",
+}
 
 
-def _unreadable(service: ChatCompletionClientBase, cause: BaseException) -> InvalidReplyError:
-    return InvalidReplyError(
-        f"Expected a chat completion from {type(service).__name__} {service.ai_model_id!r}; its response could not be "
-        f"read as one ({_described(cause)}). Check the base URL, and that the endpoint speaks the "
-        "connector's protocol. The history is as it was: the request can be made again."
-    )
+def with_budget_note(
+    messages: Sequence[ChatMessageContent], left: Sequence[RemainingLimit]
+) -> ChatMessageContent | None:
+    """Copy the newest message with what is left added to it; None where there is nothing to add.
+
+    It is added to the end of that message's text, and not sent as a message of its own: right after a tool message some
+    providers take an assistant's turn only, and everywhere results have to follow their calls. All that stands before
+    it is the same from request to request, so a prompt cache keeps what it has. Where the newest message is the
+    assistant's own, a turn that it is to continue, nothing is added.
+
+    Args:
+        messages: What is to be sent; not changed.
+        left: What is left of each limit.
+    """
+    if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:
+        return None
+    note = f"[Budget left, this request included: {'; '.join(map(_described, left))}.]"
+    newest = messages[-1]
+    *items, last = newest.items or [None]
+    match last:
+        case TextContent():
+            items.append(last.model_copy(update={"text": f"{last.text}\n\n{note}".lstrip()}))
+        case FunctionResultContent():
+            items.append(last.model_copy(update={"result": f"{last.result}\n\n{note}".lstrip()}))
+        case _:
+            items = [*newest.items, TextContent(text=note)]
+    return newest.model_copy(update={"items": items})
 
 
-def _described(error: BaseException) -> str:
-    """Name an error and give its words, without the full stop that the sentence around them has itself."""
-    return f"{type(error).__name__}: {error}".removesuffix(".")
+def _described(item: RemainingLimit) -> str:
+    if item.name == "deadline":
+        return f"{item.left:.0f} seconds to the deadline"
+    left, limit = (str(value) if isinstance(value, int) else f"{value:.4g}" for value in (item.left, item.limit))
+    return f"{left} of {limit} {_UNITS[item.name]}"
+
+
+# Another model that answers the questions of the one that works.
+
+_NOTHING = "PASS"
+
+default_clarifier_instructions = (
+    "You stand in for the user of an assistant. You are given the user's goal, the conversation so far, and what the "
+    "assistant says now. If it asks for something that the goal or the conversation tells, or that a sensible default "
+    "settles, answer in one short sentence, as the user would. If it asks for nothing, or only the user can know, "
+    f"reply with the single word {_NOTHING}."
+)
+"""The system message of the answering model. Replace it to say what the user wants and knows; it may reply PASS."""
+
+
+class ModelClarifier:
+    """Answers questions with a model. A `planner_ext.hitl_manager.Clarifier`.
+
+    Each question is one request without functions, charged to the run as a round trip of its own, with its tokens,
+    estimated where the service reports none, and its time; the run's ``max_iterations`` holds for them, too. Where no
+    trip is left beside the one that uses the answer, nothing is sent, and nothing said. A reply of the single word
+    PASS says nothing either; its request counts.
+    """
+
+    is_model = True
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        service_id: str | None = None,
+        instructions: str = default_clarifier_instructions,
+        settings: PromptExecutionSettings | None = None,
+        price: Price | None = None,
+    ) -> None:
+        """Choose the model.
+
+        Args:
+            kernel: Where its service is; its functions are not offered.
+            service_id: The chat completion service; None leaves it to the kernel's own selection.
+            instructions: The system message of each request.
+            settings: Of each request; None is the service's defaults.
+            price: Of a request in US dollars, from the model's name and the `Usage`; None leaves its cost unknown, so
+                that ``max_cost`` does not see it.
+
+        Raises:
+            PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
+        """
+        if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlannerInvalidConfigurationError(f"instructions must be a text; got {shown(instructions)}.")
+        Budget(price=price)  # which checks that it is a function
+        instance_of("kernel", kernel, Kernel)
+        self._instructions = instructions
+        self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)
+        own = connector_settings(self._service, selected)
+        self._chat = KernelChat(
+            self._service,
+            own,
+            kernel=None,
+            arguments=None,
+            offer=ToolSet(kernel, None, own),
+            streaming=False,
+            price=price,
+            estimates=True,
+        )
+
+    async def __call__(self, question: Question) -> Clarification | None:
+        """Ask the model.
+
+        Raises:
+            ServiceCallError: If the request fails.
+            InvalidReplyError: If the response is not a reply.
+        """
+        if question.trips_left is not None and question.trips_left < 1:
+            return None
+        request = AskModel(iteration=question.iteration, offer=False, tool_choice=None, withheld=None)
+        reply = await self._chat.ask(self._messages(question), request, None)
+        text = reply.text.strip()
+        return Clarification(
+            text=None if text.strip("\"'.` ").upper() == _NOTHING else text,
+            by=self._service.ai_model_id,
+            iterations=reply.iterations,
+            usage=reply.usage,
+        )
+
+    def _messages(self, question: Question) -> list[ChatMessageContent]:
+        """Write the conversation as one text: its roles are not the roles of this request."""
+        parts = [f"Goal: {question.goal}"] if question.goal else []
+        said = [f"{message.role.value}: {text_of(message)}" for message in question.chat_history if text_of(message)]
+        parts += ["Conversation so far:", *said, f"The assistant says now:\n{question.text}"]
+        return [
+            ChatMessageContent(role=AuthorRole.SYSTEM, content=self._instructions),
+            ChatMessageContent(role=AuthorRole.USER, content="\n\n".join(parts)),
+        ]

@@ -47,7 +47,7 @@ from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.gates import RunGate, approval_filters
 from planner_ext.sk.options import RunSettings
-from planner_ext.sk.prices import PromptSize, checked_price, price_of
+from planner_ext.sk.prices import RequestMeter, price_of
 from planner_ext.sk.usage import merge_reported, read_iterations, usage_in
 
 __all__ = [
@@ -194,24 +194,21 @@ def charged(
     parent.check()
     tab = parent.tab
     left = tab.left()
-    counted = price_of(service, settings, price or parent.price, left.cost)
-    model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
-    counted = None if counted is None else checked_price(counted, model)
-
-    def used(reply: ChatMessageContent) -> Usage:
-        usage = usage_in(reply)
-        if counted is not None or left.tokens is not None:
-            usage = PromptSize(service, settings, 0).completed(usage, sent, None, reply)
-        return usage if counted is None else replace(usage, cost=counted(reply.ai_model_id or model, usage))
-
-    request, expected = object(), used(_message(""))
+    meter = RequestMeter(
+        service,
+        settings,
+        price=price_of(service, settings, price or parent.price, left.cost),
+        estimates=left.tokens is not None,
+    )
+    request, expected = object(), meter.used(Usage(), sent, None, None)
     if (limit := tab.take_request()) is not None:
         raise nothing_left(limit)
     tab.expect(request, expected)
 
     def charge(reply: ChatMessageContent | None) -> None:
         if reply is not None:
-            more = Consumption(iterations=read_iterations(reply.metadata) - 1, usage=used(reply))
+            usage = meter.used(usage_in(reply), sent, None, reply)
+            more = Consumption(iterations=read_iterations(reply.metadata) - 1, usage=usage)
             tab.charge(more, instead_of=request)
 
     try:

@@ -1,4 +1,4 @@
-"""How many tokens a request sends and a reply brings, counted or estimated, without ever using the network."""
+"""What requests cost: their tokens, counted or estimated without the network, and their price in US dollars."""
 
 import hashlib
 import inspect
@@ -6,11 +6,11 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -22,16 +22,14 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.values import Usage
 from planner_ext.sk.budget import Price
-from planner_ext.sk.connectors import connector_of
 from planner_ext.sk.errors import InvalidPriceError, PlannerInvalidConfigurationError, PromptTooLargeError
 from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.transport import connector_of
 
-__all__ = ["PromptSize", "checked_price", "estimated_tokens", "price_of"]
-
-# What a request costs: by the application's own function, or by the price list of ``genai-prices``.
+__all__ = ["RequestMeter", "checked_price", "estimated_tokens", "price_of"]
 
 _PROBES = (Usage(), Usage(prompt_tokens=1, completion_tokens=1))
-"""What a price is asked for before the first request: for nothing, and if it raises then, for the least there is."""
+"""What a price is tried with before the first request: no token, and if that raises, the least there is."""
 
 
 def price_of(
@@ -40,15 +38,15 @@ def price_of(
     price: Price | None,
     max_cost: float | None,
 ) -> Price | None:
-    """Find out how the requests of a run are priced; None where nobody asks for it.
+    """Select the price of a run's requests; None where no cost is counted.
 
-    The price list is loaded, which takes 0.2 s once in a process, for a run with ``max_cost`` and no price of its own.
+    A run with ``max_cost`` and no price of its own loads the list of ``genai-prices``: 0.2 s, once in a process.
 
     Args:
         service: The connector; its URL tells the provider.
         settings: Of every request; a model named in them takes the place of the connector's.
         price: The application's own function.
-        max_cost: The limit for whose sake a price is needed.
+        max_cost: The limit that needs a price.
 
     Raises:
         PlannerInvalidConfigurationError: If a price is needed and none is known, before anything is spent.
@@ -60,15 +58,12 @@ def price_of(
 
 
 def checked_price(price: Price, model: str) -> Price:
-    """Try a price before the first request, and let it return nothing but an amount of US dollars from then on.
+    """Try a price before the first request; the price returned raises `InvalidPriceError` for all but US dollars.
 
     Args:
         price: The application's, or the list's. It is asked what no token costs; if it raises then, what one token sent
             and one received cost.
         model: The model whose requests it prices.
-
-    Returns:
-        The same price, which raises `InvalidPriceError` for what is not an amount, and where the function raises.
 
     Raises:
         PlannerInvalidConfigurationError: If it cannot price that. Nothing was sent.
@@ -89,7 +84,7 @@ def checked_price(price: Price, model: str) -> Price:
 
 
 def _amount(price: Price, model: str, usage: Usage) -> float:
-    """Ask a price; whatever it returns is looked at as if it had no type."""
+    """Ask a price, which is the application's: its result may be of any type."""
     try:
         amount = cast("object", price(model, usage))
     except Exception as error:
@@ -119,24 +114,25 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
         raise _unknown(
             model, max_cost, "genai-prices is not installed", "pip install 'planner-ext[prices]', or pass"
         ) from None
-    places: list[dict[str, str]] = [{"provider_api_url": url}] if (url := service.service_url()) else []
-    if provider := connector_of(service).provider:
-        places.append({"provider_id": provider})
-    for place in [*places, {}]:
-        try:
-            prices.calc_price(prices.Usage(), model, **place)
-        except LookupError:
-            continue
-        return lambda _, usage: float(prices.calc_price(_tokens(prices, usage), model, **place).total_price)
+
+    def cost(_: str, usage: Usage, **place: str) -> float:
+        tokens = prices.Usage(
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            cache_read_tokens=usage.cached_tokens,
+        )
+        return float(prices.calc_price(tokens, model, **place).total_price)
+
+    for place in (
+        {"provider_api_url": service.service_url() or ""},
+        {"provider_id": connector_of(service).provider},
+        {},
+    ):
+        if all(place.values()):
+            with suppress(LookupError):
+                cost(model, Usage(), **place)
+                return partial(cost, **place)
     raise _unknown(model, max_cost, "genai-prices knows no such model", "Use the name of a known model, or pass")
-
-
-def _tokens(prices: Any, usage: Usage) -> Any:
-    return prices.Usage(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        cache_read_tokens=usage.cached_tokens,
-    )
 
 
 def _unknown(model: str, max_cost: float, why: str, way: str) -> PlannerInvalidConfigurationError:
@@ -146,9 +142,7 @@ def _unknown(model: str, max_cost: float, why: str, way: str) -> PlannerInvalidC
     )
 
 
-CountTokens = Callable[[str], int]
-
-# What stands around the texts, fitted to what OpenAI's API reported for recorded requests, see `PromptSize`.
+# What stands around the texts, fitted to what OpenAI's API reported for recorded requests, see `RequestMeter`.
 _REQUEST, _MESSAGE, _CALL, _TOOLS, _TOOL, _PROPERTY, _DESCRIBED = 3, 4, 8, 12, 7, 1, 5
 
 _PIECES = re.compile(r"[^\W\d_]+|\d+|\n+|[^\w\s]+|_")
@@ -171,12 +165,13 @@ def _piece_tokens(piece: str) -> int:
     return math.ceil(len(piece) / (9 if piece.isalpha() else 3))
 
 
-class PromptSize:
-    """Counts requests and replies, and refuses a request that is too large; each message and function is counted once.
+class RequestMeter:
+    """Counts and prices the requests to one model, and refuses those that are too large.
 
     With ``tiktoken`` (extra ``tokens``) texts are counted by the encoding of the model, where tiktoken knows the model
     and has the encoding at hand: loaded by the application, or in its cache folder. It is never downloaded for this.
     Else they are estimated, see `estimated_tokens`. What a provider adds around the texts is estimated in both cases.
+    Each message and function is counted once.
 
     What stands around the texts was fitted to the prompt tokens that OpenAI's API reported for nine short requests of
     42 to 129 tokens (gpt-4o, gpt-4o-mini and gpt-4.1-mini, eight of them with functions), which the estimate then
@@ -184,77 +179,88 @@ class PromptSize:
     Images, audio and files are not counted, nor is the form in which an answer is asked for.
     """
 
-    def __init__(self, service: AIServiceClientBase, settings: PromptExecutionSettings, limit: int) -> None:
-        """Bind the count to a model.
+    def __init__(
+        self,
+        service: AIServiceClientBase,
+        settings: PromptExecutionSettings,
+        *,
+        max_prompt_tokens: int = 0,
+        price: Price | None = None,
+        estimates: bool = False,
+    ) -> None:
+        """Bind the meter to a model.
 
         Args:
             service: The connector, whose model counts where the settings name none.
             settings: Of the requests.
-            limit: The most tokens that a request may send; 0 is no limit, and nothing is counted.
+            max_prompt_tokens: The most tokens that a request may send; 0 is no limit, and nothing is counted.
+            price: Of a request; None counts no cost.
+            estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the price cannot be used.
         """
-        self._limit = limit
+        self._limit = max_prompt_tokens
         self._model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
-        self._messages: list[tuple[ChatMessageContent, int]] = []
+        self._price = None if price is None else checked_price(price, self._model)
+        self._estimates = estimates or price is not None
+        self._messages: dict[int, tuple[ChatMessageContent, int]] = {}
         self._functions: dict[str, tuple[Any, int]] = {}
-        self._count: CountTokens | None = None
-        self._how = ""
 
     def check(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> None:
         """Count a request.
 
         Args:
             messages: All that are sent.
-            offer: The functions whose schemas are sent with them; None for none.
+            offer: The functions whose schemas are sent with them, if any.
 
         Raises:
             PromptTooLargeError: If it is over the limit, naming count and limit. Nothing was sent.
         """
-        if not self._limit:
-            return
-        tokens = self.prompt_tokens(messages, offer)
-        if tokens > self._limit:
+        if self._limit and (tokens := self._prompt_tokens(messages, offer)) > self._limit:
+            name = None if self._encoding is None else self._encoding.name
+            how = "an estimate" if name is None else f"counted in the encoding {name}"
             raise PromptTooLargeError(
-                f"The prompt has {tokens} tokens ({self._how}), and max_prompt_tokens is {self._limit}. Nothing was "
+                f"The prompt has {tokens} tokens ({how}), and max_prompt_tokens is {self._limit}. Nothing was "
                 "sent, and nothing is lost: the run can be resumed from its checkpoint with a larger limit or fewer "
                 "functions; iteration_completed can keep a history short.",
                 prompt_tokens=tokens,
                 max_prompt_tokens=self._limit,
             )
 
-    def prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> int:
-        """Count the tokens of a request."""
-        return _REQUEST + self._of_messages(messages) + (0 if offer is None else self._of_functions(offer))
-
-    def completion_tokens(self, reply: ChatMessageContent) -> int:
-        """Count a reply: its text and its calls; what a model thinks beside them is not seen."""
-        return self._of_message(reply) - _MESSAGE
-
-    def completed(
-        self, usage: Usage, messages: Sequence[ChatMessageContent], offer: ToolSet | None, reply: ChatMessageContent
+    def used(
+        self,
+        reported: Usage,
+        messages: Sequence[ChatMessageContent],
+        offer: ToolSet | None,
+        reply: ChatMessageContent | None,
     ) -> Usage:
-        """Put an estimate in place of each half of a usage that was not reported.
+        """Return what a request used: tokens as reported, else as estimated, and their cost.
 
         Args:
-            usage: As reported; 0 is not reported: no request sends nothing.
+            reported: What the reply reports; 0 is not reported: every request sends something.
             messages: All that were sent.
-            offer: The functions whose schemas were sent with them; None for none.
-            reply: What came.
+            offer: The functions whose schemas were sent with them, if any.
+            reply: The reply, of which what a model thinks beside it is not seen; None where there was none.
         """
-        sent = usage.prompt_tokens or self.prompt_tokens(messages, offer)
-        received = usage.completion_tokens or self.completion_tokens(reply)
-        estimated = sent + received - usage.total_tokens
-        if not estimated:
+        usage = reported
+        if self._estimates:
+            sent = usage.prompt_tokens or self._prompt_tokens(messages, offer)
+            received = usage.completion_tokens or (0 if reply is None else self._of_message(reply) - _MESSAGE)
+            if estimated := sent + received - usage.total_tokens:
+                usage = replace(usage, prompt_tokens=sent, completion_tokens=received, estimated_tokens=estimated)
+        if self._price is None:
             return usage
-        return replace(usage, prompt_tokens=sent, completion_tokens=received, estimated_tokens=estimated)
+        model = reply.ai_model_id if reply is not None else None
+        return replace(usage, cost=self._price(model or self._model, usage))
+
+    def _prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> int:
+        return _REQUEST + self._of_messages(messages) + (0 if offer is None else self._of_functions(offer))
 
     def _of_messages(self, messages: Sequence[ChatMessageContent]) -> int:
         known = self._messages
-        same = next(
-            (place for place, (one, other) in enumerate(zip(messages, known, strict=False)) if one is not other[0]),
-            min(len(messages), len(known)),
-        )
-        known[same:] = [(message, self._of_message(message)) for message in messages[same:]]
-        return sum(count for _, count in known)
+        self._messages = {id(one): known.get(id(one)) or (one, self._of_message(one)) for one in messages}
+        return sum(self._messages[id(one)][1] for one in messages)
 
     def _of_message(self, message: ChatMessageContent) -> int:
         tokens = _MESSAGE
@@ -284,21 +290,22 @@ class PromptSize:
     def _of_schema(self, tool: Mapping[str, Any]) -> int:
         function: Mapping[str, Any] = tool.get("function") or {}
         head = f"{function.get('name', '')}:{function.get('description') or ''}"
-        return _TOOL + self._of(head) + sum(map(self._of_property, _properties(function.get("parameters"))))
+        properties = _properties(function.get("parameters"))
+        return _TOOL + self._of(head) + sum(self._of_property(name, schema) for name, schema in properties)
 
-    def _of_property(self, named: tuple[str, Mapping[str, Any]]) -> int:
-        name, schema = named
+    def _of_property(self, name: str, schema: Mapping[str, Any]) -> int:
         description = _text(schema.get("description"))
         tokens = _PROPERTY + self._of(f"{name} {_text(schema.get('type'))}")
         tokens += _DESCRIBED + self._of(description) if description else 0
         return tokens + sum(_PROPERTY + self._of(_text(value)) for value in schema.get("enum") or ())
 
     def _of(self, text: str) -> int:
-        if self._count is None:
-            encoding = _encoding_at_hand(self._model)
-            self._count = estimated_tokens if encoding is None else lambda text: len(encoding.encode_ordinary(text))
-            self._how = "an estimate" if encoding is None else f"counted in the encoding {encoding.name}"
-        return self._count(text)
+        encoding = self._encoding
+        return estimated_tokens(text) if encoding is None else len(encoding.encode_ordinary(text))
+
+    @cached_property
+    def _encoding(self) -> Any:
+        return _encoding_at_hand(self._model)
 
 
 def _text(value: object) -> str:
@@ -322,10 +329,10 @@ _FILES = {
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
 }
-"""The encodings of chat models, and the SHA-256 of their files: one that is missing or damaged would be downloaded."""
+"""The encodings of chat models, and the SHA-256 of their files: tiktoken downloads one that is missing or damaged."""
 
 _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
-"""Where tiktoken has a file from; the SHA-1 of this is its name in the cache folder."""
+"""The address of a file, of which the SHA-1 is its name in tiktoken's cache folder."""
 
 
 def _encoding_at_hand(model: str) -> Any:

@@ -41,7 +41,7 @@ from planner_ext.sk.structured import ResponseForm
 from planner_ext.sk.tools import KernelFunctions
 from planner_ext.sk.toolset import ToolSet
 
-__all__ = ["FunctionNames", "Loop", "check_service", "checked_messages", "connector_settings", "new_run_id"]
+__all__ = ["FunctionNames", "Loop", "check_service", "checked_messages", "new_run_id"]
 
 logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
@@ -297,20 +297,6 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
             "with the function choice behaviour: FunctionChoiceBehavior.NoneInvoke() offers none, Required() demands "
             "a call."
         )
-
-
-def connector_settings(
-    service: ChatCompletionClientBase, settings: PromptExecutionSettings | None
-) -> PromptExecutionSettings:
-    """Copy settings into the connector's own class; Semantic Kernel's conversion would change the caller's."""
-    wanted = service.get_prompt_execution_settings_class()
-    if settings is None:
-        return wanted()
-    if isinstance(settings, wanted):
-        return settings.model_copy()
-    own = {"function_choice_behavior": None, "extension_data": dict(settings.extension_data)}
-    converted = wanted.from_prompt_execution_settings(settings.model_copy(update=own))
-    return converted.model_copy(update={"function_choice_behavior": settings.function_choice_behavior})
 
 
 def checked_messages(

@@ -37,14 +37,14 @@ from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking
 from planner_ext.sk.chat import named_errors, no_reply
-from planner_ext.sk.connectors import received
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.history import accepted_reply, bring_up_to_date
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, text_of
 from planner_ext.sk.nested import Charge
 from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
-from planner_ext.sk.run_context import FunctionNames, Loop, check_service, connector_settings
+from planner_ext.sk.run_context import FunctionNames, Loop, check_service
 from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.transport import connector_settings, received
 from planner_ext.sk.usage import read_iterations
 
 __all__ = ["ServiceRun", "StreamedRun", "World", "pass_through", "pass_through_streaming", "store"]

@@ -1,36 +1,246 @@
-"""How a request is put to a connector. The way that every connector has is here; a faster one falls back on it.
+"""Chat completion services: how one is selected, how connectors differ, and how a request is put to one.
 
-A wire knows nothing of transcripts, budgets or replies: messages go in, what the connector makes of the answer comes
-out.
+A transport knows nothing of transcripts, budgets or replies: messages go in, what the connector makes of the response
+comes out. `GenericTransport` suits every connector; a faster one falls back on it.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
-from semantic_kernel.functions import KernelFunctionMetadata
+from semantic_kernel.const import DEFAULT_SERVICE_NAME
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FinishReason,
+    StreamingChatMessageContent,
+    TextContent,
+)
+from semantic_kernel.exceptions import KernelServiceNotFoundError
+from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.sk.connectors import connector_of, joined, one_text, received
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.messages import calls_of, text_of
+from planner_ext.sk.options import instance_of
 from planner_ext.sk.toolset import RequestBehavior
+from planner_ext.sk.usage import part_of, usage_in, with_usage
 
-if TYPE_CHECKING:
-    from semantic_kernel.functions import KernelArguments
-__all__ = ["ChatRequest", "ChatTransport", "GenericTransport"]
+__all__ = [
+    "NO_FUNCTION",
+    "ChatRequest",
+    "ChatTransport",
+    "GenericTransport",
+    "connector_of",
+    "connector_settings",
+    "has_calls",
+    "received",
+    "select_service",
+]
+
+M = TypeVar("M", bound=ChatMessageContent)
+
+# The service of a run, and its settings.
+
+
+def select_service(
+    kernel: Kernel,
+    service_id: str | None,
+    arguments: KernelArguments,
+    settings: PromptExecutionSettings | None = None,
+) -> tuple[ChatCompletionClientBase, PromptExecutionSettings]:
+    """Select the service and the settings as the kernel does, with ``select_ai_service``.
+
+    Args:
+        kernel: Where the services are.
+        service_id: The one to use; None leaves it to the kernel's selector and the arguments' execution settings.
+        arguments: The application's; not changed, although Semantic Kernel's conversion would.
+        settings: Used in place of the arguments' execution settings.
+
+    Raises:
+        PlannerInvalidConfigurationError: If there is no such service, it is not a chat completion service, or kernel or
+            arguments are of another class.
+    """
+    instance_of("kernel", kernel, Kernel)
+    asked = copy(instance_of("arguments", arguments, KernelArguments))
+    if service_id is not None and (not isinstance(service_id, str) or not service_id):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _not_found(kernel, service_id)
+    given = {key: value.model_copy(deep=True) for key, value in (arguments.execution_settings or {}).items()}
+    if settings is not None:
+        given = {service_id or settings.service_id or DEFAULT_SERVICE_NAME: settings.model_copy(deep=True)}
+    elif service_id is not None:
+        own = given.get(service_id) or given.get(DEFAULT_SERVICE_NAME)
+        given = {service_id: own or PromptExecutionSettings(service_id=service_id)}
+    asked.execution_settings = given or None
+    try:
+        service, selected = kernel.select_ai_service(arguments=asked, type=ChatCompletionClientBase)
+    except KernelServiceNotFoundError as error:
+        raise _not_found(kernel, service_id) from error
+    if not isinstance(service, ChatCompletionClientBase):
+        raise _not_found(kernel, service_id)
+    return service, selected
+
+
+def _not_found(kernel: Kernel, service_id: str | None) -> PlannerInvalidConfigurationError:
+    wanted = "a chat completion service" if service_id is None else f"a chat completion service {service_id!r}"
+    there = ", ".join(f"{key!r} ({type(service).__name__})" for key, service in kernel.services.items())
+    return PlannerInvalidConfigurationError(
+        f"This run needs {wanted}; the kernel has {there or 'no service'}. Add one with kernel.add_service(...)."
+    )
+
+
+def connector_settings(
+    service: ChatCompletionClientBase, settings: PromptExecutionSettings | None
+) -> PromptExecutionSettings:
+    """Copy settings into the connector's own class; Semantic Kernel's conversion would change the caller's."""
+    wanted = service.get_prompt_execution_settings_class()
+    if settings is None:
+        return wanted()
+    if isinstance(settings, wanted):
+        return settings.model_copy()
+    own = {"function_choice_behavior": None, "extension_data": dict(settings.extension_data)}
+    converted = wanted.from_prompt_execution_settings(settings.model_copy(update=own))
+    return converted.model_copy(update={"function_choice_behavior": settings.function_choice_behavior})
+
+
+# How connectors differ: one table, by the module of a connector's class, so that no SDK need be installed.
+
+NO_FUNCTION = KernelFunctionMetadata(
+    name="no_function_is_left",
+    description="Not a function: none can be called any more. Answer in text.",
+    is_prompt=False,
+)
+"""Offered in place of the functions that are withdrawn, to a provider that insists on one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connector:
+    """The particulars of a connector; the defaults are those of OpenAI's and of an unknown one.
+
+    Attributes:
+        provider: Its provider in ``genai-prices``; "" where the list does not have it.
+        joins: Whether the results of a batch have to be sent in one message, and all that the system says in one
+            (``results``), and neighbouring messages of one side, too (``turns``); None for neither.
+        takes_none: Whether its requests can say the tool choice "none".
+        needs_tools: Whether its provider refuses calls and results in a request that offers no function.
+    """
+
+    provider: str = ""
+    joins: Literal["results", "turns"] | None = None
+    takes_none: bool = True
+    needs_tools: bool = False
+
+
+_PACKAGE = "semantic_kernel.connectors.ai."
+
+_KNOWN = {
+    # Anthropic's API takes the choice "none", and Semantic Kernel's settings refuse it.
+    "anthropic": Connector(provider="anthropic", joins="results", takes_none=False, needs_tools=True),
+    "azure_ai_inference": Connector(provider="azure"),
+    # Bedrock has no choice "none": Semantic Kernel sends no function at all for it.
+    "bedrock": Connector(provider="aws", joins="turns", takes_none=False, needs_tools=True),
+    # Semantic Kernel's connectors for Google join results, too, but in the messages that they were given.
+    "google": Connector(provider="google", joins="results"),
+    "mistral_ai": Connector(provider="mistral"),
+    "ollama": Connector(takes_none=False),
+    "open_ai": Connector(provider="openai"),
+}
+
+
+def connector_of(service: AIServiceClientBase) -> Connector:
+    """Return the particulars of a connector, or of the one that its class derives from."""
+    modules = (kind.__module__ for kind in type(service).__mro__)
+    known = next((module for module in modules if module.startswith(_PACKAGE)), "")
+    return _KNOWN.get(known.removeprefix(_PACKAGE).partition(".")[0], Connector())
+
+
+def has_calls(messages: Sequence[ChatMessageContent]) -> bool:
+    """Whether there are calls or results among the messages."""
+    return any(message.role == AuthorRole.TOOL or calls_of(message) for message in messages)
+
+
+def _joined(messages: Sequence[ChatMessageContent], joins: Literal["results", "turns"]) -> list[ChatMessageContent]:
+    """Copy messages with those in one that a provider wants in one; the system's come first, as one text."""
+    system = [message for message in messages if message.role == AuthorRole.SYSTEM]
+    if len(system) > 1:
+        texts: list[Any] = [TextContent(text="\n\n".join(map(text_of, system)))]
+        system = [system[0].model_copy(update={"items": texts})]
+    written = system
+    for message in (one for one in messages if one.role != AuthorRole.SYSTEM):
+        if written and _is_next_to(written[-1].role, message.role, joins):
+            written[-1] = written[-1].model_copy(update={"items": [*written[-1].items, *message.items]})
+        else:
+            written.append(message)
+    return written
+
+
+def _is_next_to(role: AuthorRole, following: AuthorRole, joins: Literal["results", "turns"]) -> bool:
+    """Whether a message of the following role is sent in the one before it: results are the user's side."""
+    if joins == "results":
+        return role == following == AuthorRole.TOOL
+    return role == following or (role == AuthorRole.TOOL and following == AuthorRole.USER)
+
+
+def _one_text(message: ChatMessageContent) -> ChatMessageContent:
+    """Copy a message with all its text in one item: most connectors send the first item of a message's text alone."""
+    texts = [item for item in message.items if isinstance(item, TextContent)]
+    if len(texts) < 2:
+        return message
+    whole = texts[0].model_copy(update={"text": text_of(message)})
+    items = [whole, *(item for item in message.items if not isinstance(item, TextContent))]
+    return message.model_copy(update={"items": items})
+
+
+_CUT_SHORT = {
+    "length": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+    "guardrail_intervened": FinishReason.CONTENT_FILTER,
+    "recitation": FinishReason.CONTENT_FILTER,
+    "blocklist": FinishReason.CONTENT_FILTER,
+    "prohibited_content": FinishReason.CONTENT_FILTER,
+    "spii": FinishReason.CONTENT_FILTER,
+}
+"""Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not know: such a reply is not whole."""
+
+
+def received(message: M) -> M:
+    """Add what an SDK's response says and its connector left out: the usage, and that the reply was cut short.
+
+    A complete message is returned itself; nothing is changed in place.
+    """
+    if message.finish_reason is None and (reason := _cut_short(message.inner_content)) is not None:
+        message = message.model_copy(update={"finish_reason": reason})
+    return with_usage(message, usage_in(message))
+
+
+def _cut_short(response: Any) -> FinishReason | None:
+    """Read a finish reason off a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
+    if response is None:
+        return None
+    stop = part_of(response, "messageStop") or response
+    candidate = next(iter(cast("Sequence[object]", part_of(response, "candidates") or ())), None)
+    reasons = (part_of(stop, "done_reason"), part_of(stop, "stopReason"), part_of(candidate, "finish_reason"))
+    texts = (str(getattr(reason, "value", reason)).lower() for reason in reasons)  # some are of an SDK's enumeration
+    return next((_CUT_SHORT[text] for text in texts if text in _CUT_SHORT), None)
+
+
+# How a request is put to a connector.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One request, before it is put into a connector's words.
+    """One request, independent of connectors.
 
     Attributes:
-        messages: What is sent. The same list for as long as messages are only added to it: where what was sent
-            before is changed, it is another one.
-        last: What is sent in place of the newest of them, this once; None sends that itself.
+        messages: The messages to send. The same list for as long as messages are only added to it; another one where
+            messages that were sent before are changed.
+        last: Sent in place of the newest of them, this once; None sends that itself.
         settings: A copy for this request, without a behaviour.
         choice: The tool choice where functions are offered, else None.
         functions: The kernel functions offered. One tuple for as long as they are the same functions.
@@ -51,7 +261,7 @@ class ChatRequest:
 
 
 class ChatTransport(Protocol):
-    """A way to put requests to one connector. Raises whatever the connector raises."""
+    """Puts requests to one connector. Raises whatever the connector raises."""
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
@@ -63,10 +273,10 @@ class ChatTransport(Protocol):
 
 
 class GenericTransport:
-    """The connector's public methods: right for any connector, and they convert the whole history each time."""
+    """Uses the connector's public methods, which convert the whole history each time."""
 
     def __init__(
-        self, service: ChatCompletionClientBase, *, kernel: Kernel | None, arguments: "KernelArguments | None"
+        self, service: ChatCompletionClientBase, *, kernel: Kernel | None, arguments: KernelArguments | None
     ) -> None:
         self._service = service
         self._kernel = kernel
@@ -75,30 +285,28 @@ class GenericTransport:
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
-        messages = await self._service.get_chat_message_contents(
-            self._history(request), _settings(request), kernel=self._kernel, arguments=self._arguments
-        )
-        return [one_text(received(message)) for message in messages]
+        messages = await self._service.get_chat_message_contents(**self._given(request))
+        return [_one_text(received(message)) for message in messages]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
-        groups = self._service.get_streaming_chat_message_contents(
-            self._history(request), _settings(request), kernel=self._kernel, arguments=self._arguments
-        )
-        async with aclosing(groups):
+        async with aclosing(self._service.get_streaming_chat_message_contents(**self._given(request))) as groups:
             async for group in groups:
                 for chunk in group:
                     if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
                         yield received(chunk)
 
-    def _history(self, request: ChatRequest) -> ChatHistory:
-        sent = request.sent  # connectors may add to it
-        joins = self._connector.joins
-        return ChatHistory.model_construct(messages=sent if joins is None else joined(sent, joins))
-
-
-def _settings(request: ChatRequest) -> PromptExecutionSettings:
-    if request.choice is None:
-        return request.settings
-    behavior = RequestBehavior.of(list(request.functions), request.choice, schemas=request.schemas)
-    return request.settings.model_copy(update={"function_choice_behavior": behavior})
+    def _given(self, request: ChatRequest) -> dict[str, Any]:
+        """Write a request as the arguments of the connector's methods."""
+        sent, settings = request.sent, request.settings  # a list of its own: connectors may add to it
+        if self._connector.joins is not None:
+            sent = _joined(sent, self._connector.joins)
+        if request.choice is not None:
+            behavior = RequestBehavior.of(list(request.functions), request.choice, schemas=request.schemas)
+            settings = settings.model_copy(update={"function_choice_behavior": behavior})
+        return {
+            "chat_history": ChatHistory.model_construct(messages=sent),
+            "settings": settings,
+            "kernel": self._kernel,
+            "arguments": self._arguments,
+        }

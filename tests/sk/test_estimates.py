@@ -23,7 +23,7 @@ from planner_ext.errors import InvalidPriceError, PlannerInvalidConfigurationErr
 from planner_ext.events import ResultReady
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint
 from planner_ext.iteration import Usage
-from planner_ext.sk.prices import PromptSize
+from planner_ext.sk.prices import RequestMeter
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 
 
@@ -133,7 +133,7 @@ async def test_the_metadata_of_a_service_says_what_was_estimated() -> None:
 
 async def test_nothing_is_estimated_where_no_limit_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a limit on tokens or cost, and without a price, no token is counted: the usage stays unknown."""
-    monkeypatch.setattr(PromptSize, "completed", lambda *_: pytest.fail("an estimate was made"))
+    monkeypatch.setattr(RequestMeter, "_prompt_tokens", lambda *_: pytest.fail("an estimate was made"))
     kernel, _ = silent()
     result = await run(kernel, streamed=False, budget=Budget(max_iterations=3))
     assert (result.usage.total_tokens, result.usage.estimated_tokens, result.usage.cost) == (0, 0, None)

@@ -24,7 +24,7 @@ from tiktoken import registry
 
 from planner_ext import BoundedFunctionChoiceBehavior
 from planner_ext.errors import PromptTooLargeError
-from planner_ext.sk.prices import PromptSize, estimated_tokens
+from planner_ext.sk.prices import RequestMeter, estimated_tokens
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion
 
@@ -37,8 +37,10 @@ def text(role: str, words: str) -> ChatMessageContent:
     return message(role, TextContent(text=words))
 
 
-def sizer(limit: int = 1, *, model: str = "scripted") -> PromptSize:
-    return PromptSize(ScriptedChatCompletion([], ai_model_id=model), PromptExecutionSettings(), limit)
+def sizer(limit: int = 1, *, model: str = "scripted") -> RequestMeter:
+    return RequestMeter(
+        ScriptedChatCompletion([], ai_model_id=model), PromptExecutionSettings(), max_prompt_tokens=limit
+    )
 
 
 def size(messages: list[ChatMessageContent], offer: ToolSet | None = None, *, model: str = "scripted") -> int:
