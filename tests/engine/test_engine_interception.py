@@ -17,8 +17,10 @@ from planner_ext.core.facts import (
     Resumed,
     StopRequested,
 )
+from planner_ext.core.limits import Limits
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
+from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.engine import StopHandle
 from support.engine import (
     FakeChat,
@@ -58,6 +60,25 @@ async def test_what_a_gate_does_to_the_arguments_it_sees_changes_nothing() -> No
     gate.on_review = lambda: gate.seen[0][0].arguments["edited"].append("by the gate")
     engine = engine_of(["f"], "done", functions=Nested(), gate=gate)
     assert results_of(await engine.run()) == ["f(['as decided'])"]
+
+
+async def test_a_nested_run_that_starts_again_has_one_share() -> None:
+    """A filter may run a planner's call twice: it is charged as two calls, and its share is set aside once."""
+
+    class Nested(FakeFunctions):
+        def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
+            return replace(super().check(call, edited), nested=True)
+
+    async def run_again() -> None:
+        restart = restart_of_call()
+        assert restart is not None
+        assert await restart() is None
+
+    engine = engine_of(["f"], "done", functions=Nested({"f": run_again}), rules={"limits": Limits(max_iterations=9)})
+    state = await engine.run()
+    starts = [fact for fact in engine.facts if isinstance(fact, CallStarted)]
+    assert [fact.reserved is not None for fact in starts] == [True, False]
+    assert (state.ledger.tool_calls, state.ledger.iterations) == (2, 2)
 
 
 async def test_a_gate_is_not_asked_about_calls_that_cannot_run() -> None:
