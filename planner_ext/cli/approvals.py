@@ -1,32 +1,56 @@
-"""``planner-ext approvals``: what waits in a store, decided from any process. Imports nothing heavy by itself."""
+"""``planner-ext approvals``: shows calls exactly as they will run, and questions; keeps what is decided.
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Annotated
+Needs no kernel and imports nothing of Semantic Kernel.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from planner_ext.cli.options import By, JsonDocument, Limit, Offset, Store, decider
+from planner_ext import durable
+from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
+from planner_ext.cli.options import By, ExitCode, Json, ListArgs, Store, command
+from planner_ext.cli.store import print_part, store_name
+from planner_ext.cli.text import (
+    exact,
+    exact_json,
+    moment_text,
+    one_line,
+    printable,
+    say,
+    stderr_console,
+    stdout_console,
+    visible,
+    warnings_shown,
+)
+from planner_ext.core.errors import shown
+from planner_ext.durable.errors import ApprovalRefusedError
 
-__all__ = ["EXIT_CODES", "approvals"]
+if TYPE_CHECKING:
+    from planner_ext.durable import DecisionRecord, PendingApproval
 
-EXIT_CODES = """\b
-Exit codes:
-  0    done
-  1    somebody else had decided already; nothing changed
-  2    the store, the id or the decision cannot be used
-"""
+__all__ = ["approvals", "decision_text"]
 
 approvals = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, show and decide the calls and questions that wait in a store; no kernel and no functions are needed.",
+    help="List, show and decide the calls and questions that wait in a store; needs no kernel and no functions.",
 )
 
-Id = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="What waits, as the list names it: run/trip/call.", show_default=False),
-]
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    the call was decided before; nothing changed
+  2    the store, the id or the decision cannot be used
+"""
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)]
 Always = Annotated[
     str | None,
     typer.Option(
@@ -39,8 +63,7 @@ Changes = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME=VALUE",
-        help="What to change, as often as needed: the value is JSON, or text. Or one JSON object in place of all "
-        "arguments.",
+        help="What to change; the value is JSON, or text. Or one JSON object in place of all arguments.",
         show_default=False,
     ),
 ]
@@ -49,62 +72,232 @@ Result = Annotated[
 ]
 
 
-@approvals.command("list", epilog=EXIT_CODES)
-def list_(store: Store, limit: Limit = 50, offset: Offset = 0, as_json: JsonDocument = False) -> None:
-    """List the calls and questions that wait, those first that wait longest."""
-    from planner_ext.cli.durable_approvals import list_approvals  # noqa: PLC0415  (only where it is called)
+@command(approvals, epilog=EXIT_CODES, name="list")
+async def list_(args: ListArgs) -> int:
+    """List the calls and questions that wait, the oldest first.
 
-    _end(list_approvals(store, limit=limit, offset=offset, as_json=as_json))
-
-
-@approvals.command(epilog=EXIT_CODES)
-def show(id: Id, store: Store, as_json: JsonDocument = False) -> None:
-    """Show one call in full: exactly what will run, or what the model asks, and what became of it."""
-    from planner_ext.cli.durable_approvals import show_approval  # noqa: PLC0415  (likewise)
-
-    _end(show_approval(store, id, as_json=as_json))
-
-
-@approvals.command(epilog=EXIT_CODES)
-def approve(id: Id, store: Store, always: Always = None, by: By = None) -> None:
-    """Let a call run with the arguments that are shown; a worker takes it from there."""
-    from planner_ext.cli.durable_approvals import approve_call  # noqa: PLC0415  (likewise)
-
-    _end(approve_call(store, id, always=always, by=decider(by)))
+    Examples:
+      planner-ext approvals list --store runs.db
+    """
+    async with durable.Approvals.connect(args.store) as store:
+        with warnings_shown("planner_ext.durable"):
+            waiting = await store.pending(limit=args.limit, offset=args.offset)
+        total = await store.count()
+    print_part(len(waiting), limit=args.limit, offset=args.offset, total=total)
+    if args.as_json:
+        print(_document([asdict(call) for call in waiting]))
+        return ExitCode.ANSWERED
+    if not total:
+        say(stderr_console(), f"Nothing waits in {store_name(args.store)}.")
+    for call in waiting:
+        _print_brief(stdout_console(), call)
+    return ExitCode.ANSWERED
 
 
-@approvals.command(epilog=EXIT_CODES)
-def deny(id: Id, store: Store, reason: Reason = "", by: By = None) -> None:
-    """Do not let a call run, or leave a question without an answer."""
-    from planner_ext.cli.durable_approvals import deny_call  # noqa: PLC0415  (likewise)
+@command(approvals, epilog=EXIT_CODES)
+async def show(id: Id, store: Store, as_json: Json = False) -> int:
+    """Show one call in full: exactly what will run, or what the model asks, and what was decided.
 
-    _end(deny_call(store, id, reason=reason, by=decider(by)))
+    Examples:
+      planner-ext approvals show order-7/1/call_2 --store runs.db
+    """
+    async with durable.Approvals.connect(store) as opened:
+        call = await opened.show(id)
+    if as_json:
+        print(_document(asdict(call)))
+    else:
+        _print_whole(stdout_console(), call)
+    return ExitCode.ANSWERED
 
 
-@approvals.command(epilog=EXIT_CODES)
-def edit(id: Id, changes: Changes, store: Store, by: By = None) -> None:
+@command(approvals, epilog=EXIT_CODES)
+async def approve(id: Id, store: Store, by: By, always: Always = None) -> int:
+    """Let a call run with the arguments that are shown; a worker continues the run.
+
+    Examples:
+      planner-ext approvals approve order-7/1/call_2 --store runs.db
+      planner-ext approvals approve order-7/1/call_2 --store runs.db --always function
+    """
+    kind = cast('Literal["function", "arguments"] | None', always)  # the store refuses any other value
+    return await _decide(store, id, lambda call: Approve(always=kind, by=by, fingerprint=call.fingerprint))
+
+
+@command(approvals, epilog=EXIT_CODES)
+async def deny(id: Id, store: Store, by: By, reason: Reason = "") -> int:
+    """Do not let a call run, or leave a question without an answer.
+
+    Examples:
+      planner-ext approvals deny order-7/1/call_2 --store runs.db --reason 'too much'
+    """
+    return await _decide(store, id, lambda _: Deny(reason, by=by))
+
+
+@command(approvals, epilog=EXIT_CODES)
+async def edit(id: Id, changes: Changes, store: Store, by: By) -> int:
     """Let a call run with other arguments.
 
-    A worker checks them, since nothing here knows the function: if they do not pass, the call waits again and says why.
+    A worker checks them, since only it knows the function: if they do not fit, the call waits again and says why.
+
+    Examples:
+      planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db
+      planner-ext approvals edit order-7/1/call_2 '{"order": "A-7", "amount": 24.5}' --store runs.db
     """
-    from planner_ext.cli.durable_approvals import edit_call  # noqa: PLC0415  (likewise)
 
-    _end(edit_call(store, id, changes, by=decider(by)))
+    def edited(call: "PendingApproval") -> Approve:
+        return Approve(arguments=_edited(call.arguments, changes), by=by, fingerprint=call.fingerprint)
+
+    return await _decide(store, id, edited)
 
 
-@approvals.command(epilog=EXIT_CODES)
-def supply(id: Id, result: Result, store: Store, by: By = None) -> None:
-    """Answer a question of the model, or do not run a call and give the model this result.
+@command(approvals, epilog=EXIT_CODES)
+async def supply(id: Id, result: Result, store: Store, by: By) -> int:
+    """Answer a question of the model, or give the model this result in place of running a call.
 
-    A result is for a call in doubt, for instance, that did take effect.
+    A result is useful, for instance, for a call in doubt that did take effect.
+
+    Examples:
+      planner-ext approvals supply order-7/1/call_2 'paid by hand' --store runs.db
     """
-    from planner_ext.cli.durable_approvals import supply_result  # noqa: PLC0415  (likewise)
-
-    _end(supply_result(store, id, result, by=decider(by)))
+    return await _decide(store, id, lambda call: Supply(result if call.kind == "question" else _value(result), by=by))
 
 
-def _end(deed: Coroutine[None, None, int]) -> None:
-    """Do it, put what is refused into words, and leave with the exit code."""
-    from planner_ext.cli.durable_store import told  # noqa: PLC0415  (likewise)
+async def _decide(where: str, id: str, decide: Callable[["PendingApproval"], Decision]) -> int:
+    async with durable.Approvals.connect(where) as store:
+        call = await store.show(id)
+        decision = decide(call)
+        if call.kind == "question" and isinstance(decision, Approve):
+            raise ApprovalRefusedError(
+                f"{id} is a question of the model: there is nothing in it to approve. Answer it with supply, or deny "
+                "it if it gets no answer."
+            )
+        counts = await store.decide(id, decision)
+    if not counts:
+        say(stderr_console(), f"{exact(id)} was decided already, by somebody else or before; nothing changed.")
+        return ExitCode.NO_ANSWER
+    say(stdout_console(), f"{exact(id)} {_said(call, decision)}")
+    return ExitCode.ANSWERED
 
-    raise typer.Exit(told(lambda: asyncio.run(deed)))
+
+def _said(call: "PendingApproval", decision: Decision) -> str:
+    name = exact(call.fully_qualified_name)
+    match decision:
+        case Supply(result=answer) if call.kind == "question":
+            return f"is answered: {visible(answer)}"
+        case _ if call.kind == "question":
+            return "is left without an answer"
+        case Approve(arguments=None):
+            return f"is approved as it was asked about: {name} will run with {exact_json(dict(call.arguments))}"
+        case Approve(arguments=arguments):
+            return (
+                f"is edited, and not checked yet: {name} will run with {exact_json(arguments)} if a worker finds that "
+                "they fit it, and wait again if not"
+            )
+        case Supply(result=result):
+            return f"is answered: {name} will not run, its result is {exact_json(result)}"
+        case _:
+            return f"is denied: {name} will not run"
+
+
+def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Apply ``NAME=VALUE`` to arguments, or read one JSON object in their place.
+
+    An argument that is text stays text, so that an order named 7 becomes no number; other values are JSON, or else
+    text.
+
+    Raises:
+        ApprovalRefusedError: If a change is neither.
+    """
+    if len(changes) == 1 and changes[0].lstrip().startswith("{"):
+        try:
+            return json.loads(changes[0])
+        except (ValueError, RecursionError) as error:
+            problem = f"Expected the arguments as one JSON object: {error}. Quote it for the shell."
+            raise ApprovalRefusedError(problem) from None
+    edited = dict(arguments)
+    for change in changes:
+        name, sign, written = change.partition("=")
+        if not sign or not name:
+            raise ApprovalRefusedError(
+                f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {shown(change)}."
+            )
+        edited[name] = written if isinstance(arguments.get(name), str) else _value(written)
+    return edited
+
+
+def _value(written: str) -> object:
+    """Read a value as JSON, or else as text."""
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+
+
+def _print_brief(console: Console, call: "PendingApproval") -> None:
+    """Print a call in a few lines; its arguments are never cut."""
+    doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
+    until = "" if call.expires_at is None else f"; open until {moment_text(call.expires_at)}"
+    called = f"{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}"
+    lines = [
+        Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
+        Text(f"    {_question(call) or called}"),
+        Text(f"    {visible(call.prompt)}" if call.kind == "function" and call.prompt else ""),
+        Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
+        Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
+    ]
+    for line in filter(None, lines):
+        console.print(line, soft_wrap=True)
+
+
+def _question(call: "PendingApproval") -> str:
+    """Say what the model asks, as the fingerprint covers it; "" for a call."""
+    if call.kind == "function":
+        return ""
+    question = call.arguments.get("question")
+    return f"The model asks: {visible(question) if isinstance(question, str) else exact_json(question)}"
+
+
+def _print_whole(console: Console, call: "PendingApproval") -> None:
+    if question := _question(call):
+        console.print(Text(question, "bold"), soft_wrap=True)
+    called = {
+        "question": visible(call.prompt),
+        "arguments": exact_json(dict(call.arguments), indent=2),
+        "function": exact(call.fully_qualified_name),
+    }
+    rows = {
+        "run": exact(call.run_id),
+        "goal": printable(call.goal),
+        **({} if question else called),
+        "call": exact(call.id),
+        "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
+        "not taken": printable(call.problem),
+        "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
+        "decided": "" if call.decision is None else decision_text(call.decision),
+        "refused": "\n".join(map(decision_text, call.refused)),
+        "waits since": moment_text(call.asked_at),
+        "open until": moment_text(call.expires_at) if call.expires_at else "",
+        "fingerprint": exact(call.fingerprint),
+    }
+    for name, value in rows.items():
+        if value:
+            text = value.replace("\n", "\n" + " " * 13)
+            console.print(Text.assemble((f"{name:<13}", "dim"), text), soft_wrap=True)
+
+
+def decision_text(record: "DecisionRecord") -> str:
+    """Say who decided what, when and with which arguments, and why it was refused if it was."""
+    said = f"{record.kind} by {exact(record.by) or 'nobody named'}, {moment_text(record.at)}"
+    if record.arguments is not None and record.arguments != record.requested:
+        before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"
+        said += f", with {exact_json(dict(record.arguments))}{before}"
+    if record.reason:
+        said += f", because: {exact(record.reason)}"
+    if record.kind == "supply":
+        said += f", with {exact_json(record.result)}"
+    if record.always is not None:
+        said += f", for the rest of the run: {record.always}"
+    return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
+
+
+def _document(value: object) -> str:
+    return json.dumps(value, indent=2, default=datetime.isoformat)

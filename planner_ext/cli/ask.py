@@ -1,61 +1,71 @@
-"""A call that waits, as a person decides on it at the terminal: what will really run, and the answers there are."""
+"""A call that waits, as a person decides on it at the terminal: exactly what will run, and the possible answers."""
 
 import sys
 
-from rich import box
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.cli.console import say
-from planner_ext.cli.show import WIDEST, Signs
-from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, folded_lines, moment_text, printable, visible
+from planner_ext.cli.show import Signs, framed, width_of
+from planner_ext.cli.text import (
+    complain,
+    cut_in_the_middle,
+    exact,
+    exact_json,
+    folded_lines,
+    moment_text,
+    say,
+    visible,
+)
 from planner_ext.core.state import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.sk.arguments import InvalidArguments, parse_object
 
-__all__ = ["Desk", "print_pending"]
+__all__ = ["ApprovalPrompt", "print_pending", "terminal_prompt"]
 
 _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
-_STICKY = {"f": "function", "a": "arguments"}
-
+_STICKY = {"f": "function", "a": "arguments", "": "back"}
 
 _AROUND = 14
 """Lines of a screen that a question takes beside the arguments: the frame, the other rows, and the question itself."""
+_BESIDE = 18
+"""Cells of a line of the frame that the arguments do not get."""
+_LONGEST_NAME = 48
+"""Characters of a name that is repeated next to the question."""
 
 
-class Desk:
+class ApprovalPrompt:
     """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided.
 
-    What is shown fits the screen, so that function, id and question are in sight together. What was typed before a
-    question was shown is thrown away.
+    What is shown fits the screen, so that function, id and question are visible together. What was typed before a
+    question was shown is discarded.
     """
 
     def __init__(self, console: Console, *, by: str | None) -> None:
-        """Ask on this console, in the name of whoever decides."""
+        """Ask on this console, in the name of the person who decides."""
         self._console = console
         self._by = by
         self._refused: tuple[str, Decision] | None = None
         self._cut = False
 
     def decide(self, call: PendingCall, *, more: int) -> Decision | None:
-        """Show a call and ask until there is a decision, or None where the person quits.
+        """Show a call and ask until there is a decision, or None if the person quits.
 
         Args:
-            call: It.
+            call: The call.
             more: How many others wait.
         """
         refused, self._refused = self._refused, None
+        again = refused[1] if refused is not None and refused[0] == call.id else None
         try:
-            again = refused[1] if refused is not None and refused[0] == call.id else None
             if again is None:
                 self._cut = print_pending(self._console, call, more=more, lines=max(self._console.height - _AROUND, 6))
             if call.fully_qualified_name == ASK_USER:
-                return self._reply()
-            if isinstance(again, Approve) and again.arguments is not None:
-                return self._edit(call) or self._ask(call)
-            return self._ask(call)
+                answer = self._answer("Your answer (empty: leave it open): ")
+                return Supply(answer, by=self._by) if answer else None
+            if isinstance(again, Approve) and again.arguments is not None and (edited := self._edited(call)):
+                return edited
+            return self._asked(call)
         except (EOFError, KeyboardInterrupt):
             self._console.print()
             return None
@@ -66,24 +76,24 @@ class Desk:
         self._refused = call.id, decision
 
     def remembered(self, call: PendingCall) -> Decision:
-        """Approve a call that an earlier "always" was for, too, and say so."""
+        """Approve a call that an earlier "always" covers, and say so."""
         self._say(f"{exact(call.fully_qualified_name)}: approved, as you said always.")
         return Approve(by=self._by, fingerprint=call.fingerprint)
 
-    def _ask(self, call: PendingCall) -> Decision | None:
+    def _asked(self, call: PendingCall) -> Decision | None:
+        choices = {key: name for key, name in _CHOICES.items() if self._cut or key != "s"}
+        question = ", ".join(f"{name} ({key})" for key, name in choices.items()) + "? "
         while True:
             decision: Decision | None = None
-            choices = _CHOICES if self._cut else {key: name for key, name in _CHOICES.items() if key != "s"}
-            question = ", ".join(f"{name} ({key})" for key, name in choices.items()) + "? "
-            match self._choice(f"{_name(self._console, call)}: {question}", choices):
+            match self._choice(f"{_short_name(self._console, call)}: {question}", choices):
                 case "approve":
                     decision = Approve(by=self._by, fingerprint=call.fingerprint)
                 case "deny":
                     decision = Deny(self._answer("Why, for the model (may be empty): "), by=self._by)
                 case "edit":
-                    decision = self._edit(call)
+                    decision = self._edited(call)
                 case "always":
-                    decision = self._always(call)
+                    decision = self._approved_always(call)
                 case "show all":
                     print_pending(self._console, call)
                 case _:
@@ -91,12 +101,7 @@ class Desk:
             if decision is not None:
                 return decision
 
-    def _reply(self) -> Decision | None:
-        """Answer a question; an empty answer leaves it open."""
-        answer = self._answer("Your answer (empty: leave it open): ")
-        return Supply(answer, by=self._by) if answer else None
-
-    def _edit(self, call: PendingCall) -> Decision | None:
+    def _edited(self, call: PendingCall) -> Decision | None:
         """Ask for other arguments; None goes back to the question."""
         self._say("Now: " + exact_json(call.arguments))
         while answer := self._answer("New arguments, as one line of JSON (empty: back): "):
@@ -106,22 +111,18 @@ class Desk:
             self._complain(f"The arguments {edited.message}")
         return None
 
-    def _always(self, call: PendingCall) -> Decision | None:
+    def _approved_always(self, call: PendingCall) -> Decision | None:
         question = "For the rest of this run: this function (f), or these arguments only (a)? "
-        match self._choice(question, _STICKY, empty="back"):
-            case "function":
-                return Approve(always="function", by=self._by, fingerprint=call.fingerprint)
-            case "arguments":
-                return Approve(always="arguments", by=self._by, fingerprint=call.fingerprint)
+        match self._choice(question, _STICKY):
+            case "function" | "arguments" as always:
+                return Approve(always=always, by=self._by, fingerprint=call.fingerprint)
             case _:
                 return None
 
-    def _choice(self, question: str, choices: dict[str, str], *, empty: str = "") -> str:
-        """Ask until the answer is one of the choices, by its letter or in full; no answer is none of them."""
+    def _choice(self, question: str, choices: dict[str, str]) -> str:
+        """Ask until the answer is one of the choices, by its letter or in full."""
         while True:
             answer = self._answer(question).lower()
-            if not answer and empty:
-                return empty
             chosen = choices.get(answer, answer)
             if chosen in choices.values():
                 return chosen
@@ -136,23 +137,32 @@ class Desk:
         say(self._console, _shown(self._console, text, "dim"))
 
     def _complain(self, text: str) -> None:
-        say(self._console, Text.assemble(("Not taken: ", "bold red"), printable(text)))
+        complain(self._console, text, lead="Not taken: ")
+
+
+def terminal_prompt(console: Console, *, by: str | None) -> ApprovalPrompt | None:
+    """Return a prompt if a person sees questions here and can answer them, else None."""
+    return ApprovalPrompt(console, by=by) if is_terminal() else None
+
+
+def is_terminal() -> bool:
+    """Whether a person sees questions here and can answer them."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  (None without a console)
 
 
 def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: int | None = None) -> bool:
-    """Print a call that waits: what would not be seen is written as an escape, function and id stand below.
+    """Print a call that waits: characters that cannot be seen are escaped, function and id stand below.
 
     Args:
         console: Where.
-        call: It.
+        call: The call.
         more: How many others wait.
-        lines: How many the prompt and the arguments of a call may take together; what is over it is left out of their
+        lines: How many lines the prompt and the arguments of a call may take together; the rest is cut out of their
             middle, and the place says so. None prints them whole.
 
     Returns:
-        Whether something was left out.
+        Whether something was cut.
     """
-    width = min(console.width, WIDEST)
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
@@ -160,51 +170,41 @@ def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: 
     texts = {"question": visible(call.prompt)} if call.prompt else {}
     if not asks:
         texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"
-    cut = False
+    cells, cut = width_of(console) - _BESIDE, False
     for label, text in texts.items():
         shown = text
         if lines is not None and not asks:
-            most = lines if label == "arguments" else lines // 2  # what the question leaves is the arguments'
-            shown = cut_in_the_middle(text, cells=width - _BESIDE, lines=most)
-            lines -= folded_lines(shown, width - _BESIDE)
+            most = lines if label == "arguments" else lines // 2  # the arguments get what the question leaves
+            shown = cut_in_the_middle(text, cells=cells, lines=most)
+            lines -= folded_lines(shown, cells)
             cut = cut or shown != text
         rows.add_row(label, _shown(console, shown))
     if not asks:
         rows.add_row("function", _shown(console, exact(call.fully_qualified_name), "bold"))
     rows.add_row("call", _shown(console, f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
     if call.expires_at is not None:
-        rows.add_row("open until", Text(moment_text(call.expires_at)))
+        rows.add_row("open until", moment_text(call.expires_at))
     title = "The model asks you" if asks else "A call waits for your decision"
-    title += f", and {more} more" if more else ""
-    panel = Panel(
-        rows, title=Text(title, "bold"), title_align="left", border_style="yellow", box=box.ROUNDED, width=width
-    )
-    console.print(panel)
+    framed(console, rows, f"{title}, and {more} more" if more else title, "yellow")
     return cut
 
 
-_BESIDE = 18
-"""Cells of a line of the frame that the arguments do not get."""
-
-
 def _shown(console: Console, text: str, style: str = "") -> Text:
-    """Escape what the console's encoding has no character for: another one in its place would be a lie."""
+    """Escape what the console's encoding has no character for: any other character in its place would deceive."""
     return Text(text.encode(console.encoding, "backslashreplace").decode(console.encoding), style)
 
 
-def _name(console: Console, call: PendingCall) -> str:
+def _short_name(console: Console, call: PendingCall) -> str:
     """Name a call in half a line."""
-    names, mark = (exact(call.fully_qualified_name), exact(call.id)), Signs(console).more
-    short = (name if len(name) <= _NAME else f"{name[: _NAME // 2]}{mark}{name[-_NAME // 2 :]}" for name in names)
-    return ", call ".join(short)
-
-
-_NAME = 48
-"""Characters of a name that is repeated next to the question."""
+    half, mark = _LONGEST_NAME // 2, Signs(console).more
+    names = (exact(call.fully_qualified_name), exact(call.id))
+    return ", call ".join(
+        name if len(name) <= _LONGEST_NAME else f"{name[:half]}{mark}{name[-half:]}" for name in names
+    )
 
 
 def discard_typed_ahead() -> None:
-    """Throw away what was typed at the terminal and not yet read; a pipe has no such thing, and is left alone."""
+    """Discard what was typed at the terminal and not yet read; a pipe is left alone."""
     if not sys.stdin.isatty():
         return
     if sys.platform == "win32":

@@ -1,15 +1,14 @@
-"""A run in a file: read and written whole, by one process at a time, with mode 0600, signed where there is a key.
+"""A run in a file: read and written whole, by one process at a time, with mode 0600, signed if there is a key.
 
-The key is the environment's ``PLANNER_EXT_CHECKPOINT_KEY``: every process of the machine could read it off a command
-line.
+The key is the environment's ``PLANNER_EXT_CHECKPOINT_KEY``: other processes of the machine can read a command line.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
@@ -21,11 +20,11 @@ from planner_ext.hitl_manager import Checkpoint
 __all__ = ["CheckpointFile", "FileJournal", "environment_key"]
 
 _KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
-"""The environment variables with the key that signs: the first that is set and not empty; unsigned without one."""
+"""The environment variables with the key that signs: the first one that is set and not empty."""
 
 
 class CheckpointFile:
-    """The file that a paused run waits in; as a context it is locked against other processes.
+    """The file that a paused run waits in.
 
     Attributes:
         path: Where it is, as it was given.
@@ -36,46 +35,46 @@ class CheckpointFile:
         self.path = path
         self._target = Path(os.path.realpath(path))  # so that a link stays one
         self._lock = self._target.with_name(f".{self._target.name}.lock")
-        self._descriptor: int | None = None
 
-    def __enter__(self) -> Self:
-        """Lock the file.
+    @contextmanager
+    def locked(self) -> Generator[Self]:
+        """Lock the file against other processes; without write access nothing is locked, since nothing can run.
 
         Raises:
-            PlannerInvalidConfigurationError: If another process has it locked.
+            PlannerInvalidConfigurationError: If another process has locked it.
         """
-        if not os.access(self._target.parent, os.W_OK | os.X_OK):
-            return self  # nothing can be written there, so nothing will be run
+        if not self._is_writable():
+            yield self
+            return
         try:
-            self._descriptor = take_lock(self._lock)
+            descriptor = take_lock(self._lock)
         except StoreError as error:
             raise PlannerInvalidConfigurationError(f"{self.path} cannot be locked. {error}") from None
-        if self._descriptor is None:
+        if descriptor is None:
             raise PlannerInvalidConfigurationError(
                 f"{self.path} is in use: another process works on this run. Nothing was run here. Try again when it "
                 "has ended."
             )
-        return self
+        try:
+            yield self
+        finally:
+            drop_lock(self._lock, descriptor)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._descriptor is not None:
-            drop_lock(self._lock, self._descriptor)
-            self._descriptor = None
+    def _is_writable(self) -> bool:
+        return self._target.parent.is_dir() and os.access(self._target.parent, os.W_OK | os.X_OK)
 
     def check_place(self) -> None:
-        """Find out before the run whether it could be kept here.
+        """Check before the run whether it can be kept here.
 
         Raises:
             PlannerInvalidConfigurationError: If not.
         """
-        folder = self._target.parent
         if self._target.is_dir():
             raise PlannerInvalidConfigurationError(f"{self.path} is a directory; name a file for the checkpoint.")
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        if not self._is_writable():
             raise PlannerInvalidConfigurationError(
-                f"The checkpoint cannot be written to {self.path}: {folder} is no directory that can be written to."
+                f"The checkpoint cannot be written to {self.path}: {self._target.parent} is no directory that can be "
+                "written to."
             )
 
     def read(self) -> Checkpoint:
@@ -85,17 +84,16 @@ class CheckpointFile:
             PlannerInvalidConfigurationError: If the file cannot be read.
             InvalidCheckpointError: If it holds no checkpoint, an altered one, or one signed with another key.
         """
-        key = environment_key()
+        variable, key = _key()
         try:
             text = self._target.read_text(encoding="utf-8")
+            checkpoint = Checkpoint.from_json(text, key)
         except OSError as error:
             raise PlannerInvalidConfigurationError(f"{self.path} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError:
             raise InvalidCheckpointError(f"{self.path} is no checkpoint: it is not text.") from None
-        try:
-            checkpoint = Checkpoint.from_json(text, key)
         except InvalidCheckpointError as error:
-            hint = "" if key is None else f" The key is that of {_key_variable()}."
+            hint = f" The key is that of {variable}." if variable else ""
             raise InvalidCheckpointError(f"{self.path} cannot be used. {error}{hint}") from None
         if key is None and "signature" in json.loads(text):
             raise InvalidCheckpointError(
@@ -105,7 +103,7 @@ class CheckpointFile:
         return checkpoint
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write the run in one step: whoever reads sees the old file or the new one; its mode is 0600.
+        """Write the run in one step: a reader sees the old file or the new one; its mode is 0600.
 
         Raises:
             PlannerInvalidConfigurationError: If it cannot be written; then the old file is as it was.
@@ -131,7 +129,7 @@ class CheckpointFile:
 
 
 class FileJournal:
-    """Keeps a run in its file while it goes: that a call was started is in the file before its function runs.
+    """Writes a run to its file while it works: before a function starts, the file says so.
 
     Implements `planner_ext.engine.ports.RunStore`.
     """
@@ -142,7 +140,7 @@ class FileJournal:
         self._facts = list(facts)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (the port's signature)
-        """Take facts, and write the file with those that tell of a call's start or end.
+        """Take facts, and write the file if a call has started or ended.
 
         Raises:
             PlannerInvalidConfigurationError: If the file cannot be written; then the function does not run.
@@ -153,10 +151,10 @@ class FileJournal:
 
 
 def environment_key() -> bytes | None:
-    """Read the key that signs, or None where there is none."""
-    name = _key_variable()
-    return None if name is None else os.fsencode(os.environ[name])
+    """Return the key that signs, or None."""
+    return _key()[1]
 
 
-def _key_variable() -> str | None:
-    return next((name for name in _KEY_VARIABLES if os.environ.get(name)), None)
+def _key() -> tuple[str, bytes | None]:
+    name = next((name for name in _KEY_VARIABLES if os.environ.get(name)), "")
+    return name, os.fsencode(os.environ[name]) if name else None

@@ -17,9 +17,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.cli.console import stderr_console, stdout_console
 from planner_ext.cli.kernels import kernel_of, openai_service, start_factory
-from planner_ext.cli.text import one_line
+from planner_ext.cli.text import one_line, stderr_console, stdout_console
 from planner_ext.compare import Comparison, Live, OptionInfo, Run, ScriptInfo, run_comparison
 from planner_ext.compare.markdown import markdown_of, with_table
 from planner_ext.compare.page import page_of

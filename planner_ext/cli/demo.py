@@ -38,8 +38,8 @@ from planner_ext import (
     FunctionInvokingChatCompletion,
 )
 from planner_ext.cli import demo_shop as shop
-from planner_ext.cli.durable_store import opened_store
 from planner_ext.cli.show import Progress, Signs, print_answer
+from planner_ext.cli.store import opened_store
 from planner_ext.cli.text import TextFlow
 from planner_ext.compare import run_comparison
 from planner_ext.core.facts import CallFinished

@@ -1,6 +1,6 @@
-"""Where the kernel of a run comes from: ``module:factory``, and an endpoint put beside the services it has.
+"""Where the kernel of a run comes from: ``module:factory``, and an endpoint put in front of the services it has.
 
-Whatever cannot be used is a `PlannerInvalidConfigurationError` that names the option and the way out. The user's kernel
+What cannot be used raises a `PlannerInvalidConfigurationError` that names the option and the way out. The user's kernel
 is never changed.
 """
 
@@ -11,8 +11,9 @@ import ipaddress
 import os
 import sys
 import traceback
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Generator
+from contextlib import contextmanager
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -23,7 +24,6 @@ from semantic_kernel.connectors.ai.chat_completion_client_base import ChatComple
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.open_ai.settings.open_ai_settings import OpenAISettings
 from semantic_kernel.functions import KernelArguments
-from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.errors import shown
 from planner_ext.errors import PlannerInvalidConfigurationError
@@ -32,20 +32,22 @@ from planner_ext.sk.transport import select_service
 __all__ = ["SERVICE_ID", "awaited", "kernel_of", "openai_service", "start_factory", "with_service"]
 
 SERVICE_ID = "planner-ext"
-"""Under which the service of ``--base-url`` and ``--model`` stands in the copy of the kernel."""
+"""The id of the service of ``--base-url`` and ``--model`` in the copy of the kernel."""
+
+_FILTERS = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
 
 
 def start_factory(path: str, *, option: str = "--kernel") -> object:
     """Import what an option names, and call it if it is a function; the current directory is importable.
 
-    This is done before an event loop runs, so that module and factory may run one of their own.
+    Call it before an event loop runs, so that module and factory may run one of their own.
 
     Args:
         path: ``module:name``, dots allowed in both.
-        option: How the command line calls it.
+        option: The option's name, for errors.
 
     Returns:
-        What the factory returned, a coroutine perhaps; see `kernel_of` and `awaited`.
+        What the factory returned, which may be awaitable; see `kernel_of` and `awaited`.
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such module or name, or either fails.
@@ -56,85 +58,90 @@ def start_factory(path: str, *, option: str = "--kernel") -> object:
             f"{option} must be module:factory, for instance shop.kernel:make_kernel; got {shown(path)}."
         )
     given = f"{option} {path}"
-    found = _attribute(_imported(module_name, given), name, given)
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    with _blamed(f"{given}: the module"):
+        module = _imported(module_name)
+    if module is None:
+        problem = f"{given}: there is no module {module_name!r}, neither installed nor in {here}."
+        raise PlannerInvalidConfigurationError(problem)
+    try:
+        found: object = attrgetter(name)(module)
+    except AttributeError:
+        near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        problem = f"{given}: the module {module.__name__!r} has no {name!r}.{hint}"
+        raise PlannerInvalidConfigurationError(problem) from None
     if isinstance(found, Kernel) or not callable(found):
         return found
-    try:
+    with _blamed(f"{given}: the factory"):
         return found()
-    except (Exception, SystemExit) as error:
-        raise _failed(given, "the factory", error) from error
+
+
+def _imported(name: str) -> ModuleType | None:
+    """Import a module; None if it, or a package that it is in, does not exist."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
 
 
 async def awaited(made: object, path: str, *, option: str = "--kernel") -> object:
-    """Await what `start_factory` returned, where it is to be awaited.
+    """Await what `start_factory` returned, if it is awaitable.
 
     Raises:
         PlannerInvalidConfigurationError: If the factory fails.
     """
-    if not inspect.isawaitable(made):
-        return made
-    try:
-        return cast("object", await made)
-    except (Exception, SystemExit) as error:
-        raise _failed(f"{option} {path}", "the factory", error) from error
+    with _blamed(f"{option} {path}: the factory"):
+        return cast("object", await made) if inspect.isawaitable(made) else made
 
 
 async def kernel_of(made: object, path: str) -> Kernel:
-    """Get the kernel out of what `start_factory` returned, awaiting it where it is to be awaited.
+    """Return the kernel that `start_factory` returned, or that it awaits.
 
     Raises:
-        PlannerInvalidConfigurationError: If the factory fails, or gives something else.
+        PlannerInvalidConfigurationError: If the factory fails, or returns something else.
     """
-    made = await awaited(made, path)
-    if not isinstance(made, Kernel):
+    kernel = await awaited(made, path)
+    if not isinstance(kernel, Kernel):
         raise PlannerInvalidConfigurationError(
             f"--kernel {path} must be a semantic_kernel.Kernel, or a function without arguments that returns one; "
-            f"got {type(made).__name__}."
+            f"got {type(kernel).__name__}."
         )
-    return made
+    return kernel
 
 
-def _imported(module_name: str, given: str) -> ModuleType:
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
+@contextmanager
+def _blamed(what: str) -> Generator[None]:
+    """Name the user's code that raised, and the line."""
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise PlannerInvalidConfigurationError(
-                f"{given}: there is no module {error.name!r}, neither installed nor in {here}."
-            ) from None
-        raise _failed(given, "the module", error) from error
+        yield
     except (Exception, SystemExit) as error:
-        raise _failed(given, "the module", error) from error
-
-
-def _attribute(module: ModuleType, name: str, given: str) -> object:
-    try:
-        return cast("object", reduce(getattr, name.split("."), module))
-    except AttributeError:
-        near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise PlannerInvalidConfigurationError(
-            f"{given}: the module {module.__name__!r} has no {name!r}.{hint}"
-        ) from None
+        text = f"{type(error).__name__}: {error}".rstrip(": .")
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise PlannerInvalidConfigurationError(f"{what} raised {text}{where}.") from error
 
 
 def openai_service(base_url: str | None, model: str | None) -> OpenAIChatCompletion:
-    """Make the service that ``--base-url`` and ``--model`` describe; the environment fills in what they leave out.
+    """Make the service that ``--base-url`` and ``--model`` describe, with the environment's values as defaults.
 
     Args:
-        base_url: None is ``OPENAI_BASE_URL``, else OpenAI.
+        base_url: None is ``OPENAI_BASE_URL``, or OpenAI.
         model: None is ``OPENAI_CHAT_MODEL_ID``.
 
     Raises:
-        PlannerInvalidConfigurationError: If the URL is none, or model or key are missing.
+        PlannerInvalidConfigurationError: If the URL is not valid, or model or key are missing.
     """
     settings = OpenAISettings()
     model = model or settings.chat_model_id
     if not model:
         raise PlannerInvalidConfigurationError("No model is named: give --model, or set OPENAI_CHAT_MODEL_ID.")
-    name, url = ("--base-url", base_url) if base_url is not None else _url_in(os.environ)
+    name, url = "--base-url", base_url
+    if url is None:
+        name, url = "OPENAI_BASE_URL", os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
     host = _host(name, url)
     key = settings.api_key.get_secret_value() if settings.api_key else ""
     if not key and not _is_loopback(host):
@@ -148,15 +155,14 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
 def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
     """Copy a kernel and put a service in front of its own.
 
-    ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries: neither leaves the user's alone.
+    ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries: both affect the user's kernel.
 
     Raises:
         PlannerInvalidConfigurationError: If the kernel's own selector insists on another service.
     """
-    services = cast("Mapping[str, AIServiceClientBase]", kernel.services)
     parts: dict[str, Any] = {
         "plugins": dict(kernel.plugins),
-        "services": {SERVICE_ID: service, **services},
+        "services": {SERVICE_ID: service, **cast("dict[str, Any]", kernel.services)},
         "ai_service_selector": kernel.ai_service_selector,
         **{name: list(getattr(kernel, name)) for name in _FILTERS},
     }
@@ -168,15 +174,6 @@ def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
             "Leave them out, or let the selector take the service that it is asked for."
         )
     return copied
-
-
-_FILTERS = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
-
-_OPENAI = "https://api.openai.com/v1"
-
-
-def _url_in(environment: Mapping[str, str]) -> tuple[str, str]:
-    return "OPENAI_BASE_URL", environment.get("OPENAI_BASE_URL") or _OPENAI
 
 
 def _host(name: str, url: str) -> str:
@@ -195,10 +192,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _failed(given: str, what: str, error: BaseException) -> PlannerInvalidConfigurationError:
-    text = f"{type(error).__name__}: {error}".rstrip(": .")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return PlannerInvalidConfigurationError(f"{given}: {what} raised {text}{where}.")

@@ -1,182 +1,272 @@
-"""The options that commands share, with their help; nothing heavy is imported for it."""
+"""What commands share: how a function becomes a command, the options, and the exit codes. Imports nothing heavy."""
 
+import asyncio
+import getpass
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, fields, is_dataclass
+from enum import IntEnum
+from functools import wraps
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import ParameterInfo
+
+from planner_ext.cli.store import STORE_VARIABLE
+from planner_ext.cli.text import complain, stderr_console
+from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
-    "EXIT_CODES",
-    "STORE_VARIABLE",
-    "Answers",
-    "Approvals",
-    "AskAll",
-    "BaseUrl",
+    "RUN_EXIT_CODES",
     "By",
-    "Cancel",
-    "CheckpointPath",
-    "Denials",
-    "Edits",
-    "GoalText",
+    "Exit",
+    "ExitCode",
+    "GoalArgs",
     "Json",
-    "JsonDocument",
-    "KeptIn",
-    "KernelPath",
-    "Limit",
-    "MaxIterations",
-    "MaxToolCalls",
-    "Model",
+    "ListArgs",
     "MoreIterations",
-    "Offset",
-    "Plan",
-    "Policy",
-    "Questions",
-    "ResumedFile",
-    "RunId",
+    "ResumeArgs",
+    "RunOptions",
     "Store",
-    "Stream",
-    "Timeout",
-    "decider",
+    "StoredRunOptions",
+    "WorkerArgs",
+    "command",
 ]
 
-EXIT_CODES = """\b
+
+class ExitCode(IntEnum):
+    """How a command ended; see `RUN_EXIT_CODES`."""
+
+    ANSWERED = 0
+    NO_ANSWER = 1
+    UNUSABLE = 2
+    FAULT = 3
+    PAUSED = 4
+    INTERRUPTED = 130
+
+
+RUN_EXIT_CODES = """\b
 Exit codes:
   0    answered
-  1    ended without: a limit, the timeout, a cancellation, a reply cut short
+  1    ended without an answer: a limit, the timeout, a cancellation, a reply cut short
   2    something on the command line, in a file or in the kernel cannot be used
   3    a fault, such as a failed request
   4    paused: calls wait for a decision, or questions for an answer
   130  interrupted with Ctrl-C
 """
 
-KernelPath = Annotated[
-    str | None,
-    typer.Option(
-        "--kernel",
-        metavar="MODULE:FACTORY",
-        help="Where the kernel comes from: a function without arguments, async or not, that returns one, or a "
-        "Kernel. The current directory is importable. Left out: no functions, the model can only talk.",
-    ),
-]
-BaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="An OpenAI-compatible endpoint, such as http://localhost:8000/v1. Left out: OPENAI_BASE_URL, or "
-        "OpenAI itself.",
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The model. With neither --model nor --base-url the kernel's own service is used. The key is "
-        "OPENAI_API_KEY; an endpoint on this machine needs none.",
-    ),
-]
-Policy = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="A YAML file with an approval policy: which calls run, are denied, or wait."),
-]
-AskAll = Annotated[bool, typer.Option("--ask-all", help="Every call waits for a decision.")]
-By = Annotated[str | None, typer.Option(metavar="NAME", help="Who decides, for the record. Left out: the login name.")]
-Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Show text while it arrives.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the whole result as one JSON document on stdout.")]
-
-JsonDocument = Annotated[bool, typer.Option("--json", help="Print it as one JSON document on stdout.")]
-
-STORE_VARIABLE = "PLANNER_EXT_STORE"
-"""The environment variable in place of ``--store``: other users of the machine can read a command line."""
-
-_STORE = "A store of runs: an SQLite file on this machine, or a postgresql:// address."
-Store = Annotated[str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)]
-Limit = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
-Offset = Annotated[int, typer.Option(metavar="N", min=0, help="How many of the first to leave out.")]
-
-GoalText = Annotated[str, typer.Argument(metavar="GOAL", help="What is to be reached.", show_default=False)]
-MaxIterations = Annotated[
-    int,
-    typer.Option(
-        metavar="N", help="Most requests to the model, plan and answer included. The last offers no functions."
-    ),
-]
-MaxToolCalls = Annotated[int | None, typer.Option(metavar="N", help="Most function calls, failed ones included.")]
-Questions = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Let the model ask you this many questions. Left out: it is given no function to ask with."
-    ),
-]
-Plan = Annotated[
-    bool | None,
-    typer.Option("--plan/--no-plan", help="Ask for a plan first. Left out: where the kernel has functions."),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS", help="Stop the run after this time; its history is kept. Waiting for a decision is free."
-    ),
-]
-CheckpointPath = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Ask nobody: when calls wait, stop with exit code 4. FILE has the run as it stands, whatever its end, for "
-        "planner-ext resume. It is signed, and anything else refused, where PLANNER_EXT_CHECKPOINT_KEY "
-        "(or PLANNER_EXT_KEY) is set.",
-    ),
-]
-
-KeptIn = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        envvar=STORE_VARIABLE,
-        metavar="FILE|URL",
-        help=f"Keep the run there while it goes: a killed process loses nothing, and what waits is decided with "
-        f"planner-ext approvals. {_STORE} Texts come whole.",
-    ),
-]
-RunId = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="With --store: the run's name. An unfinished run of this name is continued; one that has ended gives its "
-        "result. Left out: a new one.",
-    ),
-]
-
-ResumedFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="What run --checkpoint wrote; it is written again.", show_default=False)
-]
-Approvals = Annotated[
-    list[str] | None, typer.Option(metavar="ID", help="Let this call run. May be repeated, as the next two may.")
-]
-Answers = Annotated[
-    list[str] | None, typer.Option("--answer", metavar="ID=TEXT", help="Answer this question. May be repeated.")
-]
-Denials = Annotated[
-    list[str] | None, typer.Option(metavar="ID=REASON", help="Do not run this call; the model reads why.")
-]
-Edits = Annotated[
-    list[str] | None, typer.Option(metavar="ID=JSON", help="Let this call run with these arguments instead.")
-]
-Cancel = Annotated[str | None, typer.Option(metavar="REASON", help="End the run; nothing that waits is run.")]
-MoreIterations = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Round trips in place of the run's; those made count. Lets a run that spent them go on."
-    ),
-]
+Exit = int | Coroutine[None, None, int]
+"""What a command's function returns: its exit code, or a coroutine that returns it."""
 
 
-def decider(by: str | None) -> str | None:
-    """Name who decides: as given, or by the login name, where there is one."""
-    import getpass  # noqa: PLC0415  (only where a run is started)
+def command(
+    group: typer.Typer, *, epilog: str, name: str | None = None
+) -> Callable[[Callable[..., Exit]], Callable[..., Exit]]:
+    """Register a function as a command, with its docstring as help.
 
-    if by is not None:
-        return by
+    A parameter whose type is a dataclass becomes one option, or argument, for each of its fields, with the field's
+    documentation as help. An error of this package becomes a paragraph on stderr and the exit code 2.
+
+    Args:
+        group: Where the command belongs.
+        epilog: The end of its help: the exit codes.
+        name: The command's name; None takes the function's.
+    """
+
+    def register(function: Callable[..., Exit]) -> Callable[..., Exit]:
+        parameters = signature(function).parameters.values()
+        types = {each.name: each.annotation for each in parameters if isinstance(each.annotation, type)}
+        bundles = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+        options = [
+            option.replace(kind=Parameter.KEYWORD_ONLY)
+            for each in parameters
+            for option in (_options(bundles[each.name]) if each.name in bundles else (each,))
+        ]
+
+        @wraps(function)
+        def run(**given: Any) -> None:
+            for each, bundle in bundles.items():
+                given[each] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
+            raise typer.Exit(_exit_code(lambda: function(**given)))
+
+        run.__signature__ = signature(function).replace(parameters=options)  # pyright: ignore[reportAttributeAccessIssue]  (PEP 362)
+        run.__annotations__ = {option.name: option.annotation for option in options}
+        text = re.sub(r"^Examples:", "\b\nExamples:", getdoc(function) or "", flags=re.MULTILINE)  # \b: keep its lines
+        group.command(name, help=text, epilog=epilog)(run)
+        return function
+
+    return register
+
+
+def _options(bundle: type[Any]) -> list[Parameter]:
+    """List a dataclass's fields as parameters, with their documentation as help."""
+    texts: dict[str, str] = {}
+    for each in reversed(bundle.__mro__):
+        attributes = (getdoc(each) or "").partition("Attributes:\n")[2]
+        texts |= re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
+    found = list(signature(bundle).parameters.values())
+    for option in found:
+        for info in get_args(option.annotation):
+            if isinstance(info, ParameterInfo):
+                info.help = " ".join(texts.get(option.name, info.help or "").split())
+    return found
+
+
+def _exit_code(call: Callable[[], Exit]) -> int:
+    try:
+        code = call()
+        return code if isinstance(code, int) else asyncio.run(code)
+    except PlannerExtError as error:
+        complain(stderr_console(), str(error))
+        return ExitCode.UNUSABLE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _login_name() -> str | None:
     try:
         return getpass.getuser()
     except (ImportError, KeyError, OSError):
         return None
+
+
+_STORE = "A store of runs: an SQLite file on this machine, or a postgresql:// address."
+_POLICY = "A YAML file with an approval policy: which calls run, are denied, or wait."
+_BY = "Who decides, for the record."
+
+Store = Annotated[str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)]
+Policy = Annotated[Path | None, typer.Option(metavar="FILE", help=_POLICY)]
+AskAll = Annotated[bool, typer.Option("--ask-all", help="Every call waits for a decision.")]
+By = Annotated[
+    str | None, typer.Option(default_factory=_login_name, metavar="NAME", help=_BY, show_default="login name")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+MoreIterations = Annotated[
+    int | None, typer.Option(metavar="N", help="A new limit of round trips, for a run that reached its own.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRunOptions:
+    """What a run works with.
+
+    Attributes:
+        kernel: A Kernel, or a function without arguments, async or not, that returns one. The current directory is
+            importable. Default: no functions, the model can only talk.
+        base_url: An OpenAI-compatible endpoint, such as http://localhost:8000/v1. Default: OPENAI_BASE_URL, or OpenAI
+            itself.
+        model: The model. With neither --model nor --base-url the kernel's own service is used. The key is
+            OPENAI_API_KEY; an endpoint on this machine needs none.
+    """
+
+    kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
+    base_url: Annotated[str | None, typer.Option(metavar="URL")] = None
+    model: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    policy: Policy = None
+    ask_all: AskAll = False
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(StoredRunOptions):
+    """What a run works with that a person at the terminal watches and decides on.
+
+    Attributes:
+        stream: Show text while it arrives.
+    """
+
+    by: By
+    stream: Annotated[bool, typer.Option("--stream/--no-stream")] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoalArgs:
+    """A new run: its goal, its limits, and where it is kept.
+
+    Attributes:
+        goal: What is to be reached.
+        max_iterations: Most requests to the model, plan and answer included. The last offers no functions.
+        max_tool_calls: Most function calls, failed ones included. Default: no limit.
+        questions: How many questions the model may ask you. Default: none, and no function to ask with.
+        plan: Ask for a plan first. Default: if the kernel has functions.
+        timeout: Stop the run after this time, and keep its history. Waiting for a decision does not count. Default: no
+            timeout.
+        checkpoint: Do not ask: when calls wait, stop with exit code 4. FILE keeps the run, however it ends, for
+            planner-ext resume. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, FILE is signed with it, and
+            a file without this signature is refused.
+        store: Keep the run in this store while it works: it survives its process, and planner-ext approvals decides
+            what waits. An SQLite file on this machine, or a postgresql:// address. Text comes in whole replies.
+        run_id: With --store: the run's name. An unfinished run of this name is continued; an ended one gives its
+            result. Default: a new name.
+    """
+
+    goal: Annotated[str, typer.Argument(metavar="GOAL", show_default=False)]
+    max_iterations: Annotated[int, typer.Option(metavar="N")] = 15
+    max_tool_calls: Annotated[int | None, typer.Option(metavar="N")] = None
+    questions: Annotated[int | None, typer.Option(metavar="N")] = None
+    plan: Annotated[bool | None, typer.Option("--plan/--no-plan")] = None
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS")] = None
+    checkpoint: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    store: Annotated[str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")] = None
+    run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeArgs:
+    """A run in a file, and what to do with it.
+
+    Attributes:
+        file: What run --checkpoint wrote; it is updated.
+        approve: Let this call run. May be repeated, as the next three may.
+        deny: Do not run this call; the model reads why.
+        edit: Let this call run with these arguments instead.
+        answer: Answer this question.
+        cancel: End the run; no waiting call runs.
+    """
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
+    approve: Annotated[list[str] | None, typer.Option(metavar="ID")] = None
+    deny: Annotated[list[str] | None, typer.Option(metavar="ID=REASON")] = None
+    edit: Annotated[list[str] | None, typer.Option(metavar="ID=JSON")] = None
+    answer: Annotated[list[str] | None, typer.Option(metavar="ID=TEXT")] = None
+    cancel: Annotated[str | None, typer.Option(metavar="REASON")] = None
+    max_iterations: MoreIterations = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListArgs:
+    """A part of a list.
+
+    Attributes:
+        limit: How many at most.
+        offset: How many to skip.
+    """
+
+    store: Store
+    limit: Annotated[int, typer.Option(metavar="N", min=1)] = 50
+    offset: Annotated[int, typer.Option(metavar="N", min=0)] = 0
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerArgs:
+    """What a worker works with.
+
+    Attributes:
+        app: What drives the runs: a function without arguments, async or not, that returns (planner, kernel), or
+            (planner, kernel, arguments_for): arguments_for(run_id) returns a run's arguments. A kernel alone gets a
+            planner with default options. The current directory is importable.
+        once: Do what is due now, and end.
+        worker_id: This worker's name, unique among living workers. Default: a new name.
+        max_concurrency: How many runs to drive at once.
+    """
+
+    store: Store
+    app: Annotated[str, typer.Option(metavar="MODULE:FACTORY")]
+    once: Annotated[bool, typer.Option("--once")] = False
+    worker_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    max_concurrency: Annotated[int, typer.Option(metavar="N", min=1)] = 100
+    policy: Policy = None
+    ask_all: AskAll = False

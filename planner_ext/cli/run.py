@@ -1,65 +1,492 @@
-"""``planner-ext run``: one goal on the user's kernel, watched, within a budget."""
+"""``planner-ext run``: one goal on the user's kernel, watched, within a budget; and what all commands that run share.
 
+Progress goes to stderr; stdout gets the answer, or with ``--json`` one JSON document, and nothing else: whatever the
+kernel's own code prints goes to stderr. No event loop runs while a run is paused, so a person may take any time to
+decide, and Ctrl-C works as in any program.
+"""
+
+import asyncio
+import json
 import math
-from dataclasses import dataclass
+import shlex
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing, nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.exceptions import KernelException
 
-from planner_ext import Budget, FunctionCallingStepwisePlannerResult
-from planner_ext.cli.ask import Desk
-from planner_ext.cli.checkpoint_file import CheckpointFile
-from planner_ext.cli.conduct import Work, conduct, is_terminal
-from planner_ext.cli.journey import Journey, Setup
-from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext import (
+    ApprovalPolicy,
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionCallingStepwisePlannerResult,
+)
+from planner_ext.approval.pending import waiting_calls
+from planner_ext.cli.ask import ApprovalPrompt, print_pending, terminal_prompt
+from planner_ext.cli.checkpoint_file import CheckpointFile, FileJournal, environment_key
+from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
+from planner_ext.cli.options import (
+    ExitCode,
+    GoalArgs,
+    RunOptions,
+    StoredRunOptions,
+)
+from planner_ext.cli.show import Progress, print_answer, spent_line
+from planner_ext.cli.text import complain, print_command, printable, say, stderr_console
+from planner_ext.core.fold import fold, sticky_keys
+from planner_ext.core.limits import Limits
+from planner_ext.core.state import State
+from planner_ext.core.termination import stopping_facts
+from planner_ext.durable.segment import Segment
+from planner_ext.errors import (
+    DecisionRefusedError,
+    InvalidJournalError,
+    PlannerExtError,
+    PlannerInvalidConfigurationError,
+)
+from planner_ext.events import Fact
+from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Decision, PendingCall
+from planner_ext.planner.result import result_of
 
-__all__ = ["Goal", "run_goal"]
+__all__ = [
+    "CliRun",
+    "Job",
+    "Result",
+    "approval_options",
+    "document",
+    "execute",
+    "goal_options",
+    "print_result",
+    "run_goal",
+    "run_words",
+    "with_round_trips",
+]
+
+Result = FunctionCallingStepwisePlannerResult
+
+_EXIT_CODES = {"answered": ExitCode.ANSWERED, "paused": ExitCode.PAUSED, "asked": ExitCode.PAUSED}
+"""The exit code of each status; any other is `ExitCode.NO_ANSWER`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What is asked of one run, as it stands on the command line.
-
-    Attributes:
-        questions: How many questions the model may ask; None offers it none.
-        plan: None plans where there are functions to plan with.
-        timeout: Seconds; None is no timeout.
-        checkpoint: Where the run is kept instead of asking about calls that wait.
-    """
-
-    text: str
-    max_iterations: int = 15
-    max_tool_calls: int | None = None
-    questions: int | None = None
-    plan: bool | None = None
-    timeout: float | None = None
-    checkpoint: Path | None = None
-
-
-def run_goal(goal: Goal, setup: Setup) -> int:
-    """Reach a goal, print what there is to print, and return the exit code."""
+def run_goal(goal: GoalArgs, options: RunOptions) -> int:
+    """Reach a goal; return the exit code."""
     file = None if goal.checkpoint is None else CheckpointFile(goal.checkpoint)
-
-    def begin(console: Console) -> Work:
+    with nullcontext() if file is None else file.locked():
         if file is not None:
             file.check_place()
         if goal.timeout is not None and not 0 < goal.timeout < math.inf:
             raise PlannerInvalidConfigurationError(
                 f"--timeout must be a number of seconds above 0; got {goal.timeout:g}."
             )
-        journey = Journey(setup, console, file=file)
+        run = CliRun(options, stream=options.stream, timeout=goal.timeout)
 
-        def first() -> FunctionCallingStepwisePlannerResult:
-            journey.open(
-                timeout=goal.timeout,
-                plan=goal.plan,
-                max_iterations=goal.max_iterations,
-                budget=Budget(max_tool_calls=goal.max_tool_calls),
-                max_clarifications=goal.questions,
+        def first() -> Result:
+            run.open(**goal_options(goal))
+            return run.start(goal.goal)
+
+        prompt = terminal_prompt(run.console, by=options.by) if file is None else None
+        return execute(Job(run=run, first=first, file=file, prompt=prompt))
+
+
+class CliRun:
+    """One run on the user's kernel, watched, with its journal, from its start or its checkpoint to its end.
+
+    Attributes:
+        options: What it works with, from the command line.
+        console: Where its progress is shown.
+        endpoint: A sentence that names the endpoint; "" for the kernel's own service.
+        planner: Set by `open`.
+        kernel: Set by `open`.
+    """
+
+    planner: FunctionCallingStepwisePlanner
+    kernel: Kernel
+
+    def __init__(
+        self,
+        options: StoredRunOptions,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+        facts: Sequence[Fact] = (),
+        file: CheckpointFile | None = None,
+    ) -> None:
+        """Prepare a run, new or with the facts of its journal; a resumed run is written to its file."""
+        self.options = options
+        self.console = stderr_console()
+        self.endpoint = ""
+        self._stream = stream
+        self._timeout = self._seconds_left = timeout
+        self._facts = list(facts)
+        self._file = file
+        self._progress = Progress(self.console)
+        self._progress.catch_up(facts)
+        self._runner = asyncio.Runner()
+        self._service: OpenAIChatCompletion | None = None
+
+    def close(self) -> None:
+        """Close the service that was made for the run, and the event loop."""
+        with self._runner:
+            if self._service is not None:
+                self._runner.run(self._service.client.close())
+
+    def open(self, *, plan: bool | None = None, **options: Any) -> None:
+        """Make kernel, service and planner.
+
+        Args:
+            plan: None plans if the kernel has functions.
+            **options: Further options of the planner.
+
+        Raises:
+            PlannerInvalidConfigurationError: If options, kernel or service cannot be used.
+            InvalidPolicyError: If the policy cannot be read.
+        """
+        given, service_id = self.options, None
+        approval = approval_options(given.policy, ask_all=given.ask_all)
+        made = Kernel() if given.kernel is None else start_factory(given.kernel)
+        self.kernel = self._runner.run(kernel_of(made, given.kernel or ""))
+        if given.kernel is None or given.base_url is not None or given.model is not None:
+            self._service, service_id = openai_service(given.base_url, given.model), SERVICE_ID
+            self.endpoint = f"The endpoint is {self._service.client.base_url}"
+            self.kernel = with_service(self.kernel, self._service)
+        if not self.kernel.services:
+            raise PlannerInvalidConfigurationError(
+                f"The kernel of {given.kernel} has no service: give --model (and --base-url), or add one in the "
+                "factory."
             )
-            return journey.start(goal.text)
+        self.planner = FunctionCallingStepwisePlanner(
+            service_id,
+            FunctionCallingStepwisePlannerOptions(
+                plan=bool(self.kernel.plugins) if plan is None else plan,
+                observers=(self._note,),
+                checkpoint_key=environment_key(),
+                **approval,
+                **options,
+            ),
+        )
+        self._warn(approval.get("interceptors", ()))
 
-        desk = Desk(console, by=setup.by) if file is None and is_terminal() else None
-        return Work(setup=setup, journey=journey, first=first, file=file, desk=desk)
+    def reopen(self, state: State) -> None:
+        """Make kernel, service and planner for a run that is resumed, with the options in its rules.
 
-    return conduct(setup, begin, file)
+        Raises:
+            Exception: As `open`.
+        """
+        rules = state.rules
+        self.open(
+            plan=rules.plan,
+            require_final_answer_function=rules.require_final_answer,
+            max_clarifications=rules.max_clarifications,
+        )
+
+    def start(self, goal: str) -> Result:
+        """Run to the first pause, or the end.
+
+        Raises:
+            KeyboardInterrupt: If Ctrl-C is pressed; what runs is cancelled.
+            Exception: Any fault.
+        """
+        if self._stream:
+            return self.drive(self._progress.watch(self.planner.invoke_stream(self.kernel, goal)))
+        return self.drive(self.planner.invoke(self.kernel, goal))
+
+    def resume(self, decisions: Mapping[str, Decision], *, limits: Limits | None = None) -> Result:
+        """Resume the run to the next pause, or the end; a run that was cut short is recovered first.
+
+        Raises:
+            DecisionRefusedError: If a decision cannot be taken; then none is, and nothing runs.
+            Exception: As `start`.
+        """
+        state = fold(self._facts)
+        segment = Segment(
+            run_id=state.run_id,
+            goal=state.goal,
+            store=FileJournal(self._file, self._facts),
+            facts=tuple(self._facts),
+            decisions=decisions,
+            budget=limits,
+            reopen=True,
+        )
+        run = self.planner.journaled(self.kernel, segment, streaming=self._stream)
+        return self.drive(self._progress.watch(run.events()) if self._stream else run.result())
+
+    def drive(self, stretch: Coroutine[Any, Any, Result]) -> Result:
+        """Await a stretch of the run and show its progress.
+
+        Raises:
+            KeyboardInterrupt: If Ctrl-C is pressed; what runs is cancelled.
+            Exception: Any fault.
+        """
+        return self._runner.run(self._timed(stretch))
+
+    def stopped(self, reason: str) -> Result:
+        """Return a cancelled run's result: every call has an answer, and everything spent is counted."""
+        if not self._facts:
+            return Result(status="stopped", reason=reason)
+        state = fold(self._facts)
+        rest = () if state.ended is not None else stopping_facts(state, reason=reason, at=time.time())
+        facts = (*self._facts, *rest)
+        result = result_of(fold(facts), facts)
+        return result.model_copy(update={"reason": reason}) if result.status == "stopped" and reason else result
+
+    async def _timed(self, stretch: Coroutine[Any, Any, Result]) -> Result:
+        """Await a stretch within the rest of the timeout; the time between two stretches does not count."""
+        began, scope = time.monotonic(), asyncio.timeout(self._seconds_left)
+        try:
+            with self._progress:
+                async with scope:
+                    return await stretch
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            if self._seconds_left is not None:
+                self._seconds_left -= time.monotonic() - began
+        return self.stopped(f"The timeout of {self._timeout:g} s was reached.")
+
+    def _warn(self, policies: Sequence[ApprovalPolicy]) -> None:
+        """Name likely mistakes: a kernel without functions, and a rule for none of its functions."""
+        if not self.kernel.plugins:
+            say(self.console, "The kernel has no functions: the model can only talk. See --kernel.", "dim")
+        known = [(each.plugin_name or "", each.name) for each in self.kernel.get_full_list_of_function_metadata()]
+        for policy in policies:
+            for number in policy.unused_rules(known):
+                say(self.console, f"Rule {number} of the policy is for no function of this kernel.", "yellow")
+
+    def _note(self, fact: Fact) -> None:
+        self._facts.append(fact)
+        if not self._stream:
+            self._progress.show(fact)
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One command's part of a run: drives it, keeps it in a file or not at all, and explains how to continue it.
+
+    Attributes:
+        run: The run.
+        first: Opens the run and drives its first stretch.
+        file: Keeps the run after each stretch; None does not keep it.
+        prompt: Asks a person about the calls that wait; None asks nobody.
+        run_id: The run's name, if it is in a store.
+    """
+
+    run: CliRun
+    first: Callable[[], Result]
+    file: CheckpointFile | None = None
+    prompt: ApprovalPrompt | None = None
+    run_id: str = ""
+
+    def finish(self) -> Result:
+        """Drive the run until it ends, or until a call is left undecided."""
+        try:
+            result = self._kept(self.first())
+        except DecisionRefusedError as error:
+            if error.changed:
+                self._kept(self.run.resume({}))
+            raise
+        while result.status in ("paused", "asked"):
+            if any(call.expires_at is not None and datetime.now(UTC) >= call.expires_at for call in result.pending):
+                result = self._kept(self.run.resume({}))
+            elif (following := self._decided(result)) is not None:
+                result = self._kept(following)
+            else:
+                break
+        return result
+
+    def interrupted(self) -> Result | None:
+        """Stop the run and keep it; None leaves it as it is."""
+        return self._kept(self.run.stopped("Interrupted from the keyboard."))
+
+    def keep(self, fault: Exception) -> None:
+        """Write the fault's checkpoint to the file."""
+        left: object = getattr(fault, "checkpoint", None)
+        if self.file is not None and isinstance(left, Checkpoint) and left.facts:
+            self.file.write(left)
+
+    def explain_fault(self) -> None:
+        """Print what the run spent."""
+        say(self.run.console, spent_line(self.run.stopped(""), ended="failed"), "dim")
+
+    def explain_pause(self, result: Result) -> None:
+        """Print what waits, unless the person has just seen it, and the command that resumes the run."""
+        console = self.run.console
+        if self.prompt is None:
+            for call in result.pending:
+                print_pending(console, call)
+        if self.file is not None:
+            say(console, f"The run is kept in {printable(str(self.file.path))}. Resume it with:")
+            print_command(
+                console, shlex.join(["planner-ext", "resume", str(self.file.path), *run_words(self.run.options)])
+            )
+            say(
+                console,
+                "Add --answer ID=TEXT for a question, --approve ID, --deny ID=REASON or --edit ID=JSON for a call, or "
+                "--cancel REASON; with none of them a terminal asks.",
+            )
+        elif self.prompt is None:
+            say(
+                console,
+                "Nobody can be asked, this is no terminal; none of these calls was run. Start again in a terminal, or "
+                "with --checkpoint FILE, which keeps the run for planner-ext resume FILE.",
+            )
+        else:
+            say(console, "Left undecided, and not kept. With --checkpoint FILE a run waits in a file instead.")
+
+    def _kept(self, result: Result) -> Result:
+        if self.file is not None and result.facts:
+            self.file.write(result.checkpoint)
+        return result
+
+    def _decided(self, result: Result) -> Result | None:
+        """Have the next call decided, and resume with that; one call at a time, so that each answer is recorded."""
+        if self.prompt is None:
+            return None
+        call = next((one for one in result.pending if _is_approved_already(one, result)), None)
+        if call is not None:
+            decision = self.prompt.remembered(call)
+        else:
+            call = result.pending[0]
+            decision = self.prompt.decide(call, more=len(result.pending) - 1)
+        if decision is None:
+            return None
+        try:
+            return self.run.resume({call.id: decision})
+        except DecisionRefusedError as error:
+            self.prompt.refuse(call, decision, str(error))
+            return self.run.resume({}) if error.changed else result
+
+
+def execute(job: Job) -> int:
+    """Do a command's part of a run, print its result, and return the exit code."""
+    out, run = sys.stdout, job.run
+    with redirect_stdout(sys.stderr), closing(run):
+        try:
+            result = job.finish()
+            code = _EXIT_CODES.get(result.status, ExitCode.NO_ANSWER)
+        except KeyboardInterrupt:
+            result, code = job.interrupted(), ExitCode.INTERRUPTED
+        except Exception as error:
+            job.keep(error)
+            if _is_unusable(error):
+                raise
+            text = str(error) if isinstance(error, KernelException) else f"{type(error).__name__}: {error}"
+            complain(run.console, f"{text} {run.endpoint}".strip())
+            job.explain_fault()
+            return ExitCode.FAULT
+        if code == ExitCode.PAUSED and result is not None:
+            job.explain_pause(result)
+    if result is not None:
+        print_result(result, out, run.console, as_json=run.options.as_json, run_id=job.run_id)
+    return code
+
+
+def _is_unusable(error: Exception) -> bool:
+    """Whether an error is about the command line, a file, a store or the kernel, and is no fault of the run."""
+    if isinstance(error, KernelException):
+        return isinstance(error, DecisionRefusedError | InvalidJournalError | PlannerInvalidConfigurationError)
+    return isinstance(error, PlannerExtError)
+
+
+def _is_approved_already(call: PendingCall, result: Result) -> bool:
+    """Whether an approval for the rest of the run covers this call, which waited before the approval was given."""
+    state = result.checkpoint.state()
+    fact = next(one.decided for one in waiting_calls(state) if one.request.id == call.id)
+    return not state.sticky.isdisjoint(sticky_keys(fact.function, fact.digest, fact.signature).values())
+
+
+def print_result(result: Result, out: TextIO, console: Console, *, as_json: bool, run_id: str = "") -> None:
+    """Print the answer on stdout, in a frame for a person, and how the run went on stderr."""
+    if as_json:
+        named = {"run_id": run_id} if run_id else {}
+        out.write(json.dumps({**named, **document(result)}, indent=2) + "\n")
+    elif result.final_answer and out.isatty():
+        print_answer(Console(file=out, markup=False, highlight=False, emoji=False), result)
+    elif result.final_answer:
+        out.write(result.final_answer + "\n")
+    out.flush()
+    if result.reason:
+        say(console, printable(result.reason))
+    say(console, spent_line(result), "dim")
+
+
+def document(result: Result) -> dict[str, object]:
+    """Write a result as plain JSON values; the messages as OpenAI's API has them."""
+    return {
+        "status": result.status,
+        "final_answer": result.final_answer,
+        "iterations": result.iterations,
+        "tool_calls": result.tool_calls,
+        "usage": {**asdict(result.usage), "total_tokens": result.usage.total_tokens},
+        "limit": result.limit,
+        "reason": result.reason,
+        "pending": [call.as_dict() for call in result.pending],
+        "decisions": [record.as_dict() for record in result.decisions],
+        "plan": result.plan,
+        "chat_history": [message.to_dict() for message in result.chat_history or ()],
+    }
+
+
+def goal_options(goal: GoalArgs) -> dict[str, Any]:
+    """Return the planner's options for a new run.
+
+    Raises:
+        PlannerInvalidConfigurationError: If a limit is not valid.
+    """
+    return {
+        "plan": goal.plan,
+        "max_iterations": goal.max_iterations,
+        "budget": Budget(max_tool_calls=goal.max_tool_calls),
+        "max_clarifications": goal.questions,
+    }
+
+
+def approval_options(policy: Path | None, *, ask_all: bool) -> dict[str, Any]:
+    """Return the planner's options for ``--policy`` and ``--ask-all``; empty without them.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the two contradict each other, or the file cannot be read.
+        InvalidPolicyError: If it holds no policy.
+    """
+    if policy is None:
+        return {"approval": ApprovalSettings(unmatched="defer")} if ask_all else {}
+    if ask_all:
+        raise PlannerInvalidConfigurationError(
+            "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
+            "policy with only `default: ask` is --ask-all."
+        )
+    try:
+        return {"interceptors": (ApprovalPolicy.from_yaml(policy),)}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise PlannerInvalidConfigurationError(f"--policy {policy} cannot be read: {reason}.") from None
+
+
+def run_words(options: StoredRunOptions) -> list[str]:
+    """Write the options that a run began with, for the command that continues it."""
+    given = {
+        "--kernel": options.kernel,
+        "--base-url": options.base_url,
+        "--model": options.model,
+        "--policy": options.policy,
+    }
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return ["--ask-all", *words] if options.ask_all else words
+
+
+def with_round_trips(state: State, max_iterations: int | None) -> Limits | None:
+    """Replace a run's limit of round trips, and keep its other limits; None keeps them all.
+
+    Raises:
+        InvalidLimitError: If that is no number of round trips.
+    """
+    return None if max_iterations is None else replace(state.rules.limits, max_iterations=max_iterations)

@@ -1,9 +1,12 @@
-"""Text from models and functions, made fit for a terminal: harmless to print, exact where it is decided on."""
+"""Text for a terminal: the consoles, paragraphs, and texts of models made harmless to print and exact to decide on."""
 
 import json
+import logging
 import re
+import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -13,16 +16,64 @@ from rich.text import Text
 
 __all__ = [
     "TextFlow",
+    "complain",
     "cut_in_the_middle",
     "exact",
     "exact_json",
     "folded_lines",
     "moment_text",
     "one_line",
+    "print_command",
     "printable",
+    "say",
     "shortened",
+    "stderr_console",
+    "stdout_console",
     "visible",
+    "warnings_shown",
 ]
+
+
+def stdout_console() -> Console:
+    """Make the console for the output that was asked for."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def stderr_console() -> Console:
+    """Make the console for everything that is not the answer."""
+    return Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+
+
+def complain(console: Console, text: str, *, lead: str = "Error: ") -> None:
+    """Print what is wrong as a paragraph."""
+    say(console, Text.assemble((lead, "bold red"), printable(text)))
+
+
+def say(console: Console, text: Text | str, style: str = "") -> None:
+    """Print a paragraph; only a terminal gets it wrapped, so that a log can be searched."""
+    console.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
+
+
+@contextmanager
+def warnings_shown(logger_name: str) -> Generator[None]:
+    """Print what a logger warns of as errors; the command line leaves logs alone otherwise."""
+
+    class Complaints(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            complain(stderr_console(), record.getMessage())
+
+    logger, handler = logging.getLogger(logger_name), Complaints(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def print_command(console: Console, command: str) -> None:
+    """Print a command on a line of its own, so that it can be copied."""
+    console.print(Text(f"  {printable(command)}"), soft_wrap=True)
+
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -35,11 +86,11 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_CONTROL, *_BIDI
 }
 
 _DEEPEST = 8
-"""Cells that a line of the text may be indented by itself."""
+"""Cells by which a line of the text may indent itself."""
 
 
 def printable(text: str) -> str:
-    """Take out what a terminal would obey instead of show: a model's text may move no cursor and reorder no line."""
+    """Replace what a terminal would obey instead of show: a model's text may move no cursor and reorder no line."""
     return text.translate(_UNPRINTABLE)
 
 
@@ -97,10 +148,10 @@ _MARKS = frozenset({"Mn", "Me"})
 
 
 def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
-    """Fold a text at a number of cells, and leave out its middle where that makes more lines than it may take.
+    """Fold a text at a number of cells, and cut lines out of its middle if it has too many.
 
     Returns:
-        The text itself where it fits; else its beginning, a line that says how much is missing, and its end.
+        The text itself if it fits; else its beginning, a line that says how much is missing, and its end.
     """
     head = list(islice(_folded(text, cells), lines + 1))
     if len(head) <= lines:
@@ -127,7 +178,7 @@ _PIECE = 4096
 
 
 def moment_text(moment: datetime) -> str:
-    """Write a moment by the clock of this machine's place, and how long ago it was or how soon it will be."""
+    """Write a moment in local time, and how long ago it was or how soon it will be."""
     seconds = (moment - datetime.now(UTC)).total_seconds()
     left = int(abs(seconds))
     spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
@@ -137,12 +188,12 @@ def moment_text(moment: datetime) -> str:
 
 
 def one_line(text: str) -> str:
-    """Put a text on one line, every run of white space being one blank."""
+    """Put a text on one line, with one blank for every run of white space."""
     return " ".join(printable(text).split())
 
 
 def shortened(text: str, cells: int, mark: str) -> str:
-    """Cut a line to a number of terminal cells, with a mark where something is missing."""
+    """Cut a line to a number of terminal cells; a mark shows that something is missing."""
     head = text[: cells * 4]  # enough of it, however long the text is
     if len(head) == len(text) and cell_len(head) <= cells:
         return text
@@ -157,7 +208,7 @@ class TextFlow:
     """
 
     def __init__(self, console: Console, *, width: int, indent: int, style: str) -> None:
-        """Start at the beginning of a line; the text takes ``width`` cells, the indent among them."""
+        """Start at the beginning of a line; the text takes ``width`` cells, including the indent."""
         self._console = console
         self._indent = indent
         self._room = max(width - indent, 10)
@@ -167,60 +218,51 @@ class TextFlow:
         self._column = 0
         self._empty_lines = 0
         self._started = False
-        self._printed: list[str] = []
         self.empty = True
 
     def write(self, text: str) -> None:
         """Take a piece of the text."""
         self.empty = self.empty and not text
         *whole, self._pending = re.split(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)", self._pending + printable(text))
-        for piece in whole:
-            self._piece(piece)
         if cell_len(self._pending) > self._room:
-            self._piece(self._pending)
-            self._pending = ""
-        self._print()
+            whole, self._pending = [*whole, self._pending], ""
+        self._print(map(self._placed, whole))
 
     def close(self) -> None:
         """Print what is left, and end the line."""
-        if self._pending.strip():
-            self._piece(self._pending)
-        if self._column:
-            self._end_line()
+        self._print([self._placed(self._pending) if self._pending.strip() else "", self._line_end()])
         self._pending = self._gap = ""
         self._empty_lines = 0
-        self._print()
 
-    def _piece(self, piece: str) -> None:
+    def _placed(self, piece: str) -> str:
+        """Return what is printed for a word or for a run of white space."""
         if not piece.isspace():
-            return self._word(piece)
-        lines = piece.count("\n")
+            return self._placed_word(piece)
         self._gap = piece.rpartition("\n")[2]
-        if lines and self._started:
-            if self._column:
-                self._end_line()
-            self._empty_lines = min(lines - 1, 1)
-        return None
+        lines = piece.count("\n")
+        if not lines or not self._started:
+            return ""
+        self._empty_lines = min(lines - 1, 1)
+        return self._line_end()
 
-    def _word(self, word: str) -> None:
-        gap = " " if self._column and self._gap else self._gap[:_DEEPEST]
+    def _placed_word(self, word: str) -> str:
+        placed, gap = "", " " if self._column and self._gap else self._gap[:_DEEPEST]
         for part in chop_cells(word, self._room):
             if self._column and self._column + cell_len(gap + part) > self._room:
-                self._end_line()
+                placed += self._line_end()
                 gap = ""
             if not self._column:
-                self._printed.append("\n" * self._empty_lines + " " * self._indent)
-            self._printed.append(gap + part)
+                placed += "\n" * self._empty_lines + " " * self._indent
+            placed += gap + part
             self._column += cell_len(gap + part)
             self._empty_lines, gap = 0, ""
-        self._gap = ""
-        self._started = True
+        self._gap, self._started = "", True
+        return placed
 
-    def _end_line(self) -> None:
-        self._printed.append("\n")
-        self._column = 0
+    def _line_end(self) -> str:
+        end, self._column = "\n" if self._column else "", 0
+        return end
 
-    def _print(self) -> None:
-        if self._printed:
-            self._console.print(Text("".join(self._printed), self._style), end="", soft_wrap=True)
-            self._printed.clear()
+    def _print(self, pieces: Iterable[str]) -> None:
+        if text := "".join(pieces):
+            self._console.print(Text(text, self._style), end="", soft_wrap=True)

@@ -1,62 +1,172 @@
-"""``planner-ext worker``: goes on with the runs of a store whenever there is something to do for one."""
+"""``planner-ext worker``: drives the runs of a store, and prints a line for what came of each."""
 
-from typing import Annotated
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-import typer
+from rich.console import Console
+from rich.text import Text
+from semantic_kernel import Kernel
 
-from planner_ext.cli.options import AskAll, Policy, Store
+from planner_ext import ApprovalPolicy, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
+from planner_ext.cli.kernels import awaited, start_factory
+from planner_ext.cli.options import ExitCode, WorkerArgs
+from planner_ext.cli.run import approval_options
+from planner_ext.cli.show import spent_line
+from planner_ext.cli.store import opened_runs, store_name
+from planner_ext.cli.text import exact, one_line, say, stderr_console
+from planner_ext.durable import RunFencedError, RunRefusedError
+from planner_ext.durable.segment import Segment, SegmentRun
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.hitl_manager import ApprovalSettings, DecisionRefusedError
 
-__all__ = ["EXIT_CODES", "worker"]
+__all__ = ["work"]
 
-EXIT_CODES = """\b
-Exit codes:
-  0    told to end, by SIGTERM or Ctrl-C; or with --once, nothing is left to do
-  2    the store, the application, the policy or the worker's name cannot be used; or with --once, a run began under
-       a policy, --ask-all or interceptors that this worker lacks, and is left as it is
-  3    with --once: a fault interrupted a run, which is kept
-"""
-
-AppPath = Annotated[
-    str,
-    typer.Option(
-        "--app",
-        metavar="MODULE:FACTORY",
-        help="What drives the runs: a function without arguments, async or not, that returns (planner, kernel), or "
-        "(planner, kernel, arguments_for) with a function that gives a run's arguments by its name. A kernel alone "
-        "gets a planner with default options. The current directory is importable.",
-    ),
-]
-Once = Annotated[bool, typer.Option("--once", help="Do what is due now, and end.")]
-WorkerId = Annotated[
-    str | None, typer.Option(metavar="NAME", help="This worker's name; no two that live may share one.")
-]
-AtOnce = Annotated[int, typer.Option("--max-concurrency", metavar="N", min=1, help="How many runs go on at once.")]
+Result = FunctionCallingStepwisePlannerResult
+ArgumentsFor = Callable[[str], Any] | None
+_Application = tuple[FunctionCallingStepwisePlanner, Kernel, ArgumentsFor]
 
 
-def worker(  # noqa: PLR0917  (options by name on the command line)
-    store: Store,
-    app: AppPath,
-    once: Once = False,
-    worker_id: WorkerId = None,
-    max_concurrency: AtOnce = 100,
-    policy: Policy = None,
-    ask_all: AskAll = False,
-) -> None:
-    """Continue runs whose process died, that were decided, or whose question has expired.
+def work(args: WorkerArgs) -> int:
+    """Work until the process is told to end, or with ``--once`` until nothing is left to do; return the exit code.
 
-    As many workers as wanted share a store. One that ends, however it ends, leaves its runs to the others. A run that
-    began with --policy or --ask-all is continued by a worker that has them, too; another one leaves it as it is.
+    Raises:
+        PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
+        InvalidPolicyError: If the file holds no policy.
     """
-    from planner_ext.cli.durable_store import told  # noqa: PLC0415  (only where it is called)
-    from planner_ext.cli.durable_worker import Shift, work  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    with redirect_stdout(sys.stderr):  # the output of functions is not a result
+        made = start_factory(args.app, option="--app")
+        return asyncio.run(_worked(args, made))
 
-    shift = Shift(
-        store=store,
-        app=app,
-        once=once,
-        worker_id=worker_id,
-        max_concurrency=max_concurrency,
-        policy=policy,
-        ask_all=ask_all,
-    )
-    raise typer.Exit(told(lambda: work(shift)))
+
+async def _worked(args: WorkerArgs, made: object) -> int:
+    planner, kernel, arguments_for = _application(await awaited(made, args.app, option="--app"), args)
+    watched = _WatchedPlanner(_with_options(planner, args), stderr_console())
+    working = asyncio.create_task(_drive(args, watched, kernel, arguments_for))
+
+    def end() -> None:
+        if not working.cancelling():  # a second signal does not interrupt the cleanup
+            working.cancel()
+
+    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers: Ctrl-C interrupts as ever
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, end)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        return ExitCode.ANSWERED
+
+
+def _application(made: object, args: WorkerArgs) -> _Application:
+    """Read what the factory returned.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it returned something else.
+    """
+    parts = cast("tuple[object, ...]", made) if isinstance(made, tuple) else (made,)
+    match parts:
+        case (Kernel() as kernel,):
+            return FunctionCallingStepwisePlanner(), kernel, None
+        case (FunctionCallingStepwisePlanner() as planner, Kernel() as kernel):
+            return planner, kernel, None
+        case (FunctionCallingStepwisePlanner() as planner, Kernel() as kernel, arguments_for) if callable(
+            arguments_for
+        ):
+            return planner, kernel, arguments_for
+        case _:
+            names = ", ".join(type(part).__name__ for part in parts) or "an empty tuple"
+            raise PlannerInvalidConfigurationError(
+                f"--app {args.app} must give (planner, kernel), (planner, kernel, arguments_for) or a kernel; got "
+                f"{names}."
+            )
+
+
+def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> FunctionCallingStepwisePlanner:
+    """Add ``--policy`` and ``--ask-all`` to a copy of a planner, whose own interceptors are asked first.
+
+    Raises:
+        PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the file cannot be read.
+        InvalidPolicyError: If the file holds no policy.
+    """
+    given = approval_options(args.policy, ask_all=args.ask_all)
+    options, settings = planner.options, planner.options.approval or ApprovalSettings()
+    if args.ask_all and any(isinstance(one, ApprovalPolicy) for one in options.interceptors):
+        raise PlannerInvalidConfigurationError(
+            f"--ask-all and the policy of {args.app} contradict each other: a policy decides every call. Leave "
+            "--ask-all out."
+        )
+    update: dict[str, Any] = {"interceptors": (*options.interceptors, *given.get("interceptors", ()))}
+    if args.ask_all and settings.unmatched == "approve":
+        update["approval"] = replace(settings, unmatched="defer")
+    planner = copy(planner)
+    planner.options = options.model_copy(update=update)
+    return planner
+
+
+async def _drive(args: WorkerArgs, planner: "_WatchedPlanner", kernel: Kernel, arguments_for: ArgumentsFor) -> int:
+    """Drive runs: until cancelled, or with ``--once`` until none is due; a run with a fault is not taken twice."""
+    async with opened_runs(args.store, worker_id=args.worker_id) as runs:
+        say(planner.console, f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
+        if not args.once:
+            await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)
+        codes = {ExitCode.ANSWERED}
+        while taken := await runs.recover(planner, kernel, arguments_for=arguments_for):
+            results = await asyncio.gather(*(handle.result() for handle in taken), return_exceptions=True)
+            faults = [result for result in results if isinstance(result, BaseException)]
+            codes |= {ExitCode.UNUSABLE if isinstance(fault, RunRefusedError) else ExitCode.FAULT for fault in faults}
+        return max(codes)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedPlanner:
+    """A planner that prints lines about its runs; implements `planner_ext.durable.segment.DurablePlanner`."""
+
+    planner: FunctionCallingStepwisePlanner
+    console: Console
+
+    def journaled(self, kernel: Kernel, segment: Segment, *, arguments: Any = None) -> SegmentRun[Result]:
+        """Get ready to drive a segment."""
+        return _WatchedRun(self, kernel, segment, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedRun:
+    watched: _WatchedPlanner
+    kernel: Kernel
+    segment: Segment
+    arguments: Any
+
+    async def result(self) -> Result:
+        """Drive it."""
+        self._say("goes on" if self.segment.facts else "starts", "dim")
+        try:
+            run = self.watched.planner.journaled(self.kernel, self.segment, arguments=self.arguments)
+            result = await run.result()
+        except Exception as error:
+            self._say(*_said(error))
+            raise
+        self._say(spent_line(result))
+        return result
+
+    def _say(self, text: str, style: str = "") -> None:
+        name = exact(self.segment.run_id)
+        self.watched.console.print(Text.assemble((name, "bold"), "  ", (text, style)), soft_wrap=True)
+
+
+def _said(error: Exception) -> tuple[str, str]:
+    """Say why a run stops here, and in which style."""
+    text = one_line(str(error))
+    match error:
+        case RunFencedError():
+            return "continues elsewhere", "dim"
+        case RunRefusedError():
+            return f"is left to another worker: {text}", "red"
+        case DecisionRefusedError():
+            return f"waits again: {text}", "red"
+        case _:
+            return f"interrupted: {type(error).__name__}: {text}", "red"

@@ -61,8 +61,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return answers.pop(0)
 
     monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr("planner_ext.cli.run.is_terminal", lambda: True)
-    monkeypatch.setattr("planner_ext.cli.resume.is_terminal", lambda: True)
+    monkeypatch.setattr("planner_ext.cli.ask.is_terminal", lambda: True)
     return answers
 
 

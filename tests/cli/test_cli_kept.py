@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_ext.cli.durable_store import command_on, store_name
+from planner_ext.cli.store import command_on, store_name
 from support.command_line import Command
 from support.durable_shop import APP, CALL, GOAL, RUN, STORE, refunds, till
 

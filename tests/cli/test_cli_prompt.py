@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from planner_ext.cli.ask import Desk, print_pending
+from planner_ext.cli.ask import ApprovalPrompt, print_pending
 from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, visible
 from planner_ext.hitl_manager import PendingCall
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
@@ -198,8 +198,8 @@ def test_scripted_answers_in_a_pipe_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     os.close(write)
     with os.fdopen(read) as answers:
         monkeypatch.setattr(sys, "stdin", answers)
-        desk = Desk(Console(file=io.StringIO(), width=80), by="ann")
-        decisions = [desk.decide(pending(), more=1), desk.decide(pending(id="c2"), more=0)]
+        prompt = ApprovalPrompt(Console(file=io.StringIO(), width=80), by="ann")
+        decisions = [prompt.decide(pending(), more=1), prompt.decide(pending(id="c2"), more=0)]
     assert [type(decision).__name__ for decision in decisions] == ["Approve", "Deny"]
 
 
