@@ -1,4 +1,4 @@
-"""What a paused run waits for a person with: calls that were deferred, those that are in doubt, and questions."""
+"""What a person decides in a run: the calls and questions that wait, and the record of the decisions made."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,16 +18,13 @@ __all__ = [
     "InDoubt",
     "WaitingCall",
     "decisions_of",
-    "moment_of",
     "question_id",
     "record_of",
     "waiting_calls",
 ]
 
-# Who decided what of a call, and when: read out of a run's facts.
-
 DecisionKind: TypeAlias = Literal["approve", "deny", "supply", "expire"]
-"""What a decision was; ``expire`` is the end of a question that was not decided in time."""
+"""The kinds of decisions; ``expire`` is the end of a question that was not decided in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +58,8 @@ class DecisionRecord:
     refused: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Write the record as JSON values."""
+        """Convert the record to JSON values."""
         return asdict(self) | {"at": self.at.isoformat()}
-
-
-def moment_of(at: float | None) -> datetime | None:
-    """Convert seconds since the epoch to a date in UTC.
-
-    Raises:
-        OverflowError, ValueError, OSError: If no date is that far off.
-    """
-    return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
 def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
@@ -96,10 +84,21 @@ def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
 
 
 def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
-    """Read who decided what out of a fact; None where the call was not decided, but answered or run."""
-    kind = _kind(fact)
-    if kind is None:
-        return None
+    """Read who decided what from a fact; None where the call was not decided, but answered or run."""
+    kind: DecisionKind
+    match fact.verdict, fact.reason:
+        case "run", _ if fact.binds:
+            kind = "approve"
+        case "deny", _:
+            kind = "deny"
+        case "answer", "supplied":
+            kind = "supply"
+        case "answer", "expired":
+            kind = "expire"
+        case "answer", _ if fact.person:  # a denied call that is in doubt
+            kind = "deny"
+        case _:
+            return None
     return DecisionRecord(
         call=fact.call_id,
         fully_qualified_name=fact.function,
@@ -112,22 +111,6 @@ def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | Non
         result=fact.answer if kind == "supply" else None,
         always=fact.sticky,
     )
-
-
-def _kind(fact: CallDecided) -> DecisionKind | None:
-    match fact.verdict:
-        case "run":
-            return "approve" if fact.binds else None
-        case "deny":
-            return "deny"
-        case "answer" if fact.reason == "supplied":
-            return "supply"
-        case "answer" if fact.reason == "expired":
-            return "expire"
-        case "answer" if fact.person:  # a denied call that is in doubt
-            return "deny"
-        case _:
-            return None
 
 
 def _answer(fact: Clarified, answer: str, calls: tuple[RequestedCall, ...]) -> DecisionRecord:
@@ -152,23 +135,23 @@ def _object(text: str) -> Mapping[str, Any] | None:
 
 
 InDoubt: TypeAlias = Literal["person", "model"]
-"""Who learns of a call in doubt: a person, who decides it; or the model, which reads that its effect is not known."""
+"""Who is asked about a call in doubt: a person decides it, or the model reads that its effect is unknown."""
 
 IN_DOUBT_PROMPT = (
     "This call is in doubt: it had started when its process ended, and may have taken effect. "
     "Approve runs it again, Supply tells the model its result, Deny leaves the model with the doubt."
 )
-"""What a person is asked about a call that started and was not seen to finish."""
+"""The prompt for a call that started and did not finish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingCall:
-    """A call that waits for a person; a plain reply that asks is one, too, of the function that asks the user.
+    """A call that waits for a person; a plain reply that asks is shown as a call of the function that asks the user.
 
     Attributes:
         index: Its place in the batch; None for a plain reply.
         request: As the model asked for it.
-        decided: What was decided so far; of a call in doubt with the question that is open now, which does not expire.
+        decided: What was decided so far; for a call in doubt, with the question that is open now and does not expire.
         fingerprint: Digest of run, trip, call, function and the arguments that will be used.
         in_doubt: Whether it had started.
     """
@@ -181,16 +164,12 @@ class WaitingCall:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """What the function will get from the model, or from the person who edited it; empty where that is no JSON."""
-        try:
-            value = json.loads(self.decided.arguments_of(self.request) or "{}")
-        except (ValueError, RecursionError):
-            return {}
-        return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+        """The function's arguments, from the model or the person who edited them; empty where they are not JSON."""
+        return _object(self.decided.arguments_of(self.request)) or {}
 
 
 def waiting_calls(state: State) -> tuple[WaitingCall, ...]:
-    """List the calls of a run that wait for a person, in call order; none where the run has ended."""
+    """List the calls of a run that wait for a person, in call order; empty where the run has ended."""
     if (reply := waiting_reply(state)) is not None:
         return (_plain_question(state, reply),)
     batch = state.batch
@@ -213,12 +192,12 @@ def waiting_calls(state: State) -> tuple[WaitingCall, ...]:
 
 
 def question_id(reply: ModelReplied) -> str:
-    """Name the call that a plain reply is shown as."""
+    """Give the id under which a plain reply is shown as a call."""
     return f"question_{reply.iteration}"
 
 
 def _plain_question(state: State, reply: ModelReplied) -> WaitingCall:
-    """Show a plain reply that asks as the call that it might have been, under an id of its own."""
+    """Show a plain reply that asks as a call with an id of its own."""
     name, arguments = question_id(reply), {"question": reply.text}
     digest = digest_of(ASK_USER, arguments)
     fingerprint = fingerprint_of(state.run_id, reply.iteration, name, digest)

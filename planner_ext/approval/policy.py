@@ -1,15 +1,15 @@
-"""Who has a say in the calls of a run, written down when it begins and compared when another process continues it.
+"""Policies as data: which calls are allowed, denied, or asked about; and the guards that a run began with.
 
-What is compared: policies as data; interceptors and callbacks by module and qualified name, a partial by the name of
-what it wraps, an object by its class, each as often and in the order in which it was asked. What a function does, what
-it closes over and what an object or partial was made with is not: a process that runs other code under the same name is
-the application's own affair.
+A policy is itself an interceptor. The guards of a run are written down when it begins and compared when another process
+resumes it: policies as data; interceptors and callbacks by module and qualified name, a partial by the name of what it
+wraps, an object by its class, each as often and in the order in which it was asked. The code behind a name is not
+compared: a process that runs other code under the same name is the application's responsibility.
 """
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -18,20 +18,18 @@ from typing import Annotated, Any, Final, Literal, Self, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall, with_plain_numbers
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.facts import Guards
 
 __all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError", "guard_name", "missing_guards"]
-
-# Policies as data: which calls are allowed, denied, or asked about. A policy is itself an interceptor.
 
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class InvalidPolicyError(PlannerExtError):
-    """A policy has an unknown or doubled key, or a value that means nothing; names the place and what was expected."""
+    """A policy has an unknown or duplicate key, or an invalid value; names the place and what was expected."""
 
 
 class _Data(BaseModel):
@@ -39,11 +37,11 @@ class _Data(BaseModel):
 
 
 class ArgumentPredicate(_Data):
-    """What an argument must be; every condition that is set must hold.
+    """Conditions on one argument; all that are set must hold.
 
-    A condition sees the value that the function gets from the model, converted to the parameter's type. One on a value
-    of another type cannot be evaluated, on whatever level: a number is comparable to numbers alone (7 is 7.0), a
-    boolean to booleans, a text to texts. A null can be compared to null alone; whether a value is null can always be.
+    A condition sees the value that the function gets from the model, converted to the parameter's type. It cannot be
+    evaluated on a value of another type, at any level: a number compares to numbers only (7 is 7.0), a boolean to
+    booleans, a text to texts, a null to null. Whether a value is null can always be evaluated.
 
     Attributes:
         equals: It is this JSON value.
@@ -73,7 +71,7 @@ class ArgumentPredicate(_Data):
         return self
 
     def holds(self, value: object) -> bool | None:
-        """Say whether a value fulfils every condition; None where one cannot be evaluated on it."""
+        """Return whether a value fulfils every condition; None where one cannot be evaluated on it."""
         results = [self._condition(name, value) for name in sorted(self.model_fields_set)]
         if None in results:
             return None
@@ -93,11 +91,11 @@ class ArgumentPredicate(_Data):
 
 
 class ApprovalRule(_Data):
-    """One rule: which calls it is for, and what becomes of them.
+    """One rule: the calls that it is for, and what to do with them.
 
     Attributes:
-        plugin: Pattern of the plugin's name; case-sensitive. Left out: any.
-        function: Pattern of the function's name; case-sensitive. Left out: any.
+        plugin: Pattern of the plugin's name; case-sensitive. Default: any.
+        function: Pattern of the function's name; case-sensitive. Default: any.
         arguments: What the validated arguments must be, by name.
         action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
         reason: What the model reads of a denial, and a person of a question.
@@ -112,15 +110,15 @@ class ApprovalRule(_Data):
     expires_in: _Seconds | None = None
 
     def names(self, plugin: str, function: str) -> bool:
-        """Say whether the rule is for a function, whatever its arguments."""
+        """Return whether the rule is for a function, with any arguments."""
         return fnmatchcase(plugin, self.plugin) and fnmatchcase(function, self.function)
 
     def matches(self, call: ToolCall) -> bool:
-        """Say whether the rule is for a call.
+        """Return whether the rule is for a call.
 
-        A predicate that cannot be evaluated counts as a match of a deny or ask rule, and not of an allow rule: because
-        the argument is of another type, or because the model left it out. Then the function gets the application's
-        value or its own default, which no rule sees.
+        A predicate that cannot be evaluated counts as a match of a deny or ask rule, and not of an allow rule: the
+        argument is of another type, or the model did not give it. In the latter case the function gets the
+        application's value or its own default, which no rule sees.
         """
         if not self.names(call.plugin_name, call.function_name):
             return False
@@ -136,7 +134,7 @@ class ApprovalPolicy(_Data):
     """Decides calls by rules; the first one that matches wins.
 
     Attributes:
-        default: What becomes of calls that no rule is for. Mandatory: ``ask`` or ``deny`` is recommended. An ``allow``
+        default: What to do with calls that no rule is for. Mandatory: ``ask`` or ``deny`` is recommended. An ``allow``
             here does not free a function that is marked with ``@requires_approval``; an allow rule does.
         rules: In order.
     """
@@ -161,7 +159,7 @@ class ApprovalPolicy(_Data):
         """Read a policy from a YAML file.
 
         Raises:
-            InvalidPolicyError: If it is no policy, or a key stands in it twice.
+            InvalidPolicyError: If it is not a policy, or has a key twice.
             OSError: If the file cannot be read.
         """
         return cls.from_yaml_text(Path(path).read_text(encoding="utf-8"))
@@ -182,7 +180,7 @@ class ApprovalPolicy(_Data):
         return self.by_rule(call) or self.by_default()
 
     def by_rule(self, call: ToolCall) -> Decision | None:
-        """Decide a call by the rules alone; None where none is for it."""
+        """Decide a call by the rules alone; None where no rule is for it."""
         for number, rule in enumerate(self.rules, start=1):
             if rule.matches(call):
                 return _decision(rule.action, rule.reason, rule.expires_in, f"policy rule {number}")
@@ -193,10 +191,10 @@ class ApprovalPolicy(_Data):
         return _decision(self.default, "", None, "policy default")
 
     def normal_form(self) -> dict[str, Any]:
-        """Write what the policy decides as JSON values, so that equal policies give equal values.
+        """Convert what the policy decides to JSON values, so that equal policies give equal values.
 
-        Where the policy was read from, the order of its keys, defaults that are written out, ``60`` or ``60.0`` make no
-        difference. A rule's ``reason`` is left out: it is text for people and decides nothing.
+        The source of the policy, the order of its keys, explicit defaults, and ``60`` or ``60.0`` make no difference. A
+        rule's ``reason`` is omitted: it is text for people and decides nothing.
         """
         return {"default": self.default, "rules": [_normal_rule(rule) for rule in self.rules]}
 
@@ -209,21 +207,8 @@ class ApprovalPolicy(_Data):
 def _normal_rule(rule: ApprovalRule) -> dict[str, Any]:
     written = rule.model_dump(exclude={"reason", "arguments"}, exclude_defaults=True)
     arguments = {name: predicate.model_dump(exclude_unset=True) for name, predicate in rule.arguments.items()}
-    return _with_plain_numbers(written | ({"arguments": arguments} if arguments else {}))
-
-
-def _with_plain_numbers(value: Any) -> Any:
-    match value:
-        case Mapping():
-            return {str(key): _with_plain_numbers(one) for key, one in cast("Mapping[object, object]", value).items()}
-        case list() | tuple():
-            return [_with_plain_numbers(one) for one in cast("Sequence[object]", value)]
-        case float() if value.is_integer():
-            return int(value)
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            return repr(value)
+    rules = written | ({"arguments": arguments} if arguments else {})
+    return with_plain_numbers(json.loads(json.dumps(rules, default=repr)))
 
 
 def _decision(action: str, reason: str, expires_in: float | None, by: str) -> Decision:
@@ -245,7 +230,7 @@ def _kind(value: object) -> object:
 
 
 def _same(value: object, wanted: object) -> bool | None:
-    """Compare JSON values; None where they are of two types, on some level, and differ on none that can be compared."""
+    """Compare JSON values; None where some level has two types, and no level that can be compared differs."""
     if wanted is None:
         return value is None
     if _kind(value) != _kind(wanted):
@@ -260,7 +245,7 @@ def _same(value: object, wanted: object) -> bool | None:
 
 
 def _is_one_of(value: object, wanted: Sequence[object]) -> bool | None:
-    """Compare with each value of the same type; None where that leaves it open, or where there is none of that type."""
+    """Compare with each value of the same type; None where that decides nothing, or no value has that type."""
     others = [one for one in wanted if one is not None]
     if value is None and len(others) < len(wanted):
         return True
@@ -292,7 +277,7 @@ def _explain(error: ValidationError) -> str:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, which would take the last of two equal keys without a word."""
+    """YAML's safe loader, which would silently take the last of two equal keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         constructor = cast("Any", self)
@@ -305,12 +290,18 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_KINDS_OF_GUARDS = {
+    "interceptors": "interceptor",
+    "pre_invoke": "pre_invoke callback",
+    "checks": "check_for_intervention callback",
+    "filters": "ApprovalFilter of the kernel for",
+}
 _STRICTER = ("approve", "defer", "deny")
 _BY_DEFAULT = {"allow": "approve", "ask": "defer", "deny": "deny"}
 
 
 def guard_name(guard: object) -> str:
-    """Describe something that has a say: a policy by its normal form as JSON text, a callable by its name."""
+    """Describe a guard: a policy by its normal form as JSON text, a callable by its name."""
     if type(guard) is ApprovalPolicy:
         return json.dumps(guard.normal_form(), sort_keys=True, separators=(",", ":"))
     if isinstance(guard, partial):
@@ -332,37 +323,33 @@ def _module(name: str | None) -> str:
 
 
 def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> list[str]:
-    """List what had a say in a run's calls when it began and has none now; empty where nothing is missing.
+    """List the guards that a run began with and that are missing now; empty where none is.
 
-    More than there was is fine, with one exception: an ``allow`` rule of a policy that the run did not begin with frees
-    calls from what is asked after it. A changed policy counts as missing, whatever the change: whether one policy is
-    stricter than another depends on calls that are yet to come. A function that is no longer marked with
-    ``@requires_approval`` counts where it is still offered.
+    Additional guards are fine, with one exception: an ``allow`` rule of a policy that the run did not begin with frees
+    calls from the guards after it. A changed policy counts as missing, whatever the change: whether one policy is
+    stricter than another depends on future calls. A function that is no longer marked with ``@requires_approval``
+    counts where it is still offered.
 
     Args:
         before: As the run began.
         now: Of the process that is to continue it.
         offered: Fully qualified names of the functions that it offers.
     """
-    found = [
-        *_lacking("interceptor", before.interceptors, now.interceptors),
-        *_lacking("pre_invoke callback", before.pre_invoke, now.pre_invoke),
-        *_lacking("check_for_intervention callback", before.checks, now.checks),
-        *_lacking("ApprovalFilter of the kernel for", before.filters, now.filters),
-    ]
+    found: list[str] = []
+    for field, kind in _KINDS_OF_GUARDS.items():
+        found += _lacking(kind, getattr(before, field), getattr(now, field))
     default = _default(before)
     if _STRICTER.index(_default(now)) < _STRICTER.index(default):
         found.append(f"calls that nothing decides are now {_default(now)!r} instead of {default!r} (unmatched)")
     if before.expires_in is not None and (now.expires_in is None or now.expires_in > before.expires_in):
         found.append(f"expires_in is now {now.expires_in} instead of {before.expires_in}")
-    unmarked = sorted(set(before.marked) & set(offered) - set(now.marked))
-    if unmarked:
+    if unmarked := sorted(set(before.marked) & set(offered) - set(now.marked)):
         found.append(f"@requires_approval of {', '.join(unmarked)}")
     return found or list(_freed(before, now))
 
 
 def _lacking(kind: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
-    """List what is missing of one kind; where all is there in another order, that."""
+    """List the missing guards of one kind, or their order where only that changed."""
     missing, more = Counter(before) - Counter(now), Counter(now) - Counter(before)
     changed = [json.loads(name) for name in more if _is_policy(name)]
     for name in missing.elements():
@@ -382,7 +369,7 @@ def _is_policy(name: str) -> bool:
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say where two policies differ first."""
+    """Describe the first difference of two policies."""
     if before["default"] != now["default"]:
         return f"its default was {before['default']}, is {now['default']}"
     old, new = before["rules"], now["rules"]
@@ -400,13 +387,13 @@ def _short(value: object) -> str:
 
 
 def _default(guards: Guards) -> str:
-    """Read what happens to a call that nothing decides: the first policy's default comes before ``unmatched``."""
+    """Give what happens to a call that nothing decides: the first policy's default comes before ``unmatched``."""
     first = next((name for name in guards.interceptors if _is_policy(name)), None)
     return guards.unmatched if first is None else _BY_DEFAULT[json.loads(first)["default"]]
 
 
 def _freed(before: Guards, now: Guards) -> Iterator[str]:
-    """List the allow rules that the run did not begin with, and that decide before something that had a say."""
+    """List the allow rules that the run did not begin with, and that decide before one of its guards."""
     known = list(before.interceptors)
     for name in now.interceptors:
         if known and name == known[0]:
@@ -414,18 +401,13 @@ def _freed(before: Guards, now: Guards) -> Iterator[str]:
         elif _is_policy(name):
             later = bool(known or before.pre_invoke or before.checks) or _default(before) != "approve"
             for number, rule in enumerate(json.loads(name)["rules"], start=1):
-                if rule["action"] == "allow" and (later or any(map(_names(rule), before.marked))):
+                if rule["action"] == "allow" and (later or any(_is_for(rule, one) for one in before.marked)):
                     yield (
                         f"the say of what is asked later: rule {number} of a policy that the run did not begin with, "
                         f"{_short(rule)}, allows calls before that"
                     )
 
 
-def _names(rule: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Say of a function's name whether a rule is for it."""
-
-    def named(function: str) -> bool:
-        plugin, _, own = function.rpartition("-")
-        return fnmatchcase(plugin, rule.get("plugin", "*")) and fnmatchcase(own, rule.get("function", "*"))
-
-    return named
+def _is_for(rule: Mapping[str, Any], function: str) -> bool:
+    plugin, _, own = function.rpartition("-")
+    return fnmatchcase(plugin, rule.get("plugin", "*")) and fnmatchcase(own, rule.get("function", "*"))

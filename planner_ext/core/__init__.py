@@ -1,4 +1,76 @@
-"""The pure heart of the package: values, facts, and the two functions that make a run out of them.
+"""The pure core: values, facts, and the two functions that make a run out of them.
+
+    apply(state, fact) -> state           `planner_ext.core.fold`: what happened becomes state
+    next_action(state) -> action          `planner_ext.core.machine`: state becomes what to do next
 
 Standard library only; no clock, no randomness, no IO, no logging, and nothing of Semantic Kernel.
+
+Glossary
+    run          One goal or one chat request, from its first fact to its end. It may pause and be resumed.
+    iteration    One request to the model, its reply, and the batch of calls in it; numbered from 0. The plan request
+                 comes before iteration 0. ``iterations`` (plural) counts charged round trips: a connector may report
+                 more than one for a request.
+    round        An iteration that ran a batch. ``use_attempts`` counts rounds.
+    step         The rounds of the planner between two step messages; `Rules.rounds_per_step` limits them.
+    batch        The calls of one reply, until each has its result. At most one batch is open.
+    fact         Something that happened, as a frozen value. Facts are never changed or removed.
+    journal      The facts of a run, in order. The state is the fold of the journal, so the journal is the only truth.
+    activation   The work on a run in one process, from its start or resumption to its next pause or end. A process that
+                 dies in between leaves the run to another activation.
+    in doubt     A call that an earlier activation started and did not finish: it may have taken effect.
+    share        What is reserved of the budget for a nested run when its call starts, and released when that ends.
+    pause        A run that waits for a person. It executes nothing; it is a value that can be stored.
+    decision     What a person or an interceptor says about a call: approve, deny, supply a result, or defer.
+    fingerprint  Digest of run, iteration, call, function and arguments. A decision is valid only for what it was made
+                 for.
+
+The state
+    `State.phase` says which facts may follow (`planner_ext.core.state.TRANSITIONS`). What the machine does in a phase
+    depends on these fields, each of which is set by one fact and read by the machine until its consequence is done:
+
+    field         set by                       consequence                                        cleared by
+    ------------  ---------------------------  -------------------------------------------------  --------------------
+    batch         ModelReplied with calls      its calls are reviewed, run and answered           its last result
+    reply         ModelReplied without calls   it is judged: answer, question, close of a step    MessageAdded,
+                                                                                                  Clarified, new batch
+    final_answer  CallDecided                  the other calls are withheld, the run ends         MessageAdded, resume
+    stopping      StopRequested,               open calls are withheld, no further request, the   Resumed
+                  IterationCompleted           run ends ``stopped``
+    ending        CallFinished (a filter       no further call of the batch starts; becomes       end of the batch
+                  terminates)                  ``stopping`` when the batch is complete
+    limit         CallsWithheld for a limit    the next request offers no functions (``answer``)  Resumed with limits
+                                               or the run ends ``limit_reached``
+    reask         a batch with a denied call   the next request offers no functions; no limit     ModelReplied
+    step_rounds   IterationCompleted           at ``rounds_per_step`` the next request offers no  MessageAdded (step)
+                                               functions and its reply closes the step
+    rounds        IterationCompleted           at ``use_attempts`` no functions are offered;      resume of an ended run
+                                               ``attempts_limit`` says whether that is a limit
+    checked       AnswerChecked                an answer without problem ends the run, another    ModelReplied
+                                               one is asked for again
+    structuring   MessageAdded (structure)     every request asks for the answer in its form:     (one request is kept
+                                               no functions, no questions, no steps               in mind on resume)
+    asked         Clarified without an answer  the plain reply is not shown to the clarifier      ModelReplied
+                                               again
+    called        end of a batch               the iteration-completed callback is due            end of the next batch
+    planned       Planned                      a resumed run does not ask for a plan again        never
+    sticky        CallDecided (always)         the gate approves the same without asking          never
+    ended         Ended                        nothing, until the run is resumed                  Resumed
+
+Order
+    Where several consequences are due, the first of this list is carried out:
+    in a batch:   returned calls (denied, external), final answer, stopping, ending, no round trip left, calls that are
+                  ready, questions for the clarifier, pause;
+    in a request: final answer, answer in its form, stopping, limit, then `_request` decides what is offered.
+
+What excludes what
+    - ``batch`` and an unanswered ``reply`` are never set at once: phases REVIEWING and CALLING have a batch, ANSWERING
+      has a reply, and a paused run has exactly one of them.
+    - ``stopping`` wins over ``limit``: a run that is stopped ends ``stopped``. While it is set no request is made and
+      no person is asked.
+    - ``ending`` is set in CALLING only.
+    - ``structuring`` excludes steps and questions: only the answer, in its form, is still due.
+    - ``checked`` and ``structuring`` are used only under `Rules.structured`, ``step_rounds`` only under
+      `Rules.rounds_per_step`.
+    - ``limit`` is the first limit that was reached; a later one does not replace it.
+    - ``reask`` and a closing step withhold functions without a limit: a run that ends then is ``answered``.
 """

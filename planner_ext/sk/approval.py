@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
     problem_of,
 )
-from planner_ext.approval.pending import DecisionRecord, WaitingCall, moment_of, record_of, waiting_calls
+from planner_ext.approval.pending import DecisionRecord, WaitingCall, record_of, waiting_calls
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact
 from planner_ext.core.fold import apply, fold
@@ -165,7 +165,7 @@ def _pending(call: WaitingCall) -> PendingCall:
 
 def _expiry(at: float | None) -> datetime | None:
     try:
-        return moment_of(at)
+        return None if at is None else datetime.fromtimestamp(at, UTC)
     except (OverflowError, ValueError, OSError) as error:
         raise InvalidCheckpointError(f"Expected a date at which the question expires; got {shown(at)}.") from error
 
