@@ -1,4 +1,4 @@
-"""Everybody who has a say before a call runs, asked in order; the first decision wins."""
+"""The interceptors of a run, asked in order before a call runs; the first decision wins."""
 
 import asyncio
 import inspect
@@ -30,10 +30,10 @@ __all__ = ["CheckForIntervention", "InterceptorChain", "PreInvoke"]
 _logger = logging.getLogger(__name__)
 
 PreInvoke = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
-"""Asked with the 1-based round trip, the function's name and its arguments; False refuses, True is no objection."""
+"""Called with the 1-based iteration, the function's name and its arguments; False refuses, True is no objection."""
 
 CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
-"""Asked with the call; True defers it to a person, False is no objection."""
+"""Called with the call; True defers it to a person, False is no objection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class InterceptorChain:
     """Implements `planner_ext.engine.ports.Gate`.
 
     The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
-    ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for calls that nobody decided.
-    Whoever raises, hangs, or answers with something that is no decision, denies.
+    ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for undecided calls. An interceptor
+    that raises, hangs, or returns something other than a decision, denies.
 
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.
@@ -55,12 +55,12 @@ class InterceptorChain:
     marked: Callable[[str], Defer | None] = lambda _: None
 
     def watches(self, function: str) -> bool:
-        """Whether a call of this function could come to anything but an approval that nobody gave."""
+        """Whether a call of this function could be decided by an interceptor, a mark or a setting."""
         asked = self.interceptors or self.pre_invoke or self.checks or self.options.unmatched != "approve"
         return bool(asked) or self.marked(function) is not None
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
-        """Decide each call, in order, before any of them runs; None where all were silent and silence approves."""
+        """Decide each call, in order, before any of them runs; None where no interceptor decided and that approves."""
         return [self._remembered(await self._decide(call), call, state) for call in calls]
 
     async def _decide(self, call: ToolCall) -> Decision | None:
@@ -99,21 +99,23 @@ class InterceptorChain:
                 return Deny("Nobody approved it.", by="default")
 
     async def _ask(self, interceptor: Callable[[ToolCall], Any], call: ToolCall) -> Decision | None:
-        # A copy for each: what one does to the arguments it was shown, the next does not see.
+        # A copy for each: one interceptor's changes to the arguments are not seen by the next.
         answer = await self._asked(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
         if answer is None or answer is False:
             return None
         if answer is True:
             return self._expiring(Defer())
-        if isinstance(answer, Approve | Deny | Supply | Defer) and _problem(answer, call) is None:
-            return self._expiring(answer)
+        if isinstance(answer, Approve | Deny | Supply | Defer) and problem_of(answer) is None:
+            foreign = isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint)
+            if not foreign:
+                return self._expiring(answer)
         _logger.error(
             "The interceptor %s answered %r, which is no decision; the call is denied.", _name(interceptor), answer
         )
         return Deny("It could not be decided.", by=_name(interceptor))
 
     async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask one; who raises or hangs, denies. A synchronous one is asked in a thread: it cannot hang the run."""
+        """Ask one interceptor; an exception or a timeout denies. A synchronous one runs in a thread."""
         task, seconds = asyncio.current_task(), self.options.interceptor_timeout
         cancelling = task.cancelling() if task is not None else 0
         answer: Any = None
@@ -138,29 +140,19 @@ class InterceptorChain:
     @staticmethod
     def _remembered(decision: Decision | None, call: ToolCall, state: State) -> Decision | None:
         """Put a sticky approval in place of a question; never in place of a denial."""
-        if not isinstance(decision, Defer):
+        if not isinstance(decision, Defer) or not state.sticky:
             return decision
-        if not state.sticky:
-            return decision
-        digest = digest_of(call.fully_qualified_name, call.arguments)
-        if not state.sticky.isdisjoint(sticky_keys(call.fully_qualified_name, digest, call.signature).values()):
-            return Approve(by="approved earlier in this run")
-        return decision
+        name = call.fully_qualified_name
+        keys = sticky_keys(name, digest_of(name, call.arguments), call.signature)
+        return decision if state.sticky.isdisjoint(keys.values()) else Approve(by="approved earlier in this run")
 
 
 async def _answer(ask: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Ask on the event loop whoever is async, or is a policy, which is quick; others in a thread."""
+    """Call an async interceptor, or a policy, which is quick, on the event loop; others in a thread."""
     if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
         return ask(*arguments)
     answer = ask(*arguments) if _is_async(ask) else await in_thread(lambda: ask(*arguments))
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _problem(decision: Decision, call: ToolCall) -> str | None:
-    """Say why a decision cannot be taken for a call, or None."""
-    if isinstance(decision, Approve) and decision.fingerprint not in (None, call.fingerprint):
-        return "it was given for another call or other arguments"
-    return problem_of(decision)
 
 
 def _is_async(ask: Callable[..., Any]) -> bool:

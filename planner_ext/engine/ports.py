@@ -1,6 +1,6 @@
-"""What the engine needs of the world, as protocols: adapters below a door fill them, tests fake them.
+"""The ports of the engine, as protocols: adapters implement them, tests fake them.
 
-None of them may know the engine, and the engine knows nothing else.
+No adapter may know the engine, and the engine knows nothing but its ports.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class TextDelta(EventLine):
 
     Attributes:
         text: The text of this piece; "" for pieces of function calls.
-        iteration: The 0-based trip it belongs to; -1 for the plan request.
+        iteration: The 0-based iteration it belongs to; -1 for the plan request.
         chunk: The connector's own chunk.
     """
 
@@ -76,7 +76,7 @@ class Chat(Protocol):
     """One round trip to a model."""
 
     async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
-        """Send the transcript, with or without functions; stream the pieces to ``emit`` where there is one."""
+        """Send the transcript, with or without functions; stream the pieces to ``emit`` if it is given."""
         ...
 
 
@@ -97,10 +97,10 @@ class Functions(Protocol):
 
 
 class Gate(Protocol):
-    """Everything that has a say in whether a call runs."""
+    """Decides whether calls run."""
 
     def watches(self, function: str) -> bool:
-        """Whether anybody has a say about the calls of a function; those that nobody watches run unseen."""
+        """Whether calls of a function have to be reviewed."""
         ...
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
@@ -112,7 +112,7 @@ class Gate(Protocol):
 
 
 class Prompts(Protocol):
-    """What the planner itself says to the model."""
+    """The planner's own messages to the model."""
 
     async def plan_request(self) -> tuple[Message, ...]:
         """Write the messages of the plan request."""
@@ -132,10 +132,10 @@ class Clarification:
     """An answer to a question of the model, and what it cost.
 
     Attributes:
-        text: What the model reads; None, or nothing but blanks, leaves the question open.
+        text: What the model reads; None, or blank text, leaves the question open.
         by: Who answered, for the record.
-        iterations: Round trips that it took; charged to the run. 0 is a person's: then the time is not charged.
-        usage: Tokens and cost of them, likewise; its active seconds are not read, the run measures them.
+        iterations: Round trips that it took; charged to the run. 0 is a person's answer: its time is not charged.
+        usage: Tokens and cost of them, likewise; its active seconds are ignored, the run measures them.
     """
 
     text: str | None
@@ -145,7 +145,7 @@ class Clarification:
 
 
 class Respondent(Protocol):
-    """Whoever answers the model's questions for the user, seen from the engine."""
+    """Answers the model's questions for the user."""
 
     @property
     def is_model(self) -> bool:
@@ -153,15 +153,15 @@ class Respondent(Protocol):
         ...
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:
-        """Put a question, or a plain reply, to them; what they raise ends the run as a fault."""
+        """Answer a question, or comment a plain reply; an exception ends the run as a fault."""
         ...
 
 
 class AnswerForm(Protocol):
-    """The form that the final answer has to be in."""
+    """The form that the final answer must have."""
 
     def problem(self, answer: str) -> str:
-        """Say what is wrong with an answer's form, for the model to mend it; "" where nothing is."""
+        """Say what is wrong with an answer's form, for the model to correct it; "" where the form is right."""
         ...
 
     def request(self, problem: str) -> Message:
@@ -170,20 +170,20 @@ class AnswerForm(Protocol):
 
 
 class IterationHook(Protocol):
-    """The iteration-completed callback, seen from the engine."""
+    """The iteration-completed callback."""
 
     async def completed(self, state: State) -> Mapping[str, Any]:
-        """Tell the callback; return what it asked for: fields of `IterationCompleted` (terminate, reason, messages)."""
+        """Run the callback; return what it asked for: fields of `IterationCompleted` (terminate, reason, messages)."""
         ...
 
 
 class RunStore(Protocol):
-    """Where a journal is kept."""
+    """Keeps a journal."""
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Store facts durably before returning; ``seq`` is the position of the first of them in the journal.
 
-        What can be worked out again may be held back, until the next fact that cannot.
+        Facts that can be computed again may be held back until the next fact that cannot.
         """
         ...
 
@@ -213,22 +213,22 @@ class RunInfo:
 
 
 Observer = Callable[[Fact], Awaitable[None] | None] | Callable[[Fact, RunInfo], Awaitable[None] | None]
-"""Watches a run: called with each fact once it is recorded, and with the run's `RunInfo` where it takes two arguments.
+"""Called with each fact after it was recorded, and with the run's `RunInfo` if it takes two arguments.
 
-A second parameter that has a default is the observer's own. What it raises is logged and changes nothing.
+A second parameter that has a default does not count. An exception is logged and changes nothing.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The world of one run.
+    """The ports and settings of one run.
 
     Attributes:
-        gate: Everything that has a say before a call runs; None approves all.
-        hook: The iteration-completed callback; None where there is none.
-        answer_form: The form that the final answer has to be in; None where the run's rules ask for none.
-        respondent: Whoever answers the model's questions; None leaves them to a person.
-        follow: Told of every fact, synchronously, as the first thing after it was recorded; may not fail.
+        gate: Decides whether calls run; None approves all.
+        hook: The iteration-completed callback, or None.
+        answer_form: The form that the final answer must have; None unless the run's rules ask for one.
+        respondent: Answers the model's questions; None leaves them to a person.
+        follow: Called with every fact, synchronously and first after it was recorded; must not raise.
         max_concurrency: How many calls of a batch run at once; None is all, 1 runs them in call order.
         max_threads: How many of them run in threads at once; None is all.
         raise_errors: Whether a failed function ends the run with `CallFailedError` once its batch has settled.
