@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, aclosing
+from dataclasses import replace
 from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import PrivateAttr
@@ -18,24 +19,23 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
-from planner_ext.core.facts import Rules, RunStarted
+from planner_ext.core.facts import RunStarted
 from planner_ext.engine.engine import StopHandle
 from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, price_in
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
 from planner_ext.sk.options import RunOptions, RunSettings, takes_run_options
-from planner_ext.sk.prompts import NoPrompts
 from planner_ext.sk.questions import own_function
-from planner_ext.sk.resumption import Resumption
-from planner_ext.sk.run_context import Loop, checked_messages, new_run_id
-from planner_ext.sk.service_run import ServiceRun, World, pass_through, pass_through_streaming
+from planner_ext.sk.resumption import ResumeRequest
+from planner_ext.sk.run_context import RunContext, checked_messages, new_run_id, unwrapped
+from planner_ext.sk.service_run import RequestContext, ServiceRun, pass_through, pass_through_streaming
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings
 
-__all__ = ["FunctionInvokingChatCompletion", "charged_service", "unwrapped"]
+__all__ = ["FunctionInvokingChatCompletion", "charged_service"]
 
 
 class FunctionInvokingChatCompletion(ChatCompletionClientBase):
@@ -226,9 +226,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 changed.
             DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is.
         """
-        given = Resumption(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
-        world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
-        run = self._resume(chat_history, given, settings, world, streaming=False)
+        given = ResumeRequest(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
+        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        run = self._resume(chat_history, given, settings, request, streaming=False)
         return await run.message()
 
     async def resume_streaming(
@@ -245,9 +245,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         store_final: bool = False,
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
-        given = Resumption(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
-        world = World(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
-        run = self._resume(chat_history, given, settings, world, streaming=True)
+        given = ResumeRequest(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
+        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        run = self._resume(chat_history, given, settings, request, streaming=True)
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -262,82 +262,78 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> ServiceRun:
         if kwargs.get("kernel") is None:
-            raise PlannerInvalidConfigurationError(
-                "kernel= is needed where the settings have a function choice behaviour; got none. Pass the kernel "
+            raise InvalidOptionError(
+                "kernel= is needed where the settings have a function choice behaviour; got None. Pass the kernel "
                 "whose functions may be called."
             )
-        world = World(**{name: kwargs[name] for name in World.__slots__ if name in kwargs})
-        messages = tuple(checked_messages(chat_history.messages, self._options.on_invalid_history, world.kernel))
-        around = current_parent_run(self._tab)
-        options = self._options if around is None else around.within(self._options)
-        loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
+        request = RequestContext(**{name: kwargs[name] for name in RequestContext.__slots__ if name in kwargs})
+        messages = tuple(checked_messages(chat_history.messages, self._options.on_invalid_history, request.kernel))
+        parent = current_parent_run(self._tab)
+        options = self._options if parent is None else parent.within(self._options)
+        context = self._context(request, settings, behavior, options, parent, streaming=streaming)
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
-        started = RunStarted(
-            run_id=new_run_id(),
-            rules=_rules(options, behavior),
-            messages=messages,
-            at=self._options.clock.now(),
-        )
-        return ServiceRun(chat_history, loop, known=len(messages), world=world, first=(started,))
-
-    def _checkpoint(self, given: Checkpoint | str) -> Checkpoint:
-        key = self._options.checkpoint_key
-        return given.verified(key) if isinstance(given, Checkpoint) else Checkpoint.from_json(given, key)
+        at = self._options.clock.now()
+        started = RunStarted(run_id=new_run_id(), rules=context.rules(), messages=messages, at=at)
+        return ServiceRun(chat_history, context, request, first=(started,), known=len(messages))
 
     def _resume(
         self,
         chat_history: ChatHistory,
-        given: Resumption,
+        given: ResumeRequest,
         settings: PromptExecutionSettings,
-        world: World,
+        request: RequestContext,
         *,
         streaming: bool,
     ) -> ServiceRun:
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
         at, given = self._options.clock.now(), given.within(self._options.outer_budget)
-        reopened = given.reopened(at)
-        transcript = reopened.transcript
-        options = self._options.resumed(reopened.rules.limits, price_in(given.budget))
-        around = current_parent_run(self._tab)
-        loop = self._loop(world, settings, behavior, options=options, around=around, streaming=streaming)
-        before, first = given.checkpoint.facts, given.facts(loop.functions, at)
+        state = given.resumed_state(at)
+        price = price_in(given.budget) or self._options.price
+        options = replace(self._options, budget=state.rules.limits, price=price)
+        parent = current_parent_run(self._tab)
+        context = self._context(request, settings, behavior, options, parent, streaming=streaming)
+        before, first = given.checkpoint.facts, given.facts(context.functions, at)
         return ServiceRun(
             chat_history,
-            loop,
-            known=len(transcript),
-            world=world,
-            facts=before,
+            context,
+            request,
             first=first,
+            known=len(state.transcript),
+            facts=before,
             taking=Taking(options.taken, calls_taken(before, first)),
-            transcript=loop.chat.messages(transcript),
+            transcript=context.chat.messages(state.transcript),
         )
 
-    def _loop(
+    def _checkpoint(self, given: Checkpoint | str) -> Checkpoint:
+        key = self._options.checkpoint_key
+        return given.verified(key) if isinstance(given, Checkpoint) else Checkpoint.from_json(given, key)
+
+    def _context(
         self,
-        world: World,
+        request: RequestContext,
         settings: PromptExecutionSettings,
         behavior: FunctionChoiceBehavior,
-        *,
         options: RunSettings,
-        around: ParentRun | None,
+        parent: ParentRun | None,
+        *,
         streaming: bool,
-    ) -> Loop:
+    ) -> RunContext:
         own_settings = connector_settings(self._inner, settings)
-        asks = self._options.takes_questions and behavior.type_ is not FunctionChoiceType.NONE
-        ask_user = own_function("AskUser") if asks else None
-        return Loop(
-            kernel=world.kernel,
+        asks = options.takes_questions and behavior.type_ is not FunctionChoiceType.NONE
+        own = (own_function("AskUser"),) if asks else ()
+        return RunContext(
+            kernel=request.kernel,
             service=self._inner,
             settings=own_settings,
-            offer=ToolSet(world.kernel, behavior, own_settings, own=() if ask_user is None else (ask_user,)),
-            ask_user=ask_user,
-            arguments=world.arguments,
-            options=options.under(behavior),
+            behavior=behavior,
+            tools=ToolSet(request.kernel, behavior, own_settings, own=own),
+            options=options,
+            arguments=request.arguments,
             streaming=streaming,
-            prompts=NoPrompts(),
-            within=around,
+            parent=parent,
             wrap=charged_service,
+            ask_user=own[0] if own else None,
         )
 
 
@@ -353,15 +349,8 @@ def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBa
     return ChargedTextCompletion(service, tab) if isinstance(service, TextCompletionClientBase) else service
 
 
-def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[ChatCompletionClientBase, RunSettings]:
-    """Take the connector out of its wrappers, so that only one loop makes the round trips; their options are merged."""
-    while isinstance(service, FunctionInvokingChatCompletion):
-        service, options = service.inner, options.within(service.options)
-    return service, options
-
-
 def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None) -> FunctionChoiceBehavior | None:
-    """Take the behaviour under which functions are invoked; None where the request passes through.
+    """Return the behaviour under which functions are invoked; None where the request passes through.
 
     Several answers may be asked for where there is nothing to invoke.
     """
@@ -370,19 +359,3 @@ def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None)
         return None
     asked = getattr(settings, "number_of_responses", None) or settings.extension_data.get("number_of_responses") or 1
     return None if kernel and asked != 1 and not ToolSet(kernel, behavior, settings).available else behavior
-
-
-def _rules(options: RunSettings, behavior: FunctionChoiceBehavior) -> Rules:
-    """Read a behaviour's attempts: those of ``Required`` force a call in each round, and are no limit."""
-    required = behavior.type_ is FunctionChoiceType.REQUIRED
-    bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
-    return Rules(
-        limits=options.budget,
-        use_attempts=behavior.use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
-        attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
-        tool_choice="required" if required else "auto",
-        on_denial=options.approval.on_denial,
-        on_deferred=options.approval.on_deferred,
-        clarifier=options.clarifier is not None,
-        max_clarifications=options.max_clarifications,
-    )

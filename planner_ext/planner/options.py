@@ -21,6 +21,7 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
+from planner_ext.core.limits import Limits
 from planner_ext.engine.gate import CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
@@ -137,14 +138,23 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
                 raise
 
     @property
+    def limits(self) -> Limits:
+        """The limits of the budget, ``max_iterations`` included."""
+        return self._spendable.limits
+
+    @property
     def run_options(self) -> RunOptions:
         """The options of every door; the budget's ``max_iterations`` is the one that holds."""
         options: Any = {name: getattr(self, name) for name in DEFAULTS}
+        options["budget"] = self._spendable
+        return options
+
+    @property
+    def _spendable(self) -> Budget:
         budget = self.budget or Budget()
         if "max_iterations" in self.model_fields_set or budget.max_iterations is None:
-            budget = replace(budget, max_iterations=least(budget.max_iterations, self.max_iterations))
-        options["budget"] = budget
-        return options
+            return replace(budget, max_iterations=least(budget.max_iterations, self.max_iterations))
+        return budget
 
     @property
     def snapshot(self) -> tuple[object, ...]:

@@ -4,14 +4,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from semantic_kernel import Kernel
-from semantic_kernel.contents import ChatHistory
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.approval.decisions import Decision
-from planner_ext.core.facts import Fact, Rules, RunStarted
+from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.termination import cancellation_reason, stopping_facts
@@ -19,16 +21,32 @@ from planner_ext.durable.segment import Segment
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
+from planner_ext.planner.prepare import (
+    PlannerTemplates,
+    answer_form,
+    check_exclusions,
+    opening,
+    own_functions,
+    planner_rules,
+    resumed_limits,
+    selected,
+    with_completion_limit,
+)
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, result_of
-from planner_ext.planner.run import PlannerRun, rules_kept, segment_facts
-from planner_ext.planner.setting import PlannerSetting, PlannerTemplates, setting_of
+from planner_ext.planner.run import KeptRun, PlannerRun, rules_kept
+from planner_ext.service import charged_service
 from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken, check_record
-from planner_ext.sk.budget import Budget, Price
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
+from planner_ext.sk.budget import Budget, Price, price_in
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import RunEndedError
+from planner_ext.sk.nested import current_parent_run, tab_in
 from planner_ext.sk.options import RunSettings, checked_goal, instance_of
-from planner_ext.sk.resumption import Resumption
-from planner_ext.sk.run_context import checked_messages, new_run_id
+from planner_ext.sk.prompts import PlannerPrompts
+from planner_ext.sk.resumption import ResumeRequest
+from planner_ext.sk.run_context import RunContext, checked_messages, new_run_id, unwrapped
+from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.transport import connector_settings, select_service
 
 __all__ = ["FunctionCallingStepwisePlanner"]
 
@@ -121,8 +139,8 @@ class FunctionCallingStepwisePlanner:
                 included, has ``chat_history`` and ``checkpoint`` as attributes.
             InvalidReplyError: If a response is no reply; likewise.
         """
-        run = self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=False)
-        return await run.result(None)
+        run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=False)
+        return await run.result()
 
     async def invoke_stream(
         self,
@@ -140,7 +158,7 @@ class FunctionCallingStepwisePlanner:
             `TextDelta` for text as it arrives, the facts of the run, and last a `ResultReady` with the result. Leaving
             early cancels what runs.
         """
-        run = self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=True)
+        run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=True)
         async with aclosing(run.events()) as events:
             async for event in events:
                 yield event
@@ -181,9 +199,9 @@ class FunctionCallingStepwisePlanner:
             InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
             Exception: As `invoke`.
         """
-        given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
+        given = ResumeRequest(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
         run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=False)
-        return await run.result(None)
+        return await run.result()
 
     async def resume_stream(
         self,
@@ -199,7 +217,7 @@ class FunctionCallingStepwisePlanner:
 
         A stream that is left before a function has started gives its decisions back.
         """
-        given = Resumption(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
+        given = ResumeRequest(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
         run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
         async with aclosing(run.events()) as events:
             async for event in events:
@@ -236,31 +254,31 @@ class FunctionCallingStepwisePlanner:
 
     def journaled(
         self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None, streaming: bool = False
-    ) -> PlannerRun:
-        """Get ready to drive a run out of a store to its next pause or end; see `planner_ext.durable.Runs`.
+    ) -> KeptRun:
+        """Prepare a run out of a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
         Args:
             kernel: Its functions may be called; need not be the one that the run began with.
-            segment: Where the run stands, and what it goes on with.
+            segment: Where the run stands, and what it is continued with.
             arguments: The application's arguments; never stored, so given again in each process.
             streaming: Whether its requests are streaming ones, for the events of the run.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
         """
-        setting = self._setting(
+        context = self._prepare(
             kernel,
             segment.goal,
             _merged(arguments, {}),
+            streaming=streaming,
             budget=segment.budget,
             price=segment.price,
             kept=rules_kept(segment),
             store=segment.store,
-            streaming=streaming,
         )
-        return PlannerRun(setting.loop, segment.facts, lambda: segment_facts(setting, segment), None)
+        return KeptRun(self.options, context, segment)
 
-    def _start(
+    async def _start(
         self,
         kernel: Kernel,
         question: str,
@@ -271,26 +289,24 @@ class FunctionCallingStepwisePlanner:
         streaming: bool,
     ) -> PlannerRun:
         checked_goal(question)
-        given = ChatHistory() if chat_history is None else instance_of("chat_history", chat_history, ChatHistory)
-        before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
-        setting = self._setting(kernel, question, arguments, streaming=streaming)
-
-        async def started() -> Sequence[Fact]:
-            fact = RunStarted(
-                run_id=new_run_id(),
-                rules=setting.rules(plan=chat_history is None),
-                messages=await setting.opening(before),
-                goal=question,
-                at=setting.options.clock.now(),
-            )
-            return (fact,)
-
-        return PlannerRun(setting.loop, (), started, stop)
+        before: Sequence[ChatMessageContent] = ()
+        if chat_history is not None:
+            given = instance_of("chat_history", chat_history, ChatHistory)
+            before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
+        context = self._prepare(kernel, question, arguments, streaming=streaming)
+        started = RunStarted(
+            run_id=new_run_id(),
+            rules=planner_rules(self.options, context, plan=chat_history is None),
+            messages=await opening(self.options, context, question, before),
+            goal=question,
+            at=context.options.clock.now(),
+        )
+        return PlannerRun(context, new=(started,), stop=stop)
 
     def _resume(
         self,
         kernel: Kernel,
-        given: Resumption,
+        given: ResumeRequest,
         arguments: KernelArguments,
         stop: StopHandle | None,
         *,
@@ -301,47 +317,103 @@ class FunctionCallingStepwisePlanner:
             raise RunEndedError(
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
-        setting = self._setting(
-            kernel, state.goal, arguments, budget=given.budget, kept=state.rules, streaming=streaming
+        context = self._prepare(
+            kernel, state.goal, arguments, streaming=streaming, budget=given.budget, kept=state.rules
         )
+        options = context.options
         if given.budget is not None:
-            given = replace(given, budget=setting.options.budget)
-        given.checkpoint.verified(setting.options.checkpoint_key)
-        before, facts = given.checkpoint.facts, given.facts(setting.loop.functions, setting.options.clock.now())
+            given = replace(given, budget=options.budget)
+        before = given.checkpoint.verified(options.checkpoint_key).facts
+        facts = given.facts(context.functions, options.clock.now())
+        return PlannerRun(
+            context, facts=before, new=facts, stop=stop, taking=Taking(options.taken, calls_taken(before, facts))
+        )
 
-        async def resumed() -> Sequence[Fact]:
-            return facts
-
-        taking = Taking(setting.options.taken, calls_taken(before, facts))
-        return PlannerRun(setting.loop, before, resumed, stop, taking)
-
-    def _setting(
+    def _prepare(
         self,
         kernel: Kernel,
         goal: str,
         arguments: KernelArguments,
         *,
+        streaming: bool,
         budget: Limits | None = None,
         price: Price | None = None,
         kept: Rules | None = None,
         store: RunStore | None = None,
-        streaming: bool,
-    ) -> PlannerSetting:
-        return setting_of(
-            self.options,
-            self._templates,
-            owner=self,
-            settings=self._settings(),
-            service_id=self.service_id,
-            kernel=kernel,
-            goal=goal,
-            arguments=arguments,
-            budget=budget,
-            price=price,
-            kept=kept,
-            store=store,
-            streaming=streaming,
+    ) -> RunContext:
+        """Find the service, its settings and the functions for one run.
+
+        Args:
+            kernel: Where they are.
+            goal: What the run is to reach.
+            arguments: The application's.
+            streaming: Whether requests are streamed.
+            budget: Replaces the limits of a run that is resumed.
+            price: Prices its requests in place of the options' price.
+            kept: The rules of a run that is resumed; without a ``budget`` it has their limits.
+            store: Keeps the run.
+
+        Raises:
+            PlannerInvalidConfigurationError: If there is no such service, an option cannot be used with it, or the run
+                has to answer in a form that the options do not give.
+        """
+        planner, templates, options = self.options, self._templates, self._settings()
+        if budget is not None:
+            options = replace(options, budget=resumed_limits(budget, options))
+        if price := price_in(budget) or price:
+            options = replace(options, price=price)
+        # A run that is kept in a store has its own budget, wherever it begins.
+        parent = None if store is not None else current_parent_run(tab_in(kernel))
+        options = options if parent is None else parent.within(options)
+        service, chosen = select_service(kernel, self.service_id, arguments, planner.execution_settings)
+        if kept is not None and budget is None:
+            options = replace(options, budget=kept.limits)
+        service, options = unwrapped(service, options)
+        settings = with_completion_limit(connector_settings(service, chosen), planner.max_completion_tokens)
+        behavior = settings.function_choice_behavior or _ALL_FUNCTIONS
+        if planner.excluded_plugins or planner.excluded_functions:
+            check_exclusions(planner, kernel)
+        final_answer, ask_user = own_functions(planner, options, kernel)
+        form = answer_form(planner, kept)
+        running = (self,) if parent is None else (*parent.planners, self)
+        tools = ToolSet(
+            kernel,
+            None if behavior.type_ is FunctionChoiceType.NONE else behavior,
+            settings,
+            own=[function for function in (final_answer, ask_user) if function is not None],
+            select=partial(selected, options=planner, running=running, kernel=kernel, goal=goal),
         )
+        return RunContext(
+            kernel=kernel,
+            service=service,
+            settings=settings,
+            behavior=behavior,
+            tools=tools,
+            options=options,
+            arguments=arguments,
+            streaming=streaming,
+            parent=parent,
+            wrap=charged_service,
+            prompts=PlannerPrompts(
+                kernel=kernel,
+                arguments=arguments,
+                goal=goal,
+                plan_template=templates.plan,
+                step_template=templates.step,
+                functions=tools.metadata,
+                hands_over=final_answer is not None,
+            ),
+            final_answer=final_answer,
+            ask_user=ask_user,
+            plan_settings=templates.plan_settings,
+            form=None if form is None else form.within(settings),
+            planner=self,
+            store=store,
+        )
+
+
+_ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto()
+"""The behaviour of settings that have none. Nothing changes it."""
 
 
 def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> KernelArguments:

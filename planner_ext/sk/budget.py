@@ -1,7 +1,7 @@
 """The budget as an application writes it down."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from planner_ext.core.errors import InvalidLimitError, shown
@@ -118,4 +118,4 @@ def tightest(first: Limits, second: Limits | None) -> Limits:
             values[item.name] = one or other
         else:
             values[item.name] = one
-    return Limits(**values)
+    return replace(first, **values)

@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.approval.pending import InDoubt
@@ -20,7 +20,7 @@ from planner_ext.sk.arguments import InvalidArguments, parse_object
 from planner_ext.sk.budget import Budget, tightest
 from planner_ext.sk.checkpoint import Checkpoint
 
-__all__ = ["Resumption", "recovery_facts"]
+__all__ = ["ResumeRequest", "recovery_facts"]
 
 # What becomes of calls that had started when their process died: run again, asked about, or left in doubt.
 
@@ -96,7 +96,7 @@ def _finished(decided: CallDecided, outcome: CallOutcome, result: str, at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
+class ResumeRequest:
     """A checkpoint, the decisions on its calls that wait, and the budget that replaces its own, if any.
 
     Attributes:
@@ -108,15 +108,11 @@ class Resumption:
     budget: Limits | None
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
 
-    def within(self, held: Limits | None) -> "Resumption":
+    def within(self, outer_budget: Limits | None) -> "ResumeRequest":
         """Keep a new budget within one that holds all the same: of each limit the tighter holds."""
-        if self.budget is None or held is None:
-            return self
-        both = tightest(self.budget, held)
-        limits = {item.name: getattr(both, item.name) for item in fields(both)}
-        return replace(self, budget=replace(self.budget, **limits))
+        return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))
 
-    def reopened(self, at: float) -> State:
+    def resumed_state(self, at: float) -> State:
         """Give the run as it is once it goes on, before any decision.
 
         Raises:

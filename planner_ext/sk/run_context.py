@@ -1,15 +1,18 @@
-"""One run's adapters around one kernel and one connector: what every door, planner or service, sets up alike."""
+"""What one run works with, around one kernel and one connector: every door prepares it alike."""
 
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from opentelemetry.trace import get_tracer
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.const import AUTO_FUNCTION_INVOCATION_SPAN_NAME
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
@@ -19,16 +22,22 @@ from semantic_kernel.utils.telemetry.model_diagnostics.gen_ai_attributes import 
 from planner_ext.approval.policy import ApprovalPolicy, guard_name
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
-from planner_ext.core.facts import Fact, Guards
+from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.limits import Consumption
 from planner_ext.core.state import State
 from planner_ext.engine.engine import CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Emit, Ports, Prompts, RunStore
 from planner_ext.sk.approval_filter import ApprovalFilter
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Price
 from planner_ext.sk.chat import KernelChat
-from planner_ext.sk.errors import PlannerInvalidConfigurationError, PromptTooLargeError, ToolExecutionError
+from planner_ext.sk.errors import (
+    InvalidOptionError,
+    PlannerInvalidConfigurationError,
+    PromptTooLargeError,
+    ToolExecutionError,
+)
 from planner_ext.sk.gates import RunGate, approval_filters, mark_of
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.iteration import IterationCompletedHook
@@ -36,12 +45,20 @@ from planner_ext.sk.nested import ParentRun, Wrap, nothing_left, whole
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.outcome import carry_run
 from planner_ext.sk.prices import price_of
+from planner_ext.sk.prompts import NoPrompts
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
 from planner_ext.sk.structured import ResponseForm
 from planner_ext.sk.tools import KernelFunctions
 from planner_ext.sk.toolset import ToolSet
 
-__all__ = ["FunctionNames", "Loop", "check_service", "checked_messages", "new_run_id"]
+__all__ = [
+    "FunctionNames",
+    "RunContext",
+    "check_service",
+    "checked_messages",
+    "new_run_id",
+    "unwrapped",
+]
 
 logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
@@ -50,112 +67,135 @@ _NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
 """What a request is refused with before it is sent."""
 
 
-class Loop:
-    """The world of one run. Make one for each run: it remembers what was offered and written.
+@dataclass(kw_only=True, eq=False)
+class RunContext:
+    """Everything that one run works with. Made for each run: it remembers what was offered and written.
 
-    Nothing in it refers back to it, so that all of it is freed at once when the run is over.
+    Nothing in it refers back to it, so that all of it is freed at once when the run has ended.
 
     Attributes:
-        chat: The connector, as the engine asks it.
-        offer: The functions that may be called.
-        functions: How they are called.
-        guards: Writes down who has a say before a call runs.
+        kernel: Its functions are called.
+        service: The connector that makes the requests.
+        settings: Of every request, in the connector's own class.
+        behavior: Which functions are offered, and how often.
+        tools: The functions that may be called.
+        options: What the doors were given.
+        arguments: The application's.
+        streaming: Whether requests are streamed.
+        parent: The run in whose function this run is made, or None.
+        wrap: Wraps services so that their requests are charged to a call of this run.
+        prompts: What a planner itself says to the model.
+        final_answer: The function that hands over the final answer; None where it is not offered.
+        ask_user: The function that asks the user, likewise.
+        plan_settings: Settings of the plan request that differ.
         form: What the final answer has to be, or None.
-        checkpoint_key: Signs the checkpoints of the run that leave; None leaves them unsigned.
+        planner: The planner whose run it is, or None.
+        store: Keeps the journal, or None.
+        chat: The connector, as the engine asks it.
+        functions: The functions, as the engine calls them.
     """
 
-    def __init__(
-        self,
-        *,
-        kernel: Kernel,
-        service: ChatCompletionClientBase,
-        settings: PromptExecutionSettings,
-        offer: ToolSet,
-        arguments: KernelArguments | None,
-        options: RunSettings,
-        streaming: bool,
-        prompts: Prompts,
-        final_answer: KernelFunction | None = None,
-        ask_user: KernelFunction | None = None,
-        plan_settings: dict[str, Any] | None = None,
-        store: RunStore | None = None,
-        planner: object | None = None,
-        within: ParentRun | None = None,
-        wrap: Wrap,
-        form: ResponseForm | None = None,
-    ) -> None:
-        self.offer = offer
-        self.form = form
-        self.guards = partial(_guards, options, offer, kernel)
-        self.checkpoint_key = options.checkpoint_key
-        self._options = options
-        self._check_names(kernel)
-        self._report_unused_rules()
-        check_service(service, settings, offer)
+    kernel: Kernel
+    service: ChatCompletionClientBase
+    settings: PromptExecutionSettings
+    behavior: FunctionChoiceBehavior
+    tools: ToolSet
+    options: RunSettings
+    arguments: KernelArguments | None
+    streaming: bool
+    parent: ParentRun | None
+    wrap: Wrap
+    prompts: Prompts = field(default_factory=NoPrompts)
+    final_answer: KernelFunction | None = None
+    ask_user: KernelFunction | None = None
+    plan_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    form: ResponseForm | None = None
+    planner: object | None = None
+    store: RunStore | None = None
+    chat: KernelChat = field(init=False)
+    functions: KernelFunctions = field(init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.behavior, BoundedFunctionChoiceBehavior) and self.behavior.pre_invoke_callback is not None:
+            asked = (*self.options.pre_invoke, self.behavior.pre_invoke_callback)
+            self.options = replace(self.options, pre_invoke=asked)
+        options, tools, form = self.options, self.tools, self.form
+        self._check_names()
+        check_service(self.service, self.settings, tools)
         self.chat = KernelChat(
-            service,
-            settings,
-            kernel=kernel,
-            arguments=arguments,
-            offer=self.offer,
-            streaming=streaming,
+            self.service,
+            self.settings,
+            kernel=self.kernel,
+            arguments=self.arguments,
+            offer=tools,
+            streaming=self.streaming,
             strict_finish_reason=options.strict_finish_reason,
-            price=price_of(service, settings, options.price, options.budget.max_cost),
+            price=price_of(self.service, self.settings, options.price, options.budget.max_cost),
             max_prompt_tokens=options.max_prompt_tokens,
             estimates=options.budget.max_total_tokens is not None,
-            plan_settings=plan_settings,
+            plan_settings=dict(self.plan_settings),
             answer_settings=None if form is None else form.settings,
         )
-        filters = approval_filters(kernel)
-        for one in filters:
-            one.report_unused_rules(kernel)
+        filters = approval_filters(self.kernel)
         own = InterceptorChain(
             options=options.approval,
             interceptors=options.interceptors,
             pre_invoke=options.pre_invoke,
             checks=options.checks,
         )
-        gate = RunGate(
-            [*(() if within is None else within.gates), (own, None)],
+        self._gate = RunGate(
+            [*(() if self.parent is None else self.parent.gates), (own, None)],
             filters,
-            functions=lambda: offer.functions,
+            functions=lambda: tools.functions,
             expires_in=options.approval.expires_in,
             marked=not filters,
-            can_wait=within is None,
+            can_wait=self.parent is None,
         )
-        self.within = within
+        self._report_unused_rules(filters)
         self.functions = KernelFunctions(
-            whole(kernel),
-            tools=offer,
-            arguments=arguments,
+            whole(self.kernel),
+            tools=tools,
+            arguments=self.arguments,
             execution=options.execution,
-            final_answer=final_answer,
-            ask_user=ask_user,
-            settings=settings,
-            history=partial(_history, self.chat),
-            streaming=streaming,
-            decided_by=gate.decided_by,
-            parent=partial(_parent_run, within=within, gate=own, planner=planner, price=options.price),
-            wrap=wrap,
+            final_answer=self.final_answer,
+            ask_user=self.ask_user,
+            settings=self.settings,
+            history=partial(_with_batch, self.chat),
+            streaming=self.streaming,
+            decided_by=self._gate.decided_by,
+            parent=partial(_parent_run, around=self.parent, gate=own, planner=self.planner, price=options.price),
+            wrap=self.wrap,
         )
-        self._ports = partial(
-            Ports,
-            chat=self.chat,
-            functions=self.functions,
-            prompts=prompts,
-            clock=options.clock,
-            gate=gate,
-            hook=self._hook(streaming=streaming),
-            answer_form=form,
-            respondent=self._respondent(),
-            store=store,
-            observers=options.observers,
-            max_concurrency=options.execution.max_concurrency,
-            max_threads=options.execution.max_threads,
-            raise_errors=options.execution.on_error == "raise",
-            stop_on_unknown=options.execution.stop_on_unknown_function,
-            min_iteration_seconds=options.min_iteration_time_ms / 1000,
-            within=None if within is None else within.tab,
+
+    def rules(self) -> Rules:
+        """Write down how the machine plays the run: the attempts of ``Required`` force calls, and are not a limit."""
+        options, behavior = self.options, self.behavior
+        required = behavior.type_ is FunctionChoiceType.REQUIRED
+        bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
+        return Rules(
+            limits=options.budget,
+            use_attempts=behavior.use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
+            attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
+            tool_choice="required" if required else "auto",
+            on_denial=options.approval.on_denial,
+            on_deferred=options.approval.on_deferred,
+            structured=self.form is not None,
+            clarifier=options.clarifier is not None,
+            max_clarifications=options.max_clarifications,
+        )
+
+    def guards(self) -> Guards:
+        """Write down who decides on the calls of the run before they run."""
+        options, functions, listed = self.options, self.tools.functions, cast("Any", self.kernel)
+        registered = (*listed.auto_function_invocation_filters, *listed.function_invocation_filters)
+        return Guards(
+            interceptors=tuple(map(guard_name, options.interceptors)),
+            pre_invoke=tuple(map(guard_name, options.pre_invoke)),
+            checks=tuple(map(guard_name, options.checks)),
+            filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, ApprovalFilter)),
+            unmatched=options.approval.unmatched,
+            expires_in=options.approval.expires_in,
+            marked=tuple(sorted(name for name in functions if mark_of(functions.get(name)) is not None)),
         )
 
     def engine(
@@ -166,83 +206,101 @@ class Loop:
         stop: StopHandle | None = None,
         follow: Callable[[State, Fact], None] | None = None,
     ) -> Engine:
-        """Make the engine that drives a journal in this world; for ``follow`` see `planner_ext.engine.ports.Ports`."""
-        stop = stop or (self.within and self.within.stop) or StopHandle()
+        """Make the engine that drives a journal here; for ``follow`` see `planner_ext.engine.ports.Ports`."""
+        options, chat, parent = self.options, self.chat, self.parent
+        stop = stop or (parent and parent.stop) or StopHandle()
         self.functions.stopped_by(stop)
-        return Engine(facts, self._ports(follow=follow), emit=emit, stop=stop)
+        completed, clarifier = options.iteration_completed, options.clarifier
+        ports = Ports(
+            chat=chat,
+            functions=self.functions,
+            prompts=self.prompts,
+            clock=options.clock,
+            gate=self._gate,
+            hook=None
+            if completed is None
+            else IterationCompletedHook(completed, chat.messages, streaming=self.streaming),
+            answer_form=self.form,
+            respondent=None
+            if clarifier is None
+            else AskedClarifier(clarifier=clarifier, history=partial(_transcript, chat)),
+            store=self.store,
+            observers=options.observers,
+            follow=follow,
+            max_concurrency=options.execution.max_concurrency,
+            max_threads=options.execution.max_threads,
+            raise_errors=options.execution.on_error == "raise",
+            stop_on_unknown=options.execution.stop_on_unknown_function,
+            min_iteration_seconds=options.min_iteration_time_ms / 1000,
+            within=None if parent is None else parent.tab,
+        )
+        return Engine(facts, ports, emit=emit, stop=stop)
 
     async def drive(self, engine: Engine) -> None:
         """Run an engine to its next pause or end, under the span that Semantic Kernel's own loop has.
 
         Raises:
-            ToolExecutionError: If a function failed and the execution is told to raise.
+            ToolExecutionError: If a function failed and the execution is set to raise.
             LimitReachedError: If the run is made in a function, and nothing is left of the budget around it.
-            BaseException: On a fault or a cancellation; whatever kind it is of, it carries the history and a checkpoint
-                as attributes.
+            BaseException: On a fault or a cancellation; any exception carries the history and a checkpoint as
+                attributes.
         """
         if (limit := engine.account.open()) is not None:
             raise nothing_left(limit)
-        names = ",".join(self.offer.functions)
+        names, key = ",".join(self.tools.functions), self.options.checkpoint_key
         with tracer.start_as_current_span(AUTO_FUNCTION_INVOCATION_SPAN_NAME, attributes={AVAILABLE_FUNCTIONS: names}):
             try:
                 await engine.run()
             except CallFailedError as error:
                 failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
-                carry_run(failed, engine.state, engine.facts, self.checkpoint_key)
+                carry_run(failed, engine.state, engine.facts, key)
                 raise failed from error.__cause__
             except BaseException as error:
                 engine.account.close(sent=not isinstance(error, _NOT_SENT))
-                carry_run(error, engine.state, engine.facts, self.checkpoint_key)
+                carry_run(error, engine.state, engine.facts, key)
                 raise
             finally:
                 engine.account.close()
-                if self.within is not None and self.chat.unanswered.total_tokens:
-                    self.within.tab.charge(Consumption(usage=self.chat.unanswered))
+                if self.parent is not None and self.chat.unanswered.total_tokens:
+                    self.parent.tab.charge(Consumption(usage=self.chat.unanswered))
 
-    def _hook(self, *, streaming: bool) -> IterationCompletedHook | None:
-        callback = self._options.iteration_completed
-        return None if callback is None else IterationCompletedHook(callback, self.chat.messages, streaming=streaming)
-
-    def _respondent(self) -> AskedClarifier | None:
-        clarifier, shown = self._options.clarifier, partial(_transcript, self.chat)
-        return None if clarifier is None else AskedClarifier(clarifier=clarifier, history=shown)
-
-    def _report_unused_rules(self) -> None:
-        """Say which rules of a policy are for no function that is offered: a misspelt name guards nothing."""
-        names = [(function.plugin_name, function.name) for function in self.offer.functions.values()]
-        for interceptor in self._options.interceptors:
-            if isinstance(interceptor, ApprovalPolicy):
-                for number in interceptor.unused_rules(names):
+    def _report_unused_rules(self, filters: Sequence[ApprovalFilter]) -> None:
+        """Log which rules of a policy are for no function that is offered: a misspelt name guards nothing."""
+        for one in filters:
+            one.report_unused_rules(self.kernel)
+        for policy in self.options.interceptors:
+            if isinstance(policy, ApprovalPolicy):
+                names = [(function.plugin_name, function.name) for function in self.tools.functions.values()]
+                for number in policy.unused_rules(names):
                     logger.warning("Rule %d of the approval policy is for no function of this run.", number)
 
-    def _check_names(self, kernel: Kernel) -> None:
-        unknown = sorted(set(self._options.budget.max_calls_per_function) - self.offer.functions.keys())
-        if unknown:
-            raise PlannerInvalidConfigurationError(
+    def _check_names(self) -> None:
+        offered, timeout = self.tools.functions.keys(), self.options.execution.timeout
+        if unknown := sorted(self.options.budget.max_calls_per_function.keys() - offered):
+            raise InvalidOptionError(
                 f"max_calls_per_function names {', '.join(unknown)}, which this run does not offer; it offers "
-                f"{', '.join(sorted(self.offer.functions)) or 'no function'}. Name functions in full: plugin-function."
+                f"{', '.join(sorted(offered)) or 'no function'}. Name functions in full: plugin-function."
             )
-        timeout = self._options.execution.timeout
         if isinstance(timeout, Mapping):
-            refuse_unknown("ToolExecution.timeout", timeout, function_names(kernel) | self.offer.functions.keys())
+            refuse_unknown("ToolExecution.timeout", timeout, function_names(self.kernel) | offered)
 
 
 def _parent_run(
     tab: Tab,
     *,
-    within: ParentRun | None,
+    around: ParentRun | None,
     gate: InterceptorChain,
     planner: object | None,
     price: Price | None,
     stop: StopHandle | None = None,
 ) -> ParentRun:
-    """What the functions of a run learn of it."""
-    outer, gates = ((), ()) if within is None else (within.planners, within.gates)
-    planners = outer if planner is None else (*outer, planner)
+    """Make what the functions of a run learn of it."""
+    planners, gates = ((), ()) if around is None else (around.planners, around.gates)
+    planners = planners if planner is None else (*planners, planner)
     return ParentRun(planners=planners, gates=(*gates, (gate, tab.account)), price=price, stop=stop, tab=tab)
 
 
-def _history(chat: KernelChat, state: State) -> ChatHistory:
+def _with_batch(chat: KernelChat, state: State) -> ChatHistory:
     """Show a state as filters see it: the transcript, and the message whose calls are being run."""
     messages = chat.messages(state.transcript)
     if state.batch is not None:
@@ -254,17 +312,12 @@ def _transcript(chat: KernelChat, state: State) -> ChatHistory:
     return ChatHistory(messages=deepcopy(chat.messages(state.transcript)))
 
 
-def _guards(options: RunSettings, offer: ToolSet, kernel: Kernel) -> Guards:
-    registered: Any = (*kernel.auto_function_invocation_filters, *kernel.function_invocation_filters)  # pyright: ignore[reportUnknownMemberType]
-    return Guards(
-        interceptors=tuple(map(guard_name, options.interceptors)),
-        pre_invoke=tuple(map(guard_name, options.pre_invoke)),
-        checks=tuple(map(guard_name, options.checks)),
-        filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, ApprovalFilter)),
-        unmatched=options.approval.unmatched,
-        expires_in=options.approval.expires_in,
-        marked=tuple(sorted(name for name in offer.functions if mark_of(offer.functions.get(name)) is not None)),
-    )
+def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[ChatCompletionClientBase, RunSettings]:
+    """Take the connector out of services that make runs themselves, so that one loop asks it; merge their options."""
+    outer: Any = service
+    while isinstance(inner := getattr(outer, "options", None), RunSettings):
+        outer, options = outer.inner, options.within(inner)
+    return outer, options
 
 
 def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, offer: ToolSet) -> None:

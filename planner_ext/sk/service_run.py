@@ -1,6 +1,5 @@
 """A request that offers no functions to invoke: one round trip of the connector, and what it cost in the metadata."""
 
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
@@ -42,12 +41,12 @@ from planner_ext.sk.history import accepted_reply, bring_up_to_date
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, text_of
 from planner_ext.sk.nested import Charge
 from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
-from planner_ext.sk.run_context import FunctionNames, Loop, check_service
+from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, received
 from planner_ext.sk.usage import read_iterations
 
-__all__ = ["ServiceRun", "StreamedRun", "World", "pass_through", "pass_through_streaming", "store"]
+__all__ = ["RequestContext", "ServiceRun", "StreamedRun", "pass_through", "pass_through_streaming", "store"]
 
 # One run of a service, and the caller's history that it keeps up to date.
 
@@ -59,7 +58,7 @@ _SHOWN = (TextDelta, ModelReplied, IterationCompleted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class RequestContext:
     """What a caller hands over with each request, beside history and settings.
 
     Raises:
@@ -90,12 +89,12 @@ class ServiceRun:
     def __init__(
         self,
         history: ChatHistory,
-        loop: Loop,
+        context: RunContext,
+        request: RequestContext,
         *,
-        known: int,
-        world: World,
-        facts: Sequence[Fact] = (),
         first: Sequence[Fact],
+        known: int,
+        facts: Sequence[Fact] = (),
         taking: Taking = NOTHING_TAKEN,
         transcript: Sequence[ChatMessageContent] | None = None,
     ) -> None:
@@ -103,24 +102,23 @@ class ServiceRun:
 
         Args:
             history: The caller's.
-            loop: The world of the run.
-            known: How many messages of the run's transcript are in the history already.
-            world: What the caller handed over.
-            facts: The journal that the run goes on from.
+            context: What the run works with.
+            request: What the caller handed over with it.
             first: What the run begins with, or is resumed with.
-            taking: The decisions among that.
+            known: How many messages of the run's transcript are in the history already.
+            facts: The journal that is resumed.
+            taking: The decisions in ``first``.
             transcript: Of a run that is resumed, its messages so far; the history is brought up to date with them.
         """
-        self._loop = loop
-        self._first = first
-        self._taking = taking
-        self._transcript = transcript
-        self._store_final = world.store_final
         self._history = history
+        self._context = context
+        self._request = request
+        self._first = first
         self._known = known
         self._facts = tuple(facts)
-        self._stop = world.stop
-        self._settled: deque[list[ChatMessageContent]] = deque()
+        self._taking = taking
+        self._transcript = transcript
+        self._settled: dict[int, list[ChatMessageContent]] = {}
 
     async def message(self) -> ChatMessageContent:
         """Run, and make the message that the caller gets."""
@@ -139,27 +137,27 @@ class ServiceRun:
                 if isinstance(event, TextDelta):
                     if (chunk := streamed.chunk(event)) is not None:
                         yield chunk
-                elif isinstance(event, IterationCompleted) and self._settled:
-                    for chunk in streamed.settled(self._settled.popleft(), event.iteration):
+                elif isinstance(event, IterationCompleted) and event.iteration in self._settled:
+                    for chunk in streamed.settled(self._settled.pop(event.iteration), event.iteration):
                         yield chunk
         yield streamed.last(self._returned(engines[0]))
 
     async def _drive(self, emit: Emit | None) -> Engine:
-        engine = self._loop.engine(self._facts, emit=emit, stop=self._stop, follow=self._follow)
+        engine = self._context.engine(self._facts, emit=emit, stop=self._request.stop, follow=self._follow)
         with self._taking.held(engine):
             if self._transcript is not None:
                 returned = returned_message(engine.state, self._facts)
                 bring_up_to_date(self._history, self._transcript, engine.state, self._facts, returned)
             for fact in self._first:
                 await engine.record(fact)
-            await self._loop.drive(engine)
+            await self._context.drive(engine)
         return engine
 
     def _returned(self, engine: Engine) -> ChatMessageContent:
-        key = self._loop.checkpoint_key
+        key = self._context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)
         message = final_message(engine.state, engine.facts, key)
-        if self._store_final and engine.state.ended is not None:
+        if self._request.store_final and engine.state.ended is not None:
             store(self._history, message)
         return message
 
@@ -168,7 +166,8 @@ class ServiceRun:
         if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
             settled = self._added(state)
             self._history.messages.extend(settled)
-            self._settled.append(settled)
+            if self._context.streaming:
+                self._settled[fact.iteration] = settled
         elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
             self._history.messages.extend(self._added(state))
         elif isinstance(fact, IterationCompleted) and fact.messages is not None:
@@ -177,7 +176,7 @@ class ServiceRun:
 
     def _added(self, state: State) -> list[ChatMessageContent]:
         """Give the messages of the transcript that are not in the history yet."""
-        transcript = self._loop.chat.messages(state.transcript)
+        transcript = self._context.chat.messages(state.transcript)
         known, self._known = self._known, len(transcript)
         return transcript[known:]
 
