@@ -1,14 +1,14 @@
-"""What a reply's metadata says of round trips and tokens, read with mistrust, and sums of it.
+"""The round trips and tokens that a reply's metadata reports, read with mistrust, and their sums.
 
-Each connector of Semantic Kernel names tokens in its own way, and some leave out a part of what their SDK was told.
+Each connector of Semantic Kernel names tokens in its own way, and some leave out a part of what their SDK reports.
 `usage_in` reads both; a count that is not a whole number above 0 is ignored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import reduce
 from operator import add
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel, ValidationError
@@ -36,7 +36,7 @@ _KEYS = ("iterations", "Iterations")
 """Ours, and the spelling of the ADR "Automatic tool calling controls"."""
 
 _MOST = 2**53
-"""A count from here on is not believed: JSON cannot carry it exactly."""
+"""Larger counts are not believed: JSON cannot carry them exactly."""
 
 _DEEPEST = 4
 """How many levels of parts a usage object may have."""
@@ -46,21 +46,16 @@ class EstimatedUsage(CompletionUsage):
     """Semantic Kernel's usage where a service reported none, or only half of it.
 
     Attributes:
-        estimated_tokens: Those of the tokens that were estimated.
+        estimated_tokens: The estimated part of the tokens.
     """
 
     estimated_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """The names that one API has for tokens. Several are added up; a dot leads into a part.
+class _Names(NamedTuple):
+    """The names that one API has for tokens: sent, received, read from the prompt cache, and both together.
 
-    Attributes:
-        prompt: Tokens sent.
-        completion: Tokens received.
-        cached: Those of the tokens sent that came from the prompt cache; the first that is there.
-        total: Both together.
+    Tokens sent and received are the sum of several names, cached ones the first that is there; a dot leads into a part.
     """
 
     prompt: tuple[str, ...]
@@ -70,40 +65,39 @@ class _Names:
 
 
 _APIS = (
-    _Names(  # Semantic Kernel, OpenAI, Mistral, Azure AI Inference
-        prompt=("prompt_tokens",),
-        completion=("completion_tokens",),
-        cached=("prompt_tokens_details.cached_tokens",),
-        total="total_tokens",
+    # Semantic Kernel, OpenAI, Mistral, Azure AI Inference
+    _Names(("prompt_tokens",), ("completion_tokens",), ("prompt_tokens_details.cached_tokens",), "total_tokens"),
+    # Anthropic, whose input_tokens are those past the cache; OpenAI's Responses, whose are all of them
+    _Names(
+        ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
+        ("output_tokens",),
+        ("cache_read_input_tokens", "input_tokens_details.cached_tokens"),
+        "total_tokens",
     ),
-    _Names(  # Anthropic, whose input_tokens are those past the cache; OpenAI's Responses, whose are all of them
-        prompt=("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
-        completion=("output_tokens",),
-        cached=("cache_read_input_tokens", "input_tokens_details.cached_tokens"),
-        total="total_tokens",
+    # Bedrock, likewise past the cache
+    _Names(
+        ("inputTokens", "cacheWriteInputTokens", "cacheReadInputTokens"),
+        ("outputTokens",),
+        ("cacheReadInputTokens",),
+        "totalTokens",
     ),
-    _Names(  # Bedrock, likewise past the cache
-        prompt=("inputTokens", "cacheWriteInputTokens", "cacheReadInputTokens"),
-        completion=("outputTokens",),
-        cached=("cacheReadInputTokens",),
-        total="totalTokens",
+    # Google AI and Vertex AI: thoughts are paid as tokens received
+    _Names(
+        ("prompt_token_count", "tool_use_prompt_token_count"),
+        ("candidates_token_count", "thoughts_token_count"),
+        ("cached_content_token_count",),
+        "total_token_count",
     ),
-    _Names(  # Google AI and Vertex AI: thoughts are paid as tokens received
-        prompt=("prompt_token_count", "tool_use_prompt_token_count"),
-        completion=("candidates_token_count", "thoughts_token_count"),
-        cached=("cached_content_token_count",),
-        total="total_token_count",
-    ),
-    _Names(prompt=("prompt_eval_count",), completion=("eval_count",), cached=(), total=""),  # Ollama
+    # Ollama
+    _Names(("prompt_eval_count",), ("eval_count",), (), ""),
 )
 
 _COUNTS = frozenset(name for api in _APIS for name in (*api.prompt, *api.completion, *api.cached, api.total))
 
 
 def read_iterations(metadata: Mapping[str, Any]) -> int:
-    """Read how many round trips a reply took; 1 where that is missing, no whole number, a boolean or below 1."""
-    for key in _KEYS:
-        value = metadata.get(key)
+    """Read how many round trips a reply took; 1 where that is missing, or not a whole number of 1 or more."""
+    for value in map(metadata.get, _KEYS):
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
             return value
     return 1
@@ -114,12 +108,20 @@ def read_usage(reported: object) -> Usage:
     if type(reported) is CompletionUsage and (usage := _read_stock(reported)) is not None:
         return usage
     reported = _unwrapped(reported)
-    names = _names_in(reported)
-    return Usage() if names is None else _read(reported, names)
+    if (names := _names_in(reported)) is None:
+        return Usage()
+    prompt, completion = _sum(reported, names.prompt), _sum(reported, names.completion)
+    rest = max(_count(reported, names.total) - prompt - completion, 0)
+    if not prompt:  # the total beyond the other half, if it is reported
+        prompt = rest
+    elif not completion:
+        completion = rest
+    cached = next((count for path in names.cached if (count := _count(reported, path))), 0)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=min(cached, prompt))
 
 
 def usage_in(message: ChatMessageContent) -> Usage:
-    """Read the tokens of one reply: of what its metadata and its SDK's own response say, the larger of each count."""
+    """Read the tokens of one reply: the larger of each count that its metadata and its SDK's own response report."""
     usage = read_usage(message.metadata.get("usage"))
     for raw in _raw_usages(message.inner_content):
         more = read_usage(raw)
@@ -132,7 +134,7 @@ def usage_in(message: ChatMessageContent) -> Usage:
 
 
 def with_usage(message: M, usage: Usage) -> M:
-    """Let a message's metadata say this usage: as its connector's own object where that says just this."""
+    """Put a usage into a message's metadata; a connector's own object that says the same stays there."""
     reported = message.metadata.get("usage")
     if reported is None and not usage.total_tokens:
         return message
@@ -144,7 +146,7 @@ def with_usage(message: M, usage: Usage) -> M:
 
 
 def as_reported(usage: Usage) -> CompletionUsage | None:
-    """Write tokens as Semantic Kernel does; None where there are none."""
+    """Write tokens as Semantic Kernel does; None for 0 tokens."""
     if not usage.total_tokens:
         return None
     values: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
@@ -156,7 +158,7 @@ def as_reported(usage: Usage) -> CompletionUsage | None:
 
 
 def loaded(usage: Any) -> Any:
-    """Make Semantic Kernel's own usage of its JSON; any other, whose type JSON does not tell, stays what it is."""
+    """Read Semantic Kernel's own usage from its JSON; any other, whose type JSON does not tell, is returned itself."""
     usage = _unwrapped(usage)
     for kind in (CompletionUsage, EstimatedUsage):
         if isinstance(usage, dict) and cast("dict[str, Any]", usage).keys() <= kind.model_fields.keys():
@@ -203,19 +205,8 @@ def _names_in(reported: object) -> _Names | None:
     return next((n for n in _APIS if _sum(reported, (*n.prompt, *n.completion, n.total))), None)
 
 
-def _read(reported: object, names: _Names) -> Usage:
-    prompt, completion = _sum(reported, names.prompt), _sum(reported, names.completion)
-    rest = max(_count(reported, names.total) - prompt - completion, 0)
-    if not prompt:  # what the total says beyond the other half, if there is one
-        prompt = rest
-    elif not completion:
-        completion = rest
-    cached = next((count for path in names.cached if (count := _count(reported, path))), 0)
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=min(cached, prompt))
-
-
 def _read_stock(reported: CompletionUsage) -> Usage | None:
-    """Read what most connectors report, without looking for its names; None where it is not whole and sound."""
+    """Read the usage that most connectors report, without looking for its names; None if it is not whole and sound."""
     prompt, completion, details = reported.prompt_tokens, reported.completion_tokens, reported.prompt_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
     if not (type(prompt) is int and type(completion) is int and type(cached) is int):
@@ -230,26 +221,19 @@ def _sum(reported: object, paths: tuple[str, ...]) -> int:
 
 
 def _count(reported: object, path: str) -> int:
-    value = _at(reported, path)
+    value = reduce(part_of, path.split("."), reported)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST else 0
 
 
-def _at(reported: object, path: str) -> object:
-    if "." in path:
-        part, _, path = path.partition(".")
-        reported = part_of(reported, part)
-    return part_of(reported, path)
-
-
 def part_of(reported: object, name: str) -> object:
-    """Read a field of what an SDK gave, be it an object or a mapping; None where it has none."""
+    """Read a field of an SDK's object or mapping; None where it is missing."""
     if isinstance(reported, Mapping):
         return cast("Mapping[object, object]", reported).get(name)
     return getattr(reported, name, None)
 
 
 def _raw_usages(response: object) -> Iterator[object]:
-    """List where the response of an SDK may say its usage."""
+    """List the places where the response of an SDK may report its usage."""
     if response is None:
         return
     yield part_of(response, "usage")
@@ -262,44 +246,36 @@ def _is_sound(reported: object) -> bool:
     """Whether a usage object may be handed on as it is: one with fields, in which each number is a sane count."""
     fields = vars(reported) if _adds_up(reported) else _fields(reported)
     counts = [value for name, value in fields.items() if name in _COUNTS and value is not None]
-    return bool(counts) and all(isinstance(value, int) for value in counts) and _all_sane(fields, depth=_DEEPEST)
+    whole = bool(counts) and all(isinstance(value, int) for value in counts)
+    return whole and all(_is_sane(value, depth=_DEEPEST) for value in fields.values())
 
 
 def _is_sane(value: object, *, depth: int) -> bool:
     if isinstance(value, int | float):
         return not isinstance(value, bool) and 0 <= value < _MOST
-    return value is None or isinstance(value, str) or (depth > 0 and _all_sane(_fields(value), depth=depth - 1))
-
-
-def _all_sane(fields: Mapping[str, object], *, depth: int) -> bool:
-    return all(_is_sane(value, depth=depth) for value in fields.values())
+    if value is None or isinstance(value, str):
+        return True
+    return depth > 0 and all(_is_sane(part, depth=depth - 1) for part in _fields(value).values())
 
 
 def _adds_up(reported: Any) -> bool:
-    """Whether a usage object is of a class with a sum of its own, and neither a model nor a mapping."""
+    """Whether a usage object adds up by itself, and is neither a model nor a mapping."""
     return not _fields(reported) and hasattr(reported, "__add__") and hasattr(reported, "__dict__")
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine the numbers of two usage objects, or of their parts; what only one has is kept."""
+    """Combine two numbers, or those in two usage objects or their parts; what only one has is kept."""
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        sane = [value for value in (first, second) if _is_sane(value, depth=0)]
+        return combine(first, second) if len(sane) == 2 else next(iter(sane), None)
     one, other = _fields(first), _fields(second)
     if not one or not other:
         return first if one else second
-    both = {key: _number(value, other[key], combine) for key, value in one.items() if other.get(key) is not None}
+    both = {key: _combine(value, other[key], combine) for key, value in one.items() if other.get(key) is not None}
     values = {**one, **{key: value for key, value in other.items() if value is not None}, **both}
     models = [given for given in (first, second) if isinstance(given, BaseModel)]
-    return max(models, key=_width).model_copy(update=values) if models else values
-
-
-def _width(model: BaseModel) -> int:
-    return len(type(model).model_fields)
-
-
-def _number(one: Any, other: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        sane = [value for value in (one, other) if _is_sane(value, depth=0)]
-        return combine(one, other) if len(sane) == 2 else next(iter(sane), None)
-    return _combine(one, other, combine)
+    widest = max(models, key=lambda model: len(type(model).model_fields), default=None)
+    return values if widest is None else widest.model_copy(update=values)
 
 
 def _fields(reported: object) -> dict[str, Any]:
