@@ -1,9 +1,8 @@
-"""What the planner says to the model: the plan request, the opening, the next step, and that an answer is owed."""
+"""The planner's messages to the model: the plan request, the opening, the next step, and the call for an answer."""
 
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -77,29 +76,29 @@ _SAY = {
 
 
 class NoPrompts:
-    """Says nothing: a service has no words of its own. Implements `planner_ext.engine.ports.Prompts`."""
+    """The prompts of a service, which adds no messages. Implements `planner_ext.engine.ports.Prompts`."""
 
     async def plan_request(self) -> tuple[Message, ...]:
-        """Never asked: a service makes no plan."""
+        """Return no messages: a service makes no plan."""
         return ()
 
     async def opening(self, plan: str) -> tuple[Message, ...]:  # noqa: ARG002  (the port's signature)
-        """Never asked: a service makes no plan."""
+        """Return no messages: a service makes no plan."""
         return ()
 
     def message(self, purpose: str) -> Message:
-        """Say it all the same, should a rule ever ask."""
+        """Return the planner's message."""
         return ChatMessageContent(role=AuthorRole.USER, content=_SAY[purpose])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerPrompts:
-    """The planner's words for one goal. Implements `planner_ext.engine.ports.Prompts`.
+    """The planner's prompts for one goal. Implements `planner_ext.engine.ports.Prompts`.
 
     Attributes:
         plan_template: Read by `plan_template`.
         step_template: Read by `step_template`.
-        functions: Lists what the plan may use.
+        functions: Lists the functions that the plan may use.
         hands_over: Whether the final-answer function is offered.
     """
 
@@ -132,7 +131,7 @@ class PlannerPrompts:
         return (*messages, ChatMessageContent(role=AuthorRole.USER, content=self.goal))
 
     def message(self, purpose: str) -> Message:
-        """Say that the next step is due, or that the final answer is owed."""
+        """Ask for the next step, or for the final answer."""
         return ChatMessageContent(
             role=AuthorRole.USER, content=_SAY["hand over" if purpose == "step" and self.hands_over else purpose]
         )
@@ -149,7 +148,7 @@ class PlannerPrompts:
         """
         given = cast("dict[str, object]", self.arguments)
         arguments = KernelArguments()
-        for name, value in {**given, **{name: _covered(value) for name, value in variables.items()}}.items():
+        for name, value in {**given, **{name: _covered(text) for name, text in variables.items()}}.items():
             if isinstance(value, str | int | float | bool):  # templates take text only; the rest is for the functions
                 arguments[name] = value
         try:
@@ -185,16 +184,11 @@ def plan_template(text: str) -> tuple[KernelPromptTemplate, dict[str, Any]]:
     """Read the YAML of a plan prompt: its template, and the settings that it asks for.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is no prompt template.
+        PlannerInvalidConfigurationError: If it is not a valid prompt template.
     """
-    with _readable("get_initial_plan must return the YAML of a prompt template"):
-        data: Any = yaml.safe_load(_text(text))
-        config = PromptTemplateConfig(**data)
-        if not config.template:
-            raise ValueError("it has no template")
-        template = KernelPromptTemplate(prompt_template_config=config)
+    template = _template(text, _plan_config, "get_initial_plan must return the YAML of a prompt template")
     settings: dict[str, Any] = {}
-    for asked in config.execution_settings.values():
+    for asked in template.prompt_template_config.execution_settings.values():
         settings |= {key: value for key, value in asked.extension_data.items() if value is not None}
     return template, settings
 
@@ -203,26 +197,26 @@ def step_template(text: str) -> KernelPromptTemplate:
     """Read the template that opens the steps.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is no prompt template.
+        PlannerInvalidConfigurationError: If it is not a valid prompt template.
     """
-    with _readable("get_step_prompt must return the text of a prompt template"):
-        return KernelPromptTemplate(prompt_template_config=PromptTemplateConfig(template=_text(text)))
+    return _template(text, _step_config, "get_step_prompt must return the text of a prompt template")
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"got {shown(value)}")
-    return value
+def _plan_config(text: str) -> PromptTemplateConfig:
+    config = PromptTemplateConfig(**yaml.safe_load(text))
+    if not config.template:
+        raise ValueError("it has no template")
+    return config
 
 
-@contextmanager
-def _readable(expected: str) -> Generator[None]:
-    """Name what a template is of that cannot be read.
+def _step_config(text: str) -> PromptTemplateConfig:
+    return PromptTemplateConfig(template=text)
 
-    Raises:
-        PlannerInvalidConfigurationError: With what was expected.
-    """
+
+def _template(text: object, read: Callable[[str], PromptTemplateConfig], expected: str) -> KernelPromptTemplate:
     try:
-        yield
+        if not isinstance(text, str):
+            raise TypeError(f"got {shown(text)}")
+        return KernelPromptTemplate(prompt_template_config=read(text))
     except (yaml.YAMLError, TypeError, ValueError, KernelException) as error:
         raise PlannerInvalidConfigurationError(f"{expected}; it cannot be read as one: {error}") from error

@@ -1,4 +1,4 @@
-"""JSON schemas of answers: whether one is whole, and what an answer has against it. Nothing is ever fetched for one."""
+"""JSON schemas of answers, checked with ``jsonschema``. Nothing is ever fetched for a schema."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,21 +13,21 @@ from referencing.jsonschema import DRAFT202012
 __all__ = ["answer_problems", "schema_problem"]
 
 _PROBLEMS = 5
-"""Problems of one answer that are told."""
+"""The number of problems of one answer that are described."""
 
 _ITSELF_ALONE: Registry[Any] = Registry()
-"""Where references of a schema lead: nowhere but into itself."""
+"""Resolves the references of a schema within itself, and no other."""
 
 
 def answer_problems(schema: dict[str, Any], value: Any) -> str:
-    """Say what JSON values have against a schema, "" for nothing."""
+    """Describe how JSON values violate a schema; "" if they do not."""
     validator: Any = validator_for(schema)(schema, registry=_ITSELF_ALONE)
     errors = islice(validator.iter_errors(value), _PROBLEMS)
     return "; ".join(f"{error.json_path}: {error.message}" for error in errors)
 
 
 def schema_problem(schema: dict[str, Any]) -> str:
-    """Say why something is no schema, or refers to what is not in it; "" where it is one."""
+    """Say why a schema is not valid, or what it refers to outside of itself; "" if it can be used."""
     try:
         validator_for(schema).check_schema(schema)
     except SchemaError as error:
@@ -43,13 +43,10 @@ def schema_problem(schema: dict[str, Any]) -> str:
 
 def _references(part: Any) -> Iterator[str]:
     """Walk the references of a schema."""
-    inner: list[Any] = []
     if isinstance(part, dict):
         known = cast("dict[str, Any]", part)
-        inner = list(known.values())
         if isinstance(known.get("$ref"), str):
             yield known["$ref"]
-    elif isinstance(part, list):
-        inner = cast("list[Any]", part)
-    for each in inner:
+        part = [*known.values()]
+    for each in cast("list[Any]", part if isinstance(part, list) else []):
         yield from _references(each)

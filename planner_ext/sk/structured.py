@@ -1,7 +1,7 @@
-"""The form of a final answer: a pydantic model or a JSON schema, given to a connector, and held to an answer.
+"""The form of a final answer: a pydantic model or a JSON schema, sent to a connector and checked against an answer.
 
-Promises that what was given is checked before the first request, and not changed. Must not know the loop, nor when an
-answer is asked for: that is `planner_ext.core.machine`.
+A form is checked before the first request, and the caller's object is not changed. When an answer is asked for in its
+form, `planner_ext.core.machine` decides.
 """
 
 import json
@@ -26,9 +26,7 @@ ResponseFormat = type[BaseModel] | Mapping[str, Any]
 """A pydantic model, a JSON schema, or ``response_format`` as OpenAI takes it (``json_schema`` or ``json_object``)."""
 
 _PROBLEMS = 5
-"""Problems of one answer that the model is told."""
-
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+"""The number of problems of one answer that the model reads."""
 
 _EXPECTED = (
     "response_format must be a pydantic model class, a JSON schema, or a response_format of the type json_schema or "
@@ -38,14 +36,14 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseForm:
-    """What a final answer has to be. Implements `planner_ext.engine.ports.AnswerForm`. Make one with `response_form`.
+    """The form of a final answer. Implements `planner_ext.engine.ports.AnswerForm`. Make one with `response_form`.
 
     Attributes:
         model: The pydantic model that an answer is read as, or None.
         schema: The JSON schema of an answer.
-        wanted: What settings are given, the best first.
-        settings: What asks for the form in the connector's settings; empty where these have no place for it, so that
-            messages spell it out.
+        wanted: Values for the settings' ``response_format``, the best first.
+        settings: The connector's settings that ask for the form; empty where it has none, so that messages spell the
+            form out.
     """
 
     model: type[BaseModel] | None = None
@@ -59,14 +57,12 @@ class ResponseForm:
         return replace(self, settings=next((update for update in updates if update), dict[str, Any]()))
 
     def problem(self, answer: str) -> str:
-        """Say what is wrong with an answer; "" where nothing is."""
+        """Describe what is wrong with an answer; "" if it is in the form."""
         try:
             self.parse(answer)
         except ValidationError as error:
-            found = error.errors(include_url=False)
-            return "; ".join(
-                f"{'.'.join(map(str, each['loc'])) or 'The answer'}: {each['msg']}" for each in found[:_PROBLEMS]
-            )
+            found = error.errors(include_url=False)[:_PROBLEMS]
+            return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'The answer'}: {each['msg']}" for each in found)
         except ValueError as error:
             return str(error)
         return ""
@@ -85,7 +81,7 @@ class ResponseForm:
             raise ValueError("The answer is nested too deeply.") from None
         except ValueError as error:
             raise ValueError(f"The answer is no JSON: {error}.") from None
-        from planner_ext.sk.schemas import answer_problems  # noqa: PLC0415  (only who has a form pays for it)
+        from planner_ext.sk.schemas import answer_problems  # noqa: PLC0415  (loaded for runs with a form only)
 
         if problem := answer_problems(self.schema, value):
             raise ValueError(problem)
@@ -103,63 +99,50 @@ def _no_number(name: str) -> Any:
 
 
 def response_form(given: object) -> ResponseForm | None:
-    """Read the option ``response_format``; None is no form.
+    """Read the option ``response_format``; None stands for no form.
 
     Raises:
-        PlannerInvalidConfigurationError: If it is no form.
+        PlannerInvalidConfigurationError: If it is not a valid form.
     """
     if given is None:
         return None
     if isinstance(given, type) and issubclass(given, BaseModel):
-        schema = _schema_of(given)
+        try:
+            schema = given.model_json_schema()
+        except PydanticUserError as error:
+            raise _refused(f"{given.__name__} has no JSON schema: {error.message}.") from error
         return ResponseForm(model=given, schema=schema, wanted=(given, _named(schema)))
     if not isinstance(given, Mapping) or not given:
-        raise PlannerInvalidConfigurationError(f"{_EXPECTED}; got {shown(cast('object', given))}.")
-    data = _copied(cast("Mapping[str, Any]", given))
-    match data.get("type"):
-        case "json_object":
-            return ResponseForm(schema=_ANY_OBJECT, wanted=(data,))
-        case "json_schema":
-            return ResponseForm(schema=_checked(_inner(data)), wanted=(data,))
+        raise _refused(f"got {shown(cast('object', given))}.")
+    try:
+        data = json.loads(json.dumps(given, allow_nan=False))  # a copy
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(f"what was given is no JSON: {error}.") from error
+    return _form(data)
+
+
+def _form(data: Any) -> ResponseForm:
+    match data:
+        case {"type": "json_object"}:
+            return ResponseForm(schema={"type": "object"}, wanted=(data,))
+        case {"type": "json_schema", "json_schema": {"name": str(), "schema": dict()}}:
+            return ResponseForm(schema=_checked(data["json_schema"]["schema"]), wanted=(data,))
+        case {"type": "json_schema"}:
+            raise _refused(f"got {shown(data)}. The type json_schema needs json_schema.name and json_schema.schema.")
         case _:
             return ResponseForm(schema=_checked(data), wanted=(_named(data),))
 
 
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    try:
-        return model.model_json_schema()
-    except PydanticUserError as error:
-        raise PlannerInvalidConfigurationError(
-            f"{_EXPECTED}; {model.__name__} has no JSON schema: {error.message}."
-        ) from error
-
-
-def _inner(data: dict[str, Any]) -> dict[str, Any]:
-    """Find the schema in OpenAI's form of one."""
-    named: Any = data.get("json_schema")
-    named = cast("dict[str, Any]", named if isinstance(named, dict) else {})
-    schema = named.get("schema")
-    if not isinstance(schema, dict) or not isinstance(named.get("name"), str):
-        raise PlannerInvalidConfigurationError(
-            f"{_EXPECTED}; got {shown(data)}. The type json_schema needs json_schema.name and json_schema.schema."
-        )
-    return cast("dict[str, Any]", schema)
-
-
-def _copied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a form, which stays as it is whatever becomes of the caller's."""
-    try:
-        return json.loads(json.dumps(given, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise PlannerInvalidConfigurationError(f"{_EXPECTED}; what was given is no JSON: {error}.") from error
+def _refused(problem: str) -> PlannerInvalidConfigurationError:
+    return PlannerInvalidConfigurationError(f"{_EXPECTED}; {problem}")
 
 
 def _checked(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what is no schema, and one that is not whole."""
-    from planner_ext.sk.schemas import schema_problem  # noqa: PLC0415  (likewise)
+    """Refuse what is not a valid schema, and one with references that lead out of it."""
+    from planner_ext.sk.schemas import schema_problem  # noqa: PLC0415  (loaded for runs with a form only)
 
     if problem := schema_problem(schema):
-        raise PlannerInvalidConfigurationError(f"{_EXPECTED}; {problem}")
+        raise _refused(problem)
     return schema
 
 
@@ -170,7 +153,7 @@ def _named(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _accepted(settings: type[PromptExecutionSettings], wanted: Any) -> dict[str, Any] | None:
-    """Let a settings class take a form; what it sets beside, such as a flag, goes with it. None where it does not."""
+    """Let a settings class take a form, and return what it sets for it, flags included; None if it refuses the form."""
     if "response_format" not in settings.model_fields:
         return None
     try:
