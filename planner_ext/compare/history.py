@@ -6,6 +6,7 @@ that are compared.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from semantic_kernel.contents import (
     AuthorRole,
@@ -65,28 +66,26 @@ class Violation:
 
 def shown_messages(messages: Sequence[ChatMessageContent]) -> tuple[ShownMessage, ...]:
     """Convert Semantic Kernel's messages; the replies are numbered as round trips, in order."""
-    trips = 0
-    shown: list[ShownMessage] = []
-    for message in messages:
-        trips += (is_reply := message.role == AuthorRole.ASSISTANT)
-        items = message.items
-        calls = (item for item in items if isinstance(item, FunctionCallContent))
-        results = (item for item in items if isinstance(item, FunctionResultContent))
-        shown.append(
-            ShownMessage(
-                role=message.role.value,
-                text="".join(item.text for item in items if isinstance(item, TextContent)),
-                calls=tuple(
-                    ShownCall(id=call.id or "", name=call.name or "", arguments=_text(call.arguments)) for call in calls
-                ),
-                results=tuple(
-                    ShownResult(call_id=result.id or "", name=result.name or "", text=_text(result.result))
-                    for result in results
-                ),
-                trip=trips if is_reply else None,
-            )
-        )
-    return tuple(shown)
+    trips = count(1)
+    return tuple(_shown(each, next(trips) if each.role == AuthorRole.ASSISTANT else None) for each in messages)
+
+
+def _shown(message: ChatMessageContent, trip: int | None) -> ShownMessage:
+    texts: list[str] = []
+    calls: list[ShownCall] = []
+    results: list[ShownResult] = []
+    for item in message.items:
+        match item:
+            case TextContent():
+                texts.append(item.text)
+            case FunctionCallContent():
+                calls.append(ShownCall(id=item.id or "", name=item.name or "", arguments=_text(item.arguments)))
+            case FunctionResultContent():
+                results.append(ShownResult(call_id=item.id or "", name=item.name or "", text=_text(item.result)))
+            case _:
+                pass
+    role, text = message.role.value, "".join(texts)
+    return ShownMessage(role=role, text=text, calls=tuple(calls), results=tuple(results), trip=trip)
 
 
 def _text(value: object) -> str:
