@@ -122,7 +122,7 @@ def test_a_filter_that_refuses_a_function_keeps_it_from_being_counted() -> None:
 
 
 def test_a_service_with_a_loop_of_its_own_is_taken_apart() -> None:
-    """What is compared are the options' loops, so that of a wrapper in the kernel is left out."""
+    """The loops of the options are compared, so the loop of a wrapper in the kernel is not used."""
     kernel, _ = own_kernel()
     inner = kernel.get_service("mine")
     kernel.add_service(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=1)), overwrite=True)
@@ -152,7 +152,7 @@ def test_a_fault_in_the_middle_is_a_finding(option: str) -> None:
 
 
 def test_an_endpoint_that_never_answers_ends_the_comparison() -> None:
-    """The same fault in every run tells nothing: the first one is told, with its cause."""
+    """The same fault in every run says nothing: the first one is raised, with its cause."""
     service = OpenAIChatCompletion(
         ai_model_id="m",
         service_id="s",

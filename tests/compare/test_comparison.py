@@ -30,7 +30,7 @@ def test_option_2_as_written_goes_exactly_one_over(comparison: Comparison, scrip
 
 
 def test_option_2_as_written_is_lost_without_metadata(comparison: Comparison) -> None:
-    """Where nobody reports iterations each chat request is charged as one: 6 + 5 + 4 + 3 + 2 round trips."""
+    """Where iterations are not reported, each chat request is charged as one: 6 + 5 + 4 + 3 + 2 round trips."""
     run = found(comparison, "option-2", "absent-metadata")
     assert (run.trips, run.charged) == (20, 5)
 
@@ -69,7 +69,7 @@ def test_the_removed_planner_takes_no_plain_answer(comparison: Comparison, scrip
 
 @pytest.mark.parametrize("script", ["chain", "function-error"])
 def test_the_removed_planner_leaves_its_final_answer_call_open(comparison: Comparison, script: str) -> None:
-    """Its answer is right, and its history cannot be gone on with."""
+    """Its answer is right, and its history cannot be continued."""
     run = found(comparison, "removed-planner", script)
     assert run.status == "answered"
     assert "SendFinalAnswer has no result" in run.first_violation
@@ -177,9 +177,9 @@ def test_what_does_not_exist_is_refused(wanted: dict[str, object], message: str)
         asyncio.run(run_comparison(**wanted))  # type: ignore[arg-type]
 
 
-def test_progress_is_told_before_each_run() -> None:
+def test_progress_is_reported_before_each_run() -> None:
     """How many are done, how many there are, and which one it is."""
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     keys = {"options": ["option-2", "pre_invoke"], "scripts": ["chain"]}
-    asyncio.run(run_comparison(progress=lambda *news: told.append(news), **keys))  # type: ignore[arg-type]
-    assert told == [(0, 2, "chain: option 2, as written"), (1, 2, "chain: option 3, corrected")]
+    asyncio.run(run_comparison(progress=lambda *news: reported.append(news), **keys))  # type: ignore[arg-type]
+    assert reported == [(0, 2, "chain: option 2, as written"), (1, 2, "chain: option 3, corrected")]
