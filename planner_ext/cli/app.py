@@ -8,9 +8,16 @@ from typing import Annotated
 import typer
 
 from planner_ext.cli.approvals import approvals
-from planner_ext.cli.compare import EXIT_CODES as COMPARE_EXIT_CODES
-from planner_ext.cli.compare import compare
-from planner_ext.cli.options import RUN_EXIT_CODES, Exit, GoalArgs, ResumeArgs, RunOptions, WorkerArgs, command
+from planner_ext.cli.options import (
+    RUN_EXIT_CODES,
+    CompareArgs,
+    Exit,
+    GoalArgs,
+    ResumeArgs,
+    RunOptions,
+    WorkerArgs,
+    command,
+)
 from planner_ext.cli.runs import runs
 from planner_ext.cli.store import STORE_VARIABLE
 from planner_ext.cli.text import stdout_console
@@ -31,6 +38,14 @@ Exit codes:
   2    the store, the application, the policy or the worker's name cannot be used; with --once, a run began under a
        policy, --ask-all or interceptors that this worker lacks, and is left as it is
   3    with --once: a fault interrupted a run, which is kept
+"""
+
+COMPARE_EXIT_CODES = """\b
+Exit codes:
+  0    no corrected option made a round trip too many, broke a history or failed
+  1    one did; what the other options do does not matter
+  2    something on the command line or in the kernel cannot be used
+  130  interrupted with Ctrl-C
 """
 
 DEMO_EXIT_CODES = """\b
@@ -116,7 +131,16 @@ def resume(args: ResumeArgs, options: RunOptions) -> Exit:
     return resume_run(args, options)
 
 
-app.command(epilog=COMPARE_EXIT_CODES)(compare)
+@command(app, epilog=COMPARE_EXIT_CODES)
+def compare(args: CompareArgs) -> Exit:
+    """Compare ways to limit a tool-calling loop: the options of Semantic Kernel's ADR as written, and corrected.
+
+    Offline, in seconds: a scripted model behind a real HTTP server that counts what it is asked. With a real model
+    (--base-url, --model or --kernel) round trips are counted at the connector; retries inside an SDK are not seen.
+    """
+    from planner_ext.cli.compare import run_compare  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+
+    return run_compare(args)
 
 
 @command(app, epilog=WORKER_EXIT_CODES)

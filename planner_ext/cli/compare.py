@@ -1,78 +1,236 @@
-"""``planner-ext compare``: the options of the ADR side by side; the command line of `comparison`."""
+"""The work of ``planner-ext compare``: measure, write the documents, and print the tables.
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-__all__ = ["EXIT_CODES", "compare"]
-
-EXIT_CODES = """\b
-Exit codes:
-  0    no corrected option made a round trip too many, broke a history or failed
-  1    one did; what the other options do does not matter
-  2    something on the command line or in the kernel cannot be used
-  130  interrupted with Ctrl-C
+The comparison itself is `planner_ext.compare`.
 """
 
+import asyncio
+import json
+import sys
+from contextlib import AsyncExitStack, nullcontext, redirect_stdout
 
-def compare(  # noqa: PLR0917  (options by name on the command line)
-    max_iterations: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Round trips that each run is allowed: requests to the model.")
-    ] = 5,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="Only this option or script, such as option-2, iterations_metadata, never-ending or chain; may be "
-            "given several times. A key that does not exist is answered with the list.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON document on stdout.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with charts, tables and every message.")
-    ] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the tables into this document, between the lines <!-- table: planner-ext compare --> and "
-            "<!-- /table -->.",
-        ),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Ask a real model at this OpenAI-compatible endpoint. The key is OPENAI_API_KEY."
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Ask this real model.")] = None,
-    kernel: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY",
-            help="Your own kernel, and --goal in place of the scripts. Its functions are run for real, by each option "
-            "anew. With neither --model nor --base-url its own service is used.",
-        ),
-    ] = None,
-    goal: Annotated[str | None, typer.Option(metavar="TEXT", help="What is asked of your own kernel.")] = None,
-) -> None:
-    """Compare ways to limit a tool-calling loop: the options of Semantic Kernel's ADR as written, and corrected.
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-    Offline, in seconds: a scripted model behind a real HTTP server that counts what it is asked. With a real model
-    (--base-url, --model or --kernel) round trips are counted at the connector; retries inside an SDK are not seen.
+from planner_ext.cli.kernels import kernel_of, openai_service, start_factory
+from planner_ext.cli.options import CompareArgs, ExitCode
+from planner_ext.cli.text import one_line, stderr_console, stdout_console
+from planner_ext.compare import Comparison, Live, OptionInfo, Run, ScriptInfo, run_comparison
+from planner_ext.compare.markdown import markdown_of, with_table
+from planner_ext.compare.page import page_of
+from planner_ext.compare.scenarios import SCRIPTS
+from planner_ext.compare.strategies import OPTIONS
+from planner_ext.core.errors import counted, seconds
+from planner_ext.errors import PlannerInvalidConfigurationError
+
+__all__ = ["print_comparison", "run_compare"]
+
+
+def run_compare(args: CompareArgs) -> int:
+    """Compare, write and print the results, and return the exit code.
+
+    Raises:
+        PlannerInvalidConfigurationError: Options that cannot be used, or a file that cannot be read or written.
     """
-    from planner_ext.cli.comparison import CompareArgs, execute  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    errors = stderr_console()
+    try:
+        _check(args)
+        with redirect_stdout(sys.stderr):  # what a kernel's own code prints is not in the way of a document
+            comparison = _measure(args, errors)
+        if args.html is not None:
+            args.html.write_text(page_of(comparison), "utf-8", errors="replace")
+        if args.markdown is not None:
+            document = with_table(args.markdown.read_text("utf-8"), markdown_of(comparison))
+            args.markdown.write_text(document, "utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        raise PlannerInvalidConfigurationError(str(error)) from error
+    except KeyboardInterrupt:
+        errors.print("Interrupted.", style="red")
+        return ExitCode.INTERRUPTED
+    if args.as_json:
+        print(json.dumps(comparison.as_dict(), indent=2))
+    else:
+        print_comparison(stdout_console(), comparison)
+    for file in filter(None, (args.html, args.markdown)):
+        errors.print(f"Written: {file}", style="dim", soft_wrap=True)
+    return 0 if comparison.holds else 1
 
-    args = CompareArgs(
-        max_iterations=max_iterations,
-        only=only or (),
-        as_json=as_json,
-        html=html,
-        markdown=markdown,
-        base_url=base_url,
-        model=model,
-        kernel=kernel,
-        goal=goal,
+
+def _check(args: CompareArgs) -> None:
+    """Refuse what would fail only after everything was measured.
+
+    Raises:
+        PlannerInvalidConfigurationError: Options that cannot be used, or a document without the markers.
+        OSError: A file that cannot be read.
+    """
+    if (args.kernel is None) != (args.goal is None):
+        given, missing = ("--kernel", "--goal") if args.goal is None else ("--goal", "--kernel")
+        raise PlannerInvalidConfigurationError(f"{given} needs {missing}: your own kernel is asked for your own goal.")
+    for key in args.only or ():
+        if key not in OPTIONS and key not in SCRIPTS:
+            raise PlannerInvalidConfigurationError(
+                f"--only {key}: there is neither such an option ({', '.join(OPTIONS)}) nor such a script "
+                f"({', '.join(SCRIPTS)})."
+            )
+    if args.html is not None and not args.html.parent.is_dir():
+        raise PlannerInvalidConfigurationError(f"--html {args.html}: there is no directory {args.html.parent}.")
+    if args.markdown is not None:
+        try:
+            with_table(args.markdown.read_text("utf-8"), "")
+        except ValueError as error:
+            raise PlannerInvalidConfigurationError(f"--markdown {args.markdown}: {error}") from None
+
+
+def _measure(args: CompareArgs, console: Console) -> Comparison:
+    """Run the comparison; a terminal shows its progress."""
+    made = None if args.kernel is None else start_factory(args.kernel)
+    status = console.status("compares", spinner="line") if console.is_interactive else None
+
+    def progress(done: int, total: int, name: str) -> None:
+        if status is not None:
+            status.update(f"{done} of {total}: {name}")
+
+    async def run() -> Comparison:
+        async with AsyncExitStack() as stack:
+            return await run_comparison(
+                max_iterations=args.max_iterations,
+                options=[key for key in args.only or () if key in OPTIONS],
+                scripts=[key for key in args.only or () if key in SCRIPTS],
+                live=await _live(args, made, stack),
+                progress=progress,
+            )
+
+    with status or nullcontext():
+        return asyncio.run(run())
+
+
+async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live | None:
+    """Set up the real model that the options name, if any."""
+    service = None
+    if args.base_url is not None or args.model is not None:
+        service = openai_service(args.base_url, args.model)
+        stack.push_async_callback(service.client.close)
+    kernel = None if args.kernel is None else await kernel_of(made, args.kernel)
+    return Live(kernel=kernel, service=service, goal=args.goal) if kernel or service else None
+
+
+_WIDE = 88
+"""Columns of a terminal in which the options' whole names fit; narrower ones get short names, and nothing is cut."""
+
+_BAD, _POOR, _GOOD, _QUIET = "bold red", "yellow", "green", "dim"
+_STYLES = {"bad": _BAD, "poor": _POOR, "": ""}
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print a table for each script, then where each option goes wrong, and last the verdict."""
+    for script in comparison.scripts:
+        _print_script(console, comparison, script)
+    legend = (
+        f"trips: requests that the endpoint answered, +over: of them beyond the budget of {comparison.max_iterations}. "
+        "charged: what the option believes. tools: functions started, +past: of them when no trip was left to read "
+        "the result. tokens summed: of all trips, told: to the option's caller. history valid: every call has its one "
+        "result."
     )
-    raise typer.Exit(execute(args))
+    console.print(Text(legend, _QUIET))
+    console.print(Text(one_line(f"Answered by {comparison.endpoint}."), _QUIET))
+    console.print()
+    if len(comparison.scripts) > 1:
+        _print_summary(console, comparison)
+    _print_verdict(console, comparison)
+
+
+def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) -> None:
+    """Print what the options did with one script, and below it what is wrong with their histories."""
+    console.print(Text.assemble((script.name, "bold"), (f"  {script.about}", _QUIET)))
+    table = _table(console)
+    for head in ("trips\n+over", "charged", "tools\n+past", "tokens\nsummed", "tokens\ntold"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for head in ("status", "answer", "history"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("sec", justify="right", no_wrap=True)
+    runs = comparison.of_script(script.key)
+    for run in runs:
+        table.add_row(_name(console, comparison.option(run.option)), *_figures(run))
+    console.print(table)
+    for run in runs:
+        if note := _note(run):
+            name = _name(console, comparison.option(run.option)).plain
+            text = Text.assemble((f"{name}: ", "bold"), (one_line(note), "red"))
+            console.print(Padding(text, (0, 0, 0, 2)))
+    console.print()
+
+
+def _table(console: Console) -> Table:
+    """Begin a table with the options' column, the only one that may wrap."""
+    gap = 1 if console.width >= _WIDE else 0  # beside the one that the box itself has
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("option", overflow="fold")
+    return table
+
+
+def _name(console: Console, option: OptionInfo) -> Text:
+    name = option.name if console.width >= _WIDE else option.short
+    return Text(name, "bold" if option.corrected else "")
+
+
+def _figures(run: Run) -> list[Text]:
+    words = {"nothing": "-", "broken": "BROKEN"}
+    cells = [Text(words.get(cell.text, cell.text), _STYLES[cell.level]) for cell in run.cells()]
+    trips, tools = _with_excess(run.trips, run.over_budget), _with_excess(run.tools_run, run.tools_past_budget)
+    return [trips, cells[2], tools, *cells[5:], Text(seconds(run.wall_seconds), _QUIET)]
+
+
+def _with_excess(number: int, excess: int) -> Text:
+    """Write a number, and the part of it that is too much in a place of its own."""
+    return Text.assemble((str(number), _BAD if excess else ""), (f"{f'+{excess}' if excess else '':>4}", _BAD))
+
+
+def _note(run: Run) -> str:
+    """Say what is wrong with a history, and why a run failed."""
+    more = len(run.violations) - 1
+    parts = [run.first_violation + (f" (and {more} more)" if more > 0 else "")]
+    if run.refused:
+        parts.append(f"OpenAI would refuse {len(run.refused)} of the {run.trips} requests")
+    parts.append(run.error)
+    return "; ".join(filter(None, parts))
+
+
+def _print_summary(console: Console, comparison: Comparison) -> None:
+    """Print where each option goes wrong, all scripts side by side."""
+    plain = not console.encoding.lower().startswith("utf")
+    broken, silent, unfinished, fine = ("X", "0", "~", ".") if plain else ("✗", "∅", "~", "·")
+    signs = {"broken": (broken, _BAD), "failed": (broken, _BAD), "silent": (silent, _POOR)}
+    signs |= {"unfinished": (unfinished, _POOR)}
+
+    def faults(run: Run) -> Text:
+        over = [(f"+{run.over_budget}", _BAD)] if run.over_budget else []
+        kinds = [finding.kind for finding in comparison.findings(run)]
+        found = dict.fromkeys((*over, *(signs[kind] for kind in kinds if kind in signs)))
+        return Text.assemble(*(found or [(fine, _GOOD)]))
+
+    console.print(Text(f"What goes wrong, with {comparison.max_iterations} round trips allowed", "bold"))
+    table = _table(console)
+    for script in comparison.scripts:
+        table.add_column(script.short, justify="right", no_wrap=True)
+    for option in comparison.options:
+        table.add_row(_name(console, option), *map(faults, comparison.of_option(option.key)))
+    console.print(table)
+    legend = (
+        f"+n  round trips over the budget     {broken}  history broken     {silent}  no answer\n"
+        f"{unfinished}  ran out where another option finished     {fine}  nothing wrong"
+    )
+    console.print(Padding(Text(legend, _QUIET), (0, 0, 1, 2)))
+
+
+def _print_verdict(console: Console, comparison: Comparison) -> None:
+    """Print whether the corrected options keep what they promise."""
+    runs = len(comparison.corrected_runs)
+    if not runs:
+        console.print(Text("No corrected option was compared.", _POOR))
+    elif comparison.holds:
+        text = f"The corrected options: none over budget, no history broken, in {counted(runs, 'run')}"
+        console.print(Text(f"{text} ({seconds(comparison.wall_seconds)} s for everything).", "bold green"))
+    for failure in comparison.failures:
+        console.print(Text(one_line(failure), _BAD))

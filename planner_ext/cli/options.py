@@ -21,6 +21,7 @@ from planner_ext.core.errors import PlannerExtError
 __all__ = [
     "RUN_EXIT_CODES",
     "By",
+    "CompareArgs",
     "Exit",
     "ExitCode",
     "GoalArgs",
@@ -248,6 +249,36 @@ class ListArgs:
     limit: Annotated[int, typer.Option(metavar="N", min=1)] = 50
     offset: Annotated[int, typer.Option(metavar="N", min=0)] = 0
     as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareArgs:
+    """What is compared, and where the results go.
+
+    Attributes:
+        max_iterations: Round trips that each run is allowed: requests to the model.
+        only: Only this option or script, such as option-2, iterations_metadata, never-ending or chain; may be given
+            several times. A key that does not exist is answered with the list.
+        as_json: Print everything as one JSON document on stdout.
+        html: Write a page with charts, tables and every message.
+        markdown: Write the tables into this document, between the lines <!-- table: planner-ext compare --> and
+            <!-- /table -->.
+        base_url: Ask a real model at this OpenAI-compatible endpoint. The key is OPENAI_API_KEY.
+        model: Ask this real model.
+        kernel: Your own kernel, and --goal in place of the scripts. Its functions are run for real, by each option
+            anew. With neither --model nor --base-url its own service is used.
+        goal: What is asked of your own kernel.
+    """
+
+    max_iterations: Annotated[int, typer.Option(metavar="N", min=1)] = 5
+    only: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None
+    as_json: Annotated[bool, typer.Option("--json")] = False
+    html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    base_url: Annotated[str | None, typer.Option(metavar="URL")] = None
+    model: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
+    goal: Annotated[str | None, typer.Option(metavar="TEXT")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

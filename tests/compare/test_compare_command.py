@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from planner_ext.cli import comparison as command
-from planner_ext.cli.compare import EXIT_CODES, compare
+from planner_ext.cli import compare as command
+from planner_ext.cli.app import app
 from planner_ext.compare import Comparison
 from planner_ext.compare.markdown import TABLE_BEGINS, TABLE_ENDS
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.testing import ScriptedOpenAIServer
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-app.command(epilog=EXIT_CODES)(compare)
 
 OWN = """
 from semantic_kernel import Kernel
@@ -57,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*arguments: str) -> Result:
     """Run the command."""
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, ("compare", *arguments))
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from planner_ext.cli.comparison import print_comparison
+from planner_ext.cli.compare import print_comparison
 from planner_ext.compare import Comparison
 
 
