@@ -15,7 +15,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from openai import AsyncOpenAI
@@ -27,14 +27,12 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.errors import shown
 from planner_ext.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.transport import select_service
+from planner_ext.sk.transport import kernel_with_service, select_service
 
 __all__ = ["SERVICE_ID", "awaited", "kernel_of", "openai_service", "start_factory", "with_service"]
 
 SERVICE_ID = "planner-ext"
 """The id of the service of ``--base-url`` and ``--model`` in the copy of the kernel."""
-
-_FILTERS = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
 
 
 def start_factory(path: str, *, option: str = "--kernel") -> object:
@@ -155,18 +153,10 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
 def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
     """Copy a kernel and put a service in front of its own.
 
-    ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries: both affect the user's kernel.
-
     Raises:
         PlannerInvalidConfigurationError: If the kernel's own selector insists on another service.
     """
-    parts: dict[str, Any] = {
-        "plugins": dict(kernel.plugins),
-        "services": {SERVICE_ID: service, **cast("dict[str, Any]", kernel.services)},
-        "ai_service_selector": kernel.ai_service_selector,
-        **{name: list(getattr(kernel, name)) for name in _FILTERS},
-    }
-    copied = Kernel(**parts)
+    copied = kernel_with_service(kernel, service)
     selected, _ = select_service(copied, SERVICE_ID, KernelArguments())
     if selected is not service:
         raise PlannerInvalidConfigurationError(

@@ -32,7 +32,6 @@ from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
     ChatMessageContent,
-    FunctionCallContent,
     StreamingChatMessageContent,
 )
 from semantic_kernel.functions import KernelPlugin
@@ -48,6 +47,7 @@ from planner_ext.core.limits import Ledger
 from planner_ext.core.values import Usage
 from planner_ext.events import ResultReady
 from planner_ext.sk.errors import PlannerException
+from planner_ext.sk.messages import calls_of
 from planner_ext.sk.questions import own_function
 
 __all__ = ["OPTIONS", "Option", "Trial"]
@@ -173,7 +173,7 @@ async def _stock_loop(trial: Trial) -> None:
             chunks = [chunk for chunk in await trial.chunks(settings) if chunk.role == AuthorRole.ASSISTANT]
         else:
             message = await trial.service.get_chat_message_content(trial.history, settings, kernel=trial.kernel)
-        rounds = sum(bool(_calls_of(added)) for added in trial.history.messages[known:])
+        rounds = sum(bool(calls_of(added)) for added in trial.history.messages[known:])
         if last := [chunk for chunk in chunks if chunk.function_invoke_attempt == rounds]:
             message = reduce(add, last)
         return _StepReply(message, free=rounds < behavior.maximum_auto_invoke_attempts)
@@ -191,7 +191,7 @@ async def _removed_planner(trial: Trial) -> None:
         trial.history.add_user_message(_NEXT_STEP)
         message = await trial.ask()
         trial.history.add_message(message)
-        calls = _calls_of(message)
+        calls = calls_of(message)
         if final := next((call for call in calls if call.name == FINAL_ANSWER), None):
             # The answer is taken, and all calls of the message are left without results.
             trial.status, trial.answer = "answered", str((final.parse_arguments() or {}).get("answer", ""))
@@ -257,7 +257,7 @@ async def _take_steps(trial: Trial, step: Callable[[int], Awaitable[_StepReply]]
             continue
         trial.history.add_message(message)
         trial.charged += message.metadata.get(_ITERATIONS, 1)
-        calls = _calls_of(message)
+        calls = calls_of(message)
         trial.answer = "" if calls else message.content
         if free and not calls:
             trial.status = "answered"
@@ -284,17 +284,13 @@ async def _chat_request(
         message = await trial.ask(functions=free)
         if counted:
             message.metadata = {**message.metadata, _ITERATIONS: iteration}
-        calls = _calls_of(message)
+        calls = calls_of(message)
         if not calls or not all(proceed(iteration) for _ in calls):
             return _StepReply(message, free)
         trial.history.add_message(message)
         for call in calls:
             await trial.kernel.invoke_function_call(call, trial.history)
     raise AssertionError("counting has no end")
-
-
-def _calls_of(message: ChatMessageContent) -> list[FunctionCallContent]:
-    return [item for item in message.items if isinstance(item, FunctionCallContent)]
 
 
 async def _planner(

@@ -33,7 +33,7 @@ from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.budget import Budget
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.transport import select_service
+from planner_ext.sk.transport import kernel_with_service, select_service
 from planner_ext.sk.usage import read_usage
 from planner_ext.testing import Script, ScriptedOpenAIServer, say
 from planner_ext.testing.rules import find_violation
@@ -135,7 +135,10 @@ async def _run(backend: "_Backend", option: Option, scenario: Scenario, budget: 
     requests = _Requests()
     functions = _FunctionCounter(requests, budget)
     with backend.connected(scenario, requests) as service:
-        trial = _trial(_kernel_copy(backend.kernel, service, functions), service, scenario, budget)
+        kernel = kernel_with_service(backend.kernel, service)
+        # Semantic Kernel keeps the innermost filter first.
+        kernel.function_invocation_filters.insert(0, (id(functions), functions))  # pyright: ignore[reportUnknownMemberType]
+        trial = _trial(kernel, service, scenario, budget)
         error = ""
         began = time.perf_counter()
         try:
@@ -175,22 +178,6 @@ def _cause(error: BaseException) -> str:
 def _last_usage(history: ChatHistory) -> Usage:
     replies = [message for message in history.messages if message.role == AuthorRole.ASSISTANT]
     return read_usage(replies[-1].metadata.get("usage")) if replies else Usage()
-
-
-_FILTERS = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
-
-
-def _kernel_copy(kernel: Kernel, service: ChatCompletionClientBase, functions: "_FunctionCounter") -> Kernel:
-    """Copy a kernel, with this service in place of the one with its id, and a counter inside its filters.
-
-    ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries: neither leaves the caller's.
-    """
-    parts: dict[str, Any] = {name: list(getattr(kernel, name)) for name in _FILTERS}
-    # Semantic Kernel keeps the innermost filter first.
-    parts["function_invocation_filters"].insert(0, (id(functions), functions))
-    services = {**cast("Mapping[str, Any]", kernel.services), service.service_id: service}
-    selector = kernel.ai_service_selector
-    return Kernel(plugins=dict(kernel.plugins), services=services, ai_service_selector=selector, **parts)
 
 
 def _trial(kernel: Kernel, service: ChatCompletionClientBase, scenario: Scenario, budget: int) -> Trial:

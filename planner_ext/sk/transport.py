@@ -40,6 +40,7 @@ __all__ = [
     "connector_of",
     "connector_settings",
     "has_calls",
+    "kernel_with_service",
     "received",
     "select_service",
 ]
@@ -85,6 +86,19 @@ def select_service(
     if not isinstance(service, ChatCompletionClientBase):
         raise _not_found(kernel, service_id)
     return service, selected
+
+
+def kernel_with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
+    """Copy a kernel, with this service first, in place of one with its id; changes to the copy leave the kernel alone.
+
+    ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries.
+    """
+    filters = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
+    parts: dict[str, Any] = {name: list(getattr(kernel, name)) for name in filters}
+    others = {key: one for key, one in cast("dict[str, Any]", kernel.services).items() if key != service.service_id}
+    services = {service.service_id: service, **others}
+    selector = kernel.ai_service_selector
+    return Kernel(plugins=dict(kernel.plugins), services=services, ai_service_selector=selector, **parts)
 
 
 def _not_found(kernel: Kernel, service_id: str | None) -> PlannerInvalidConfigurationError:
