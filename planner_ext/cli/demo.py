@@ -10,8 +10,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +34,6 @@ from planner_ext import (
     Budget,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
-    FunctionCallingStepwisePlannerResult,
     FunctionInvokingChatCompletion,
 )
 from planner_ext.cli import demo_shop as shop
@@ -44,7 +43,6 @@ from planner_ext.cli.text import TextFlow
 from planner_ext.compare import run_comparison
 from planner_ext.core.facts import CallFinished
 from planner_ext.durable.rows import fold_journal
-from planner_ext.events import ResultReady
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
 __all__ = ["run_demo"]
@@ -178,11 +176,13 @@ async def _goal(console: Console) -> bool:
         calls.append(context)
         await next(context)
 
-    kernel = shop.order_kernel()
+    options = FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
+    planner, kernel = FunctionCallingStepwisePlanner(options=options), shop.order_kernel()
     kernel.add_filter(FilterTypes.FUNCTION_INVOCATION, count)  # pyright: ignore[reportUnknownMemberType]
     async with _scripted(shop.order_script) as (server, connector):
         kernel.add_service(connector)
-        result = await _watched(kernel, console)
+        with Progress(console) as progress:
+            result = await progress.watch(planner.invoke_stream(kernel, shop.ORDER_GOAL))
         requests, tokens = len(server.requests), server.total_tokens
     console.print()
     print_answer(console, result)
@@ -193,18 +193,6 @@ async def _goal(console: Console) -> bool:
         ("function calls", result.tool_calls, "a filter", len(calls)),
     )
     return agrees and result.status == "answered"
-
-
-async def _watched(kernel: Kernel, console: Console) -> FunctionCallingStepwisePlannerResult:
-    options = FunctionCallingStepwisePlannerOptions(plan=True, max_iterations=_GOAL_BUDGET)
-    planner = FunctionCallingStepwisePlanner(options=options)
-    with Progress(console) as progress:
-        async with aclosing(planner.invoke_stream(kernel, shop.ORDER_GOAL)) as events:
-            async for event in events:
-                progress.show(event)
-                if isinstance(event, ResultReady):
-                    return event.result
-    raise AssertionError("a stream ends with its result")
 
 
 async def _survival(console: Console) -> bool:
@@ -237,7 +225,7 @@ async def _refund(shell: "_Shell") -> None:
     await shell.run("approvals", "edit", waiting[0], "amount=24.5", "--by", "ann", code=0, lines=1)
     work = ("worker", "--app", "shop:app", "--once")
     killed = "killed, after the money went out and before that was recorded"
-    await shell.run(*work, code=-signal.SIGKILL, note=killed, more={"PLANNER_EXT_CRASH_AT": "after_tool"})
+    await shell.run(*work, code=-signal.SIGKILL, note=killed, crash_at="after_tool")
     await shell.run(*work, code=0, note="the refund is asked for again under the same key, so it is not made again")
 
 
@@ -273,9 +261,7 @@ class _Shell:
     folder: Path
     endpoint: str
 
-    async def run(
-        self, *words: str, code: int, note: str = "", lines: int = 0, more: Mapping[str, str] | None = None
-    ) -> list[str]:
+    async def run(self, *words: str, code: int, note: str = "", lines: int = 0, crash_at: str = "") -> list[str]:
         """Run a command.
 
         Args:
@@ -283,7 +269,7 @@ class _Shell:
             code: The exit code that is expected.
             note: A remark on the outcome.
             lines: How many lines of its output are shown.
-            more: Variables of the environment.
+            crash_at: Where the process kills itself.
 
         Returns:
             The lines of its output.
@@ -292,13 +278,14 @@ class _Shell:
             _EndedOtherwise: It ended with another exit code.
         """
         arguments = (*words, "--store", _STORE)
-        given = [f"{name}={value}" for name, value in (more or {}).items()]
+        crash = {"PLANNER_EXT_CRASH_AT": crash_at} if crash_at else {}
+        written = shlex.join([*map("=".join, crash.items()), "planner-ext", *arguments])
         self.console.print()
-        _print(self.console, f"$ {shlex.join([*given, 'planner-ext', *arguments])}", style="bold", after=False)
+        _print(self.console, f"$ {written}", style="bold", after=False)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "planner_ext.cli", *arguments),
             cwd=self.folder,
-            env=self._environment(more or {}),
+            env=self._environment() | crash,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -315,11 +302,11 @@ class _Shell:
             _print(self.console, text, indent=6, after=False)
         return shown
 
-    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "PLANNER_EXT_CRASH_ONCE")
         kept = {name: value for name, value in os.environ.items() if name not in unwanted}
         endpoint = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": self.endpoint, "OPENAI_CHAT_MODEL_ID": "scripted"}
-        return {**kept, **endpoint, "PYTHONIOENCODING": "utf-8", **more}
+        return {**kept, **endpoint, "PYTHONIOENCODING": "utf-8"}
 
 
 @asynccontextmanager
