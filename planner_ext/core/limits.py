@@ -24,6 +24,8 @@ __all__ = [
     "Limits",
     "RemainingLimit",
     "divided",
+    "is_count",
+    "is_positive_number",
     "released",
     "remaining_limits",
     "spent_limit",
@@ -78,18 +80,20 @@ def _check(name: str, value: object) -> None:
     elif name in _CHECKS:
         _CHECKS[name](value)
     elif name in ("max_cost", "max_active_seconds"):
-        if value is not None and not _is_positive_number(value):
+        if value is not None and not is_positive_number(value):
             raise InvalidLimitError(f"{name} must be a number above 0, or None for no limit; got {shown(value)}.")
-    elif value is not None and not _is_count(value, least=0 if name == "max_tool_calls" else 1):
+    elif value is not None and not is_count(value, least=0 if name == "max_tool_calls" else 1):
         least = "0 or more" if name == "max_tool_calls" else "1 or more"
         raise InvalidLimitError(f"{name} must be a whole number, {least}, or None for no limit; got {shown(value)}.")
 
 
-def _is_count(value: object, *, least: int) -> bool:
+def is_count(value: object, *, least: int) -> bool:
+    """Whether a value is a whole number, this one or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _is_positive_number(value: object) -> bool:
+def is_positive_number(value: object) -> bool:
+    """Whether a value is a finite number above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:
@@ -115,7 +119,7 @@ def _check_per_function(value: object) -> None:
             f"max_calls_per_function must map fully qualified function names to counts; got {shown(value)}."
         )
     for name, count in cast("Mapping[object, object]", value).items():
-        if not isinstance(name, str) or not _is_count(count, least=0):
+        if not isinstance(name, str) or not is_count(count, least=0):
             raise InvalidLimitError(
                 f"max_calls_per_function must map function names to whole numbers, 0 or more; "
                 f"got {shown(count)} for {shown(name)}."
@@ -123,7 +127,7 @@ def _check_per_function(value: object) -> None:
 
 
 def _check_tell(value: object) -> None:
-    if not isinstance(value, bool) and not (_is_positive_number(value) and isinstance(value, float) and value <= 1):
+    if not isinstance(value, bool) and not (is_positive_number(value) and isinstance(value, float) and value <= 1):
         raise InvalidLimitError(
             f"tell_budget must be True, False, or a share above 0.0 and up to 1.0 (a float); got {shown(value)}."
         )

@@ -1,17 +1,21 @@
-"""``ApprovalFilter``: the policy and the person, brought to stock kernels as a filter."""
+"""``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a stock kernel."""
 
 import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
-from semantic_kernel.contents import ChatHistory, FunctionCallContent
-from semantic_kernel.exceptions import FunctionCallInvalidArgumentsException, KernelException
+from semantic_kernel.contents import (
+    ChatHistory,
+    FunctionCallContent,
+    FunctionResultContent,
+)
+from semantic_kernel.exceptions import FunctionCallInvalidArgumentsException
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
 )
@@ -27,19 +31,22 @@ from planner_ext.approval.decisions import (
     Interceptor,
     Supply,
     ToolCall,
-    approval_required,
     digest_of,
     fingerprint_of,
-    problem_of,
-    takes_no_more,
 )
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
-from planner_ext.engine.effects import effect_of
 from planner_ext.engine.gate import InterceptorChain
-from planner_ext.sk.approval import DecisionRefusedError, PendingCall
-from planner_ext.sk.arguments import InvalidArguments, Parameters, parameters_of, parse_arguments
+from planner_ext.sk.approval import PendingCall
+from planner_ext.sk.arguments import (
+    InvalidArguments,
+    Parameters,
+    convert_arguments,
+    parameters_of,
+    parse_arguments,
+    parse_object,
+)
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
@@ -49,30 +56,34 @@ from planner_ext.sk.execution import (
     behind_filters,
     caught,
     guard_of,
+    may_restart,
     result_text,
-    signature_of,
     watch,
 )
-from planner_ext.sk.waiting_results import (
-    STARTED,
-    WaitingResult,
+from planner_ext.sk.toolset import mark_of
+from planner_ext.sk.waiting_calls import (
+    DecidedCall,
     arguments_text,
-    mark_of,
+    decided_calls,
     replace_result,
-    waiting_results,
+    waiting_calls,
+    waiting_result,
 )
 
-__all__ = ["ApprovalFilter", "Approver"]
+__all__ = ["ApprovalFilter"]
 
 _logger = logging.getLogger(__name__)
 
 Approver = Callable[[ToolCall], Decision | Awaitable[Decision]]
-"""Asks a person, and gives their decision; async or not."""
+"""Asks a person, and returns their decision; async or not."""
 
 _Next = Callable[[Any], Awaitable[None]]
 
-_REFUSED = "The call was refused and did not run: "
-_ANY_EFFECT: Final = ("idempotent", "keyed")
+_REFUSED: Final = "The call was refused and did not run"
+_STARTED: Final = (
+    "This call was approved and has started; its result is not known, and whether it took effect is in doubt."
+)
+"""This stands in the history from the start of an approved function to its end."""
 
 
 class ApprovalFilter:
@@ -121,47 +132,42 @@ class ApprovalFilter:
                     f"{name} must be something that decides a call; got {shown(value)}."
                 )
         try:
-            ApprovalOptions(interceptor_timeout=timeout)
+            self._options = ApprovalOptions(interceptor_timeout=timeout)
         except InvalidLimitError:
             raise PlannerInvalidConfigurationError(
                 f"timeout must be a number of seconds above 0, or None for no limit; got {shown(timeout)}."
             ) from None
         self._policy = policy
         self._approver = approver
-        self._timeout = timeout
         self._taken: set[str] = set()
         self._reported = False
 
     @property
     def policy(self) -> Interceptor:
-        """What decides calls."""
+        """The interceptor that decides calls."""
         return self._policy
 
     async def __call__(self, context: Any, next: _Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
-        if self._has_decided(context):
-            await next(context)
+        guard = guard_of(context.function if isinstance(context, FunctionInvocationContext) else context)
+        if guard is not None and guard.decided_by(self.decides_as, context.arguments):
+            await next(context)  # a filter of this policy and person decided this very run of the call
             return
         self.report_unused_rules(context.kernel)
         call = _described(context)
         if isinstance(call, InvalidArguments):
-            _answer(context, f"{_REFUSED}{call.message}")
+            _answer(context, _refusal(call.message))
             return
         decision = await self.decide(context.function, call)
         match decision:
             case Approve() | None:
                 await self._run(context, next, call, decision)
             case Deny(reason=reason):
-                _answer(context, f"{_REFUSED}{reason}" if reason else "The call was refused.")
+                _answer(context, _refusal(reason))
             case Supply(result=result):
                 _answer(context, result_text(result))
             case Defer(prompt=prompt):
                 self._wait(context, replace(call, prompt=prompt or ""))
-
-    def _has_decided(self, context: Any) -> bool:
-        """Whether a filter of this policy and person decided this very run of the call, so that it is asked once."""
-        starts = guard_of(context.function if isinstance(context, FunctionInvocationContext) else context)
-        return starts is not None and starts.decided_by(self.decides_as, context.arguments)
 
     def decides_as(self, other: object) -> bool:
         """Whether another filter has the same policy and asks the same person."""
@@ -170,7 +176,7 @@ class ApprovalFilter:
         )
 
     def report_unused_rules(self, kernel: Kernel) -> None:
-        """Say once which rules of a policy are for no function of the kernel: a misspelt name guards nothing."""
+        """Log once which rules of a policy match no function of the kernel: a misspelt name guards nothing."""
         if self._reported or not isinstance(self._policy, ApprovalPolicy):
             return
         self._reported = True
@@ -181,31 +187,23 @@ class ApprovalFilter:
     async def decide(
         self, function: KernelFunction, call: ToolCall, state: State | None = None, *, asks: bool = True
     ) -> Decision | None:
-        """Decide a call by the policy and the function's own mark, and by the approver what these defer.
+        """Decide a call by the policy and the function's own mark, and by the approver if these defer it.
 
         Args:
-            function: What will run.
+            function: The function that will run.
             call: The call.
-            state: The run, whose approvals for good stand in place of a question; None on a stock kernel.
+            state: The run, whose sticky approvals replace a question; None on a stock kernel.
             asks: Whether the approver is asked.
         """
         chain = InterceptorChain(
-            options=ApprovalOptions(interceptor_timeout=self._timeout),
-            interceptors=(self._policy,),
-            marked=lambda _: approval_required(getattr(function, "method", None)),
+            options=self._options, interceptors=(self._policy,), marked=lambda _: mark_of(function)
         )
-        decision = (await chain.review([call], state or State()))[0]
-        if asks and isinstance(decision, Defer) and self._approver is not None:
-            return await self._ask(self._approver, replace(call, prompt=decision.prompt or ""))
-        return decision
-
-    async def _ask(self, approver: Approver, call: ToolCall) -> Decision:
-        """Ask the person; who does not decide in time, fails, or answers with what is no decision, refuses."""
-        chain = InterceptorChain(
-            options=ApprovalOptions(interceptor_timeout=self._timeout, unmatched="deny"), interceptors=(approver,)
-        )
-        decision = (await chain.review([call], State()))[0]
-        return Deny("Nobody decided.") if decision is None or isinstance(decision, Defer) else decision
+        (decision,) = await chain.review([call], state or State())
+        if not asks or not isinstance(decision, Defer) or self._approver is None:
+            return decision
+        chain = InterceptorChain(options=replace(self._options, unmatched="deny"), interceptors=(self._approver,))
+        (answer,) = await chain.review([replace(call, prompt=decision.prompt or "")], State())
+        return Deny("Nobody decided.") if answer is None or isinstance(answer, Defer) else answer
 
     async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve | None) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
@@ -213,7 +211,7 @@ class ApprovalFilter:
         if decision is not None and decision.arguments is not None:
             edited = parse_arguments(arguments_text(decision.arguments), parameters)
             if isinstance(edited, InvalidArguments):
-                _answer(context, f"{_REFUSED}{edited.message}")
+                _answer(context, _refusal(edited.message))
                 return
             given = edited
         arguments: dict[str, Any] = {}
@@ -225,44 +223,41 @@ class ApprovalFilter:
             for name in call.arguments:
                 values.pop(name, None)
             values.update(arguments)
-        starts = self._starts(context.function, context.arguments, given, binds=decision is not None)
+        guard = self._guard(context.function, context.arguments, given, binds=decision is not None)
         if (running := guard_of(context)) is not None:  # a run of this package guards its calls itself
-            running.join(starts)
+            running.join(guard)
             await next(context)
             return
         try:
-            await _guarded(context, next, starts)
+            await _guarded(context, next, guard)
         except (ApprovedArgumentsChangedError, NotRunAgainError) as error:
             _answer(context, str(error))
         finally:
-            starts.end()
+            guard.end()
 
-    def _starts(
+    def _guard(
         self, function: KernelFunction, values: Mapping[str, Any], shown: Iterable[str], *, binds: bool
     ) -> CallGuard:
-        effect = effect_of(getattr(function, "method", None))
-        again = not binds or (effect is not None and effect.kind in _ANY_EFFECT)
         return CallGuard(
             function.fully_qualified_name,
             unchanged=watch(values, {*shown, *parameters_of(function).by_name}),
             binds=binds,
-            restart=_always if again else None,
+            restart=_always if not binds or may_restart(function) else None,
             decided=[self],
             each_once=True,
         )
 
     def _wait(self, context: Any, call: ToolCall) -> None:
         if not isinstance(context, AutoFunctionInvocationContext) or guard_of(context) is not None:
-            _answer(context, f"{_REFUSED}it needs a person's approval, and nobody can be asked.")
+            _answer(context, _refusal("it needs a person's approval, and nobody can be asked."))
             return
-        history, content = context.chat_history, context.function_call_content
-        text, metadata = mark_of(history, content, call, signature_of(context.function))
+        text, metadata = waiting_result(context, call)
         _answer(context, text, metadata)
         context.terminate = True
 
     def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:
         """List the calls of a history that wait for a person, as they will run."""
-        return tuple(waiting.pending for waiting in waiting_results(history))
+        return tuple(waiting.pending for waiting in waiting_calls(history))
 
     async def resume(
         self,
@@ -293,75 +288,58 @@ class ApprovalFilter:
             DecisionRefusedError: If a decision cannot be taken, naming the call; nothing ran.
         """
         self.report_unused_rules(kernel)
-        chosen = self._chosen(kernel, waiting_results(history), decisions)
-        approved = [(one, given) for one, given in chosen if isinstance(given, Approve)]
-        for one, given in chosen:
-            if not isinstance(given, Approve):
-                replace_result(history, one.item, _answer_of(given))
-        standing = [replace_result(history, one.item, STARTED) for one, _ in approved]
-        self._taken.update(one.pending.fingerprint for one, _ in chosen)
-        to_run = deque(zip(approved, standing, strict=True))
+        to_run: deque[tuple[DecidedCall, FunctionResultContent]] = deque()
+        for one in decided_calls(kernel, history, decisions, self._taken):
+            match one.decision:
+                case Deny(reason=reason):
+                    replace_result(history, one.waiting.item, _refusal(reason))
+                case Supply(result=result):
+                    replace_result(history, one.waiting.item, result_text(result))
+                case _:
+                    to_run.append((one, replace_result(history, one.waiting.item, _STARTED)))
+            self._taken.add(one.waiting.pending.fingerprint)
         try:
             while to_run:
-                (one, given), item = to_run.popleft()
-                replace_result(history, item, await self._carry_out(kernel, one, given, arguments))
+                one, item = to_run.popleft()
+                replace_result(history, item, await self._carry_out(kernel, one, arguments))
         finally:
-            for (one, _), item in to_run:
-                replace_result(history, item, one.item)
-                self._taken.discard(one.pending.fingerprint)
+            for one, item in to_run:
+                replace_result(history, item, one.waiting.item)
+                self._taken.discard(one.waiting.pending.fingerprint)
         return self.pending(history)
 
-    def _chosen(
-        self, kernel: Kernel, waiting: Sequence[WaitingResult], decisions: Mapping[str, Decision]
-    ) -> list[tuple[WaitingResult, Decision]]:
-        """Find the waiting call of each decision, and check that all can be taken."""
-        chosen: list[tuple[WaitingResult, Decision]] = []
-        for name, decision in decisions.items():
-            found = [one for one in waiting if name in (one.pending.id, one.pending.fingerprint)]
-            if len(found) > 1 and isinstance(decision, Approve) and decision.fingerprint is not None:
-                found = [one for one in found if one.pending.fingerprint == decision.fingerprint]
-            _check(kernel, name, decision, found)
-            if found[0].pending.fingerprint in self._taken:
-                raise DecisionRefusedError(f"The call {name!r} was decided before, in another copy of this history.")
-            if any(one is found[0] for one, _ in chosen):
-                raise DecisionRefusedError(f"Two decisions were given for the call {name!r}; give one.")
-            chosen.append((found[0], decision))
-        return chosen
-
-    async def _carry_out(
-        self, kernel: Kernel, waiting: WaitingResult, decision: Approve, arguments: KernelArguments | None
-    ) -> str:
-        function = _function(kernel, name := waiting.pending.fully_qualified_name)
-        own = _to_run(function, waiting, decision)
-        assert not isinstance(own, InvalidArguments), "it was checked before any decision was taken"
+    async def _carry_out(self, kernel: Kernel, decided: DecidedCall, arguments: KernelArguments | None) -> str:
+        """Run an approved call, and return its result as the model reads it."""
+        pending, function = decided.waiting.pending, decided.function
+        assert function is not None, "an approved call has its function"
         given = KernelArguments()
-        cast("dict[str, Any]", given).update(cast("dict[str, Any]", arguments or {}))
-        parameters_of(function).put(own, cast("dict[str, Any]", given))
-        starts = self._starts(function, given, own, binds=True)
-        guarded = starts.guarding(function)
+        values = cast("dict[str, Any]", given)
+        values.update(cast("dict[str, Any]", arguments or {}))
+        parameters_of(function).put(decided.arguments, values)
+        guard = self._guard(function, given, decided.arguments, binds=True)
         try:
-            ended = await caught(guarded.invoke(kernel, given, metadata={"id": waiting.pending.id}))
+            ended = await caught(guard.guarding(function).invoke(kernel, given, metadata={"id": pending.id}))
         finally:
-            starts.end()
+            guard.end()
         if not isinstance(ended, Raised):
             return result_text(ended)
         if isinstance(ended.error, ApprovedArgumentsChangedError | NotRunAgainError):
             return str(ended.error)
-        _logger.error("The approved function %s failed.", name, exc_info=ended.error)
-        return f"The function {name} failed."
+        _logger.error("The approved function %s failed.", pending.fully_qualified_name, exc_info=ended.error)
+        return f"The function {pending.fully_qualified_name} failed."
 
 
 async def _always() -> None:
     """Let a function start again: nothing counts the starts of a stock kernel."""
 
 
-async def _guarded(context: Any, next: _Next, starts: CallGuard) -> None:
+async def _guarded(context: Any, next: _Next, guard: CallGuard) -> None:
     """Run the rest of the stack of filters, with a guard behind the last one; see `CallGuard`."""
     function: KernelFunction = context.function
     if not isinstance(context, AutoFunctionInvocationContext):
-        await behind_filters(next, lambda run: lambda inner: starts.run_for(function, inner, run))(context)
+        await behind_filters(next, lambda run: lambda inner: guard.run_for(function, inner, run))(context)
         return
-    target = starts.guarding(function)
+    target = guard.guarding(function)
 
     def last(run: _Next) -> _Next:
         async def run_target(inner: AutoFunctionInvocationContext) -> None:
@@ -378,35 +356,33 @@ async def _guarded(context: Any, next: _Next, starts: CallGuard) -> None:
     await behind_filters(next, last)(context)
 
 
-def _answer_of(decision: Decision) -> str:
-    if isinstance(decision, Supply):
-        return result_text(decision.result)
-    return f"{_REFUSED}{decision.reason}".rstrip(": ") if isinstance(decision, Deny) else ""
-
-
 def _described(context: AutoFunctionInvocationContext | FunctionInvocationContext) -> ToolCall | InvalidArguments:
-    """Show a call of a stock kernel: the function that will run, and what the model gave it, converted."""
+    """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
     function = context.function
+    name, parameters = function.fully_qualified_name, parameters_of(function)
     values = cast("dict[str, Any]", context.arguments)
-    given = _given(content) if content is not None else None
-    parameters = parameters_of(function)
+    given = None if content is None else _given(content)
     names = parameters.by_name if given is None else given
     shown = _converted({name: values[name] for name in names if name in values}, parameters)
     if isinstance(shown, InvalidArguments):
         return shown
-    call_id = (content.id if content is not None else None) or function.fully_qualified_name
+    call_id = (content.id if content is not None else None) or name
+    try:
+        digest = digest_of(name, shown)
+    except (TypeError, ValueError):  # an application may pass what is no JSON
+        digest = digest_of(name, {"": repr(shown)})
     return ToolCall(
         id=call_id,
         plugin_name=function.plugin_name,
         function_name=function.name,
-        fully_qualified_name=function.fully_qualified_name,
+        fully_qualified_name=name,
         arguments=shown,
         raw_arguments=arguments_text(shown if content is None else content.arguments),
         iteration=getattr(context, "request_sequence_index", 0),
         index=getattr(context, "function_sequence_index", 0),
         batch_size=getattr(context, "function_count", 1) or 1,
-        fingerprint=_fingerprint(call_id, function.fully_qualified_name, shown),
+        fingerprint=fingerprint_of("approval-filter", 0, call_id, digest),
     )
 
 
@@ -418,14 +394,13 @@ def _converted(values: dict[str, Any], parameters: Parameters) -> dict[str, Any]
         if parameter is None or not isinstance(value, str | int | float | list | dict | None):
             continue
         try:
-            text = json.dumps({name: value})
+            given = parse_object(json.dumps({name: value}))
         except (TypeError, ValueError, RecursionError):
             continue
-        alone = Parameters(function=parameters.function, by_name={name: parameter})
-        converted = parse_arguments(text, alone)
+        converted = convert_arguments(given, Parameters(function=parameters.function, by_name={name: parameter}))
         if isinstance(converted, InvalidArguments):
             return converted
-        if json.dumps(converted) != text:
+        if converted is not given:
             shown[name] = converted[name]
     return shown
 
@@ -439,50 +414,8 @@ def _given(content: FunctionCallContent) -> dict[str, Any] | None:
     return dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else None
 
 
-def _check(kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingResult]) -> None:
-    if not found:
-        raise DecisionRefusedError(f"A decision was given for the call {name!r}, which does not wait for one.")
-    if len(found) > 1:
-        fingerprints = ", ".join(one.pending.fingerprint for one in found)
-        raise DecisionRefusedError(
-            f"The id {name!r} waits {len(found)} times in this history. Decide by the fingerprint: {fingerprints}."
-        )
-    if not isinstance(decision, Approve | Deny | Supply):
-        raise DecisionRefusedError(
-            f"The call {name!r} was answered {shown(decision)}; expected Approve, Deny or Supply."
-        )
-    if (problem := problem_of(decision)) is not None:
-        raise DecisionRefusedError(f"The decision on {name!r} cannot be taken: {problem}. The call still waits.")
-    if isinstance(decision, Approve):
-        _check_approval(kernel, name, decision, found[0])
-
-
-def _check_approval(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResult) -> None:
-    if decision.fingerprint not in (None, waiting.pending.fingerprint):
-        raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
-    function = _function(kernel, waiting.pending.fully_qualified_name)
-    if not takes_no_more(waiting.signature, signature_of(function)):
-        raise DecisionRefusedError(
-            f"The call {name!r} is no longer what was asked about: the parameters of "
-            f"{waiting.pending.fully_qualified_name} changed. Deny it, or resume with the kernel it was asked for."
-        )
-    if isinstance(checked := _to_run(function, waiting, decision), InvalidArguments):
-        raise DecisionRefusedError(f"The arguments of {name!r} cannot be used: {checked.message}")
-
-
-def _to_run(function: KernelFunction, waiting: WaitingResult, decision: Approve) -> dict[str, Any] | InvalidArguments:
-    """Give the arguments of an approved call: those that were shown, or those that were put in their place."""
-    if decision.arguments is None:
-        return dict(waiting.pending.arguments)
-    return parse_arguments(arguments_text(decision.arguments), parameters_of(function))
-
-
-def _function(kernel: Kernel, name: str) -> KernelFunction:
-    try:
-        return kernel.get_function_from_fully_qualified_function_name(name)
-    except KernelException as error:
-        message = f"{name} was to run, and this kernel has no such function. Resume with the kernel it was asked for."
-        raise DecisionRefusedError(message) from error
+def _refusal(reason: str) -> str:
+    return f"{_REFUSED}: {reason}" if reason else _REFUSED
 
 
 def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) -> None:
@@ -492,14 +425,6 @@ def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) 
         context.function_result = result
     else:
         context.result = result
-
-
-def _fingerprint(call_id: str, function: str, arguments: Mapping[str, Any]) -> str:
-    try:
-        digest = digest_of(function, arguments)
-    except (TypeError, ValueError):  # an application may pass what is no JSON
-        digest = digest_of(function, {"": repr(arguments)})
-    return fingerprint_of("approval-filter", 0, call_id, digest)
 
 
 def _is_same(one: object, other: object) -> bool:

@@ -1,10 +1,14 @@
-"""What a function takes, as a text to compare: one of the same name that takes something else is another function."""
+"""How one function runs: the options, a copy that Semantic Kernel can run, a guard behind the filters, and its result.
+
+Promises that a synchronous function does not block the event loop (where ``threads`` is on); that the kernel's own
+function objects are not changed; that a call which filters surround runs as it was decided, and once for each start
+that was recorded; and that every result becomes a text that can be sent. Must not know the run, nor who decided.
+"""
 
 import asyncio
 import inspect
 import json
 import logging
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +25,9 @@ from semantic_kernel.functions import FunctionResult, KernelFunction
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.core.errors import shown
+from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.engine.concurrency import in_thread
+from planner_ext.engine.effects import effect_of
 from planner_ext.sk.arguments import convertible_type, unconverted_parameter
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
 
@@ -32,10 +38,10 @@ __all__ = [
     "NotRunAgainError",
     "Raised",
     "ToolExecution",
-    "Unchanged",
     "behind_filters",
     "caught",
     "guard_of",
+    "may_restart",
     "result_text",
     "runnable",
     "runs_in_thread",
@@ -44,12 +50,23 @@ __all__ = [
     "watch",
 ]
 
-# How functions are run: the options, and what is done so that Semantic Kernel can run a function as they say.
-#
-# Promises that a synchronous function never blocks the event loop (where ``threads`` is on), and that the kernel's own
-# function objects are never changed: what is run is a copy. Must not know the call, its arguments or the run.
+NOT_WRITABLE = "The function returned a result that could not be written as JSON."
+"""The model reads this of a result that has no text: one that contains itself, for instance."""
+
+_ABSENT: Final = object()
+_ATTACHED: Final = "_planner_ext_guard"
+
+_WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
+"""Types that are compared by value; to write an object of the application, such as a generator, may use it up."""
 
 _T = TypeVar("_T")
+
+_Unchanged: TypeAlias = Callable[[Mapping[str, Any]], bool]
+"""Says whether arguments are still those that were approved."""
+
+_Next: TypeAlias = Callable[[Any], Awaitable[None]]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +81,11 @@ class ToolExecution:
             named has no timeout; a name that the kernel does not have is refused when a run begins): the function,
             and the application's function-invocation filters around it. Its auto-function-invocation filters are not
             counted, since they may wait for a person. Checked while the function runs; then it is cancelled, the
-            model reads that it did not answer in time and that its effect is not known, and the run goes on. One that
+            model reads that it did not answer in time and that its effect is not known, and the run continues. One that
             does not end within a second of its cancellation is left behind. None is no timeout but the run's own
             (``deadline``, ``max_active_seconds``).
-        on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run goes
-            on, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when every call of the batch has ended.
+        on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run
+            continues, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when all calls of the batch ended.
         include_error_detail: Whether the model also reads type and message of a function's exception. Off by default:
             they are written for developers, and may hold paths, hosts or keys.
         stop_on_unknown_function: Whether a call of a function that was not offered ends the run, once its batch is
@@ -76,13 +93,12 @@ class ToolExecution:
         threads: Whether synchronous functions run in a thread of their own, so that they do not block the event loop.
             On cancellation or timeout the thread is abandoned, not stopped: whether its function took effect is not
             known. Off, they run on the event loop: a timeout cannot interrupt them, nor can cancellation.
-
         max_threads: Counts the synchronous functions of one run that run in threads at the same time. Checked before
             each is started; over it, a function waits for another one to end, and does not count as started. One
             whose thread was abandoned does not count. None is no limit.
 
     Raises:
-        PlannerInvalidConfigurationError: A value that means nothing; names the field, what it takes and what it got.
+        PlannerInvalidConfigurationError: An invalid value; names the field, what it takes and what it got.
     """
 
     max_concurrency: int | None = None
@@ -95,48 +111,35 @@ class ToolExecution:
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "max_threads"):
-            if (count := getattr(self, name)) is not None and not _is_count(count):
-                _refuse(name, "a whole number, 1 or more, or None for all at once", count)
-        _check_timeout(self.timeout)
-        if self.on_error not in ("report", "raise"):
-            _refuse("on_error", '"report" or "raise"', self.on_error)
+            count = getattr(self, name)
+            fits = count is None or is_count(count, least=1)
+            _require(name, fits, "a whole number, 1 or more, or None for all at once", count)
+        _require("on_error", self.on_error in ("report", "raise"), '"report" or "raise"', self.on_error)
         for name in ("include_error_detail", "stop_on_unknown_function", "threads"):
-            if not isinstance(getattr(self, name), bool):
-                _refuse(name, "True or False", getattr(self, name))
+            _require(name, isinstance(getattr(self, name), bool), "True or False", getattr(self, name))
+        if not isinstance(self.timeout, Mapping):
+            fits = self.timeout is None or is_positive_number(self.timeout)
+            expected = "a number of seconds above 0, a mapping of function names to such, or None for none"
+            _require("timeout", fits, expected, self.timeout)
+            return
+        for key, seconds in cast("Mapping[object, object]", self.timeout).items():
+            keys = "fully qualified function names as keys, such as 'plugin-function'"
+            _require("timeout", isinstance(key, str), keys, key)
+            expected = "a number of seconds above 0 (leave the function out for no timeout)"
+            _require(f"timeout[{key!r}]", is_positive_number(seconds), expected, seconds)
 
     def timeout_of(self, function: str) -> float | None:
-        """Seconds that one call of a function may take, by its fully qualified name; None is no timeout."""
-        if isinstance(self.timeout, Mapping):
-            return self.timeout.get(function)
-        return self.timeout
+        """Return the seconds that one call of a function may take, by its fully qualified name; None is no timeout."""
+        return self.timeout.get(function) if isinstance(self.timeout, Mapping) else self.timeout
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-
-
-def _check_timeout(value: object) -> None:
-    if isinstance(value, Mapping):
-        for name, seconds in cast("Mapping[object, object]", value).items():
-            if not isinstance(name, str):
-                _refuse("timeout", "fully qualified function names as keys, such as 'plugin-function'", name)
-            if not _is_duration(seconds):
-                expected = "a number of seconds above 0 (leave the function out for no timeout)"
-                _refuse(f"timeout[{name!r}]", expected, seconds)
-    elif value is not None and not _is_duration(value):
-        _refuse("timeout", "a number of seconds above 0, a mapping of function names to such, or None for none", value)
-
-
-def _refuse(field: str, expected: str, seen: object) -> None:
-    raise PlannerInvalidConfigurationError(f"ToolExecution.{field} must be {expected}; got {shown(seen)}.")
+def _require(field: str, fits: bool, expected: str, seen: object) -> None:
+    if not fits:
+        raise PlannerInvalidConfigurationError(f"ToolExecution.{field} must be {expected}; got {shown(seen)}.")
 
 
 def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
-    """The function to invoke in place of a kernel's own: the same one, unless that cannot be run as it should.
+    """Return the function to invoke in place of a kernel's own: the same one, unless that cannot be run as it should.
 
     Semantic Kernel runs a synchronous method on the event loop. It cannot convert an argument of a parameter annotated
     ``Annotated[Optional[X], ...]`` or ``Literal["x"]``, and calls a method without its parameter ``p: X | None`` where
@@ -149,13 +152,12 @@ def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
     """
     if not isinstance(function, KernelFunctionFromMethod):
         return function
-    method = function.method
     threaded = threads and runs_in_thread(function)
     absent = _optional_without_default(function)
     update: dict[str, Any] = {}
     if threaded or absent:
-        update["method"] = partial(_run_in_thread if threaded else _run, method, absent)
-    types = [convertible_type(parameter.type_object) for parameter in function.parameters]
+        update["method"] = partial(_run_in_thread if threaded else _run, function.method, absent)
+    types = [convertible_type(own.type_object) for own in function.parameters]
     if any(own.type_object is not kind for own, kind in zip(function.parameters, types, strict=True)):
         parameters = [
             own.model_copy(update={"type_object": kind}) for own, kind in zip(function.parameters, types, strict=True)
@@ -165,8 +167,16 @@ def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
 
 
 def runs_in_thread(function: KernelFunction) -> bool:
-    """Whether a function does its work when it is called, so that it would block the event loop."""
-    return isinstance(function, KernelFunctionFromMethod) and _is_synchronous(function.method)
+    """Whether a function does its work when it is called, so that it would block the event loop.
+
+    It is not a coroutine or generator function, nor an object whose ``__call__`` is one, nor wraps one.
+    """
+    if not isinstance(function, KernelFunctionFromMethod):
+        return False
+    target = inspect.unwrap(function.method)
+    called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
+    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return not any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
 
 
 def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
@@ -183,44 +193,76 @@ async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None],
     return list(cast("Generator[Any, None, None]", result)) if inspect.isgenerator(result) else result
 
 
-def _is_synchronous(method: Callable[..., Any]) -> bool:
-    """Whether a method does its work when it is called: it is no coroutine or generator function, nor wraps one."""
-    target = inspect.unwrap(method)
-    called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
-    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    return not any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
-
-
 def _optional_without_default(function: KernelFunctionFromMethod) -> dict[str, None]:
-    """Parameters that Semantic Kernel tells the model it may leave out, and Python demands."""
+    """Collect the parameters that Semantic Kernel tells the model it may leave out, and Python demands."""
     optional = {
-        parameter.name
-        for parameter in function.parameters
-        if not parameter.is_required and parameter.default_value is None and parameter.include_in_function_choices
+        one.name
+        for one in function.parameters
+        if not one.is_required and one.default_value is None and one.include_in_function_choices
     }
     if not optional:
         return {}
-    signature = inspect.signature(function.method)
-    return {name: None for name, own in signature.parameters.items() if name in optional and _is_demanded(own)}
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: None
+        for name, own in inspect.signature(function.method).parameters.items()
+        if name in optional and own.kind in keyword and own.default is inspect.Parameter.empty
+    }
 
 
-def _is_demanded(parameter: inspect.Parameter) -> bool:
-    keyword = parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return keyword and parameter.default is inspect.Parameter.empty
+def may_restart(function: KernelFunction) -> bool:
+    """Whether a function is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again."""
+    effect = effect_of(getattr(function, "method", None))
+    return effect is not None and effect.kind != "once"
+
+
+def signature_of(function: KernelFunction) -> str:
+    """Write ``name=digest`` of each parameter, joined by commas; of type, schema and default, without descriptions.
+
+    A function of the same name that takes something else is another function.
+    """
+    return ",".join(
+        f"{one.name}="
+        + _digest(
+            [
+                one.type_,
+                one.is_required,
+                one.include_in_function_choices,
+                _undescribed(one.schema_data),
+                one.default_value,
+            ]
+        )
+        for one in function.parameters
+    )
+
+
+def _digest(value: object) -> str:
+    # A default that is not JSON is written by its type: its repr may hold an address, which differs in each process.
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda one: type(one).__qualname__)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _undescribed(schema: Any) -> Any:
+    if isinstance(schema, Mapping):
+        items = cast("Mapping[str, Any]", schema).items()
+        return {key: _undescribed(value) for key, value in items if key != "description" or not isinstance(value, str)}
+    if isinstance(schema, list):
+        return [_undescribed(one) for one in cast("list[Any]", schema)]
+    return schema
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What a piece of work raised, as a value."""
+    """The exception that a piece of work raised, as a value."""
 
     error: BaseException
 
 
 async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
-    """Return what work raises, but for the cancellation of this task and what ends the program.
+    """Return what work raises, except the cancellation of this task and what ends the program.
 
-    A function may also raise ``CancelledError`` by itself, after waiting for something that was cancelled: that is
-    an error like another. And it may hide the cancellation of this task, which goes on all the same.
+    A function may also raise ``CancelledError`` itself, after waiting for something that was cancelled: that is
+    an error like another. And it may hide the cancellation of this task, which is raised all the same.
     """
     task = asyncio.current_task()
     cancelling = task.cancelling() if task else 0
@@ -237,27 +279,13 @@ async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
     return ended
 
 
-# What the model reads as a function's result.
-#
-# Promises a text that can be sent, for every value and without raising: plain text as it is, everything else as JSON,
-# never as Python writes it. Must not know functions, calls or runs.
-
-NOT_WRITABLE = "The function returned a result that could not be written as JSON."
-"""What the model reads of a result that has no text: one that contains itself, for instance."""
-
-_logger = logging.getLogger(__name__)
-
-
 def result_text(value: Any) -> str:
-    """Write a function's result for the model.
+    """Write a function's result for the model; raises nothing.
 
     A string is itself and None is "". Messages and contents are their text, a list of them one below the other.
     Everything else is compact JSON, non-ASCII characters kept: models, dataclasses, dates, decimals, enumerations and
     sets as pydantic writes them, not-a-number and the infinities as null, bytes as text or base64, objects unknown to
     it as the string that ``str`` gives.
-
-    Args:
-        value: Anything.
 
     Returns:
         Text that can be encoded as UTF-8; `NOT_WRITABLE` where there is no other.
@@ -288,29 +316,23 @@ def _text(value: Any) -> str:
             return str.__str__(value)
         case FunctionResult():
             return _text(value.value)
+        case ChatMessageContent():
+            return "".join(item.text for item in value.items if isinstance(item, TextContent))
+        case FunctionResultContent():
+            return _text(value.result)
         case KernelContent():
-            return _content_text(value)
+            return str(value)
         case [KernelContent(), *rest] if all(isinstance(item, KernelContent) for item in rest):
-            return "\n".join(_content_text(item) for item in cast("list[KernelContent]", value))
+            return "\n".join(map(_text, cast("list[KernelContent]", value)))
         case _:
             return _json(value)
-
-
-def _content_text(content: KernelContent) -> str:
-    match content:
-        case ChatMessageContent():
-            return "".join(item.text for item in content.items if isinstance(item, TextContent))
-        case FunctionResultContent():
-            return _text(content.result)
-        case _:
-            return str(content)
 
 
 def _json(value: Any) -> str:
     try:
         return to_json(value, inf_nan_mode="null", fallback=str).decode()
     except PydanticSerializationError:
-        # Bytes or surrogates that are no UTF-8; the slower way accepts both.
+        # Bytes or surrogates that are not UTF-8; the slower way accepts both.
         keyed = _with_sendable_keys(value)
         plain = to_jsonable_python(keyed, inf_nan_mode="null", bytes_mode="base64", fallback=str)
         return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -327,55 +349,6 @@ def _with_sendable_keys(value: Any) -> Any:
             return value
 
 
-def signature_of(function: KernelFunction) -> str:
-    """Write ``name=digest`` of each parameter, joined by commas; of type, schema and default, without descriptions."""
-    return ",".join(
-        f"{one.name}="
-        + _digest(
-            [
-                one.type_,
-                one.is_required,
-                one.include_in_function_choices,
-                _undescribed(one.schema_data),
-                one.default_value,
-            ]
-        )
-        for one in function.parameters
-    )
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_named)
-    return sha256(text.encode()).hexdigest()[:16]
-
-
-def _undescribed(schema: Any) -> Any:
-    if isinstance(schema, Mapping):
-        items = cast("Mapping[str, Any]", schema).items()
-        return {key: _undescribed(value) for key, value in items if key != "description" or not isinstance(value, str)}
-    if isinstance(schema, list):
-        return [_undescribed(one) for one in cast("list[Any]", schema)]
-    return schema
-
-
-def _named(value: object) -> str:
-    """Write a default that is not JSON by its type: its ``repr`` may hold an address, which differs in each process."""
-    return type(value).__qualname__
-
-
-Unchanged: TypeAlias = Callable[[Mapping[str, Any]], bool]
-"""Says whether arguments are still those that were approved."""
-
-_Next: TypeAlias = Callable[[Any], Awaitable[None]]
-
-_ABSENT: Final = object()
-
-_ATTACHED: Final = "_planner_ext_guard"
-
-_WRITTEN: Final = (str, int, float, dict, list, tuple, BaseModel)
-"""What is compared by value; to write an object of the application, such as a generator, may use it up."""
-
-
 class ApprovedArgumentsChangedError(PlannerException):
     """A filter changed the function of a call, or the arguments that an approval binds to; the function did not run."""
 
@@ -390,28 +363,28 @@ class NotRunAgainError(PlannerException):
 
 
 class CallGuard:
-    """Lets the function of one call run: once, and again only where ``restart`` says so.
+    """Lets the function of one call run: once, and again only where ``restart`` allows it.
 
-    A further ``next`` that may not run the function gives the outcome of the last run once more: its result, or its
-    exception. After `end` nothing runs.
+    A filter of Semantic Kernel may change the context that it is shown, and call ``next`` several times, at once or
+    when the call has long ended. The function is therefore guarded behind the last filter. A further ``next`` that may
+    not run the function gives the outcome of the last run once more: its result, or its exception. After `end` nothing
+    runs.
 
     Args:
         name: The function, for messages.
-        unchanged: Whether arguments are still those that were decided on; None where a change of them is no concern.
-        binds: Whether nothing runs with other ones.
-        restart: Records another start before it happens, and gives why it may not, or None; None allows one start.
-        decided: See below.
-        each_once: Whether such a filter decides again where its call comes by again.
-
-    Attributes:
-        decided: The approval filters that need not decide the call, since they did.
+        unchanged: Whether arguments are still those that were decided on; None where they may change.
+        binds: Whether nothing runs with other arguments.
+        restart: Records another start before it happens, and returns why it may not happen, or None; None allows one
+            start.
+        decided: The approval filters that do not decide the call again.
+        each_once: Whether such a filter decides again where its call passes again.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        unchanged: Unchanged | None,
+        unchanged: _Unchanged | None,
         binds: bool = True,
         restart: Callable[[], Awaitable[str | None]] | None,
         decided: Iterable[object] = (),
@@ -421,13 +394,13 @@ class CallGuard:
         self._unchanged = unchanged
         self._bound = [unchanged] if binds and unchanged is not None else []
         self._restart = restart
-        self.decided = list(decided)
+        self._decided = list(decided)
         self._each_once = each_once
         self._outcome: asyncio.Future[FunctionResult | BaseException | None] | None = None
         self._ended = False
 
     def end(self) -> None:
-        """Let nothing run any more: the call has its result."""
+        """Let nothing run from now on: the call has its result."""
         self._ended = True
 
     def guarding(self, function: KernelFunction) -> KernelFunction:
@@ -447,19 +420,19 @@ class CallGuard:
         return guarded
 
     def join(self, other: "CallGuard") -> None:
-        """Bind the call by what a filter approved while the call was on its way, too."""
+        """Also bind the call to what a filter approved while it was on its way."""
         self._bound += other._bound
-        self.decided += other.decided
+        self._decided += other._decided
 
     def attach(self, to: object) -> None:
-        """Let `guard_of` find this by a function, or by the context of a filter."""
+        """Attach this guard to a function, or to the context of a filter, for `guard_of`."""
         vars(to)[_ATTACHED] = self
 
     def decided_by(self, decides: Callable[[object], bool], arguments: Mapping[str, Any]) -> bool:
         """Whether such a filter has decided the call with these arguments."""
-        found = next((one for one in self.decided if decides(one)), None)
+        found = next((one for one in self._decided if decides(one)), None)
         if found is not None and self._each_once:
-            self.decided.remove(found)
+            self._decided.remove(found)
         return found is not None and (self._unchanged is None or self._unchanged(arguments))
 
     async def run_for(
@@ -517,7 +490,7 @@ def _result_of(context: Any) -> FunctionResult | None:
 
 
 def guard_of(value: object) -> CallGuard | None:
-    """Find what guards a function, or the call that a filter's context is of."""
+    """Find the guard of a function, or of the call that a filter's context is of; None where there is none."""
     return vars(value).get(_ATTACHED)
 
 
@@ -531,8 +504,8 @@ def behind_filters(next: _Next, last: Callable[[_Next], _Next]) -> _Next:
     return partial(outer.func, *outer.args, **{**outer.keywords, "next": inner})
 
 
-def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> Unchanged:
-    """Remember arguments by name and value, absent ones included, since a filter may change a value in place."""
+def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> _Unchanged:
+    """Remember arguments by name and value, absent ones included; a filter may change a value in place."""
     before = {name: _fixed(arguments.get(name, _ABSENT)) for name in names}
 
     def unchanged(now: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelFunction
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall, approval_required
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
 from planner_ext.core.accounts import Account
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
@@ -21,8 +21,9 @@ from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval_filter import ApprovalFilter
 from planner_ext.sk.arguments import InvalidArguments, parameters_of, parse_arguments
 from planner_ext.sk.execution import result_text
+from planner_ext.sk.toolset import mark_of
 
-__all__ = ["RunGate", "approval_filters", "mark_of"]
+__all__ = ["RunGate", "approval_filters"]
 
 
 def approval_filters(kernel: Kernel) -> tuple[ApprovalFilter, ...]:
@@ -33,11 +34,6 @@ def approval_filters(kernel: Kernel) -> tuple[ApprovalFilter, ...]:
         if isinstance(one, ApprovalFilter) and not any(one.decides_as(other) for other in found):
             found.append(one)
     return tuple(found)
-
-
-def mark_of(function: KernelFunction | None) -> Defer | None:
-    """Read ``@requires_approval`` off a function of the kernel."""
-    return approval_required(getattr(function, "method", None))
 
 
 class RunGate:

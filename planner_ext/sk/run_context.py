@@ -38,7 +38,7 @@ from planner_ext.sk.errors import (
     PromptTooLargeError,
     ToolExecutionError,
 )
-from planner_ext.sk.gates import RunGate, approval_filters, mark_of
+from planner_ext.sk.gates import RunGate, approval_filters
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.iteration import IterationCompletedHook
 from planner_ext.sk.nested import ParentRun, Wrap, nothing_left, whole
@@ -49,7 +49,7 @@ from planner_ext.sk.prompts import NoPrompts
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
 from planner_ext.sk.structured import ResponseForm
 from planner_ext.sk.tools import KernelFunctions
-from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.toolset import ToolSet, mark_of
 
 __all__ = [
     "FunctionNames",

@@ -29,7 +29,7 @@ from planner_ext.core.state import Call, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
-from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, effect_of, idempotency_key, injected
+from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key, injected
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.arguments import (
@@ -48,6 +48,7 @@ from planner_ext.sk.execution import (
     Raised,
     ToolExecution,
     caught,
+    may_restart,
     result_text,
     runnable,
     runs_in_thread,
@@ -242,7 +243,6 @@ class KernelFunctions:
         prepared = self._prepared.get(id(function))
         if prepared is None:
             method = getattr(function, "method", None)
-            effect = effect_of(method)
             prepared = self._prepared[id(function)] = _Prepared(
                 function=function,
                 parameters=parameters_of(function),
@@ -256,7 +256,7 @@ class KernelFunctions:
                 },
                 runnable=runnable(function, threads=self._execution.threads),
                 injected=injected(method),
-                restarts=effect is not None and effect.kind != "once",
+                restarts=may_restart(function),
             )
         return prepared
 

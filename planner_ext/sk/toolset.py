@@ -11,10 +11,11 @@ from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceTyp
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 
+from planner_ext.approval.decisions import Defer, approval_required
 from planner_ext.sk.arguments import injected_parameters
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
-__all__ = ["RequestBehavior", "ToolSet"]
+__all__ = ["RequestBehavior", "ToolSet", "mark_of"]
 
 _TYPES = {
     "auto": FunctionChoiceType.AUTO,
@@ -149,6 +150,11 @@ class ToolSet:
             raise PlannerInvalidConfigurationError(f"The behaviour's filters cannot be used: {error}") from error
         offered = config.available_functions or []
         return offered if self._select is None else self._select(offered)
+
+
+def mark_of(function: KernelFunction | None) -> Defer | None:
+    """Read ``@requires_approval`` off a function of the kernel; None where it has no such mark."""
+    return approval_required(getattr(function, "method", None))
 
 
 def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:

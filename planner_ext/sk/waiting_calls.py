@@ -1,0 +1,246 @@
+"""Calls of a stock kernel that wait for a person: their results in the history, and the decisions on them.
+
+A call that waits has a result in the history that says so. A mark in the result's metadata tells it from a function's
+text, and the mark's fingerprint binds it to its conversation, the place of its call in it, the function and the
+arguments. Must not know who decides, nor how a function runs.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from semantic_kernel import Kernel
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    TextContent,
+)
+from semantic_kernel.exceptions import KernelException
+from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
+    AutoFunctionInvocationContext,
+)
+from semantic_kernel.functions import KernelFunction
+
+from planner_ext.approval.decisions import (
+    Approve,
+    Decision,
+    Deny,
+    Supply,
+    ToolCall,
+    digest_of,
+    problem_of,
+    takes_no_more,
+)
+from planner_ext.core.errors import shown
+from planner_ext.sk.approval import DecisionRefusedError, PendingCall
+from planner_ext.sk.arguments import InvalidArguments, parameters_of, parse_arguments, parse_object
+from planner_ext.sk.execution import result_text, signature_of
+
+__all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_calls", "waiting_result"]
+
+_WAITING: Final = "This call waits for a person's approval and has not run: "
+"""The model reads this of a call that waits; its function, fingerprint and question follow."""
+
+_MARK: Final = "planner_ext.waiting"
+"""The key of the metadata of a result whose call waits; no function's text gets there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCall:
+    """A call that waits, found by its result.
+
+    Attributes:
+        item: The result, as it stands in the history.
+        pending: The call as a person is shown it.
+        signature: The parameters that the function had when it was asked about.
+    """
+
+    item: FunctionResultContent
+    pending: PendingCall
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedCall:
+    """A decision that can be taken; with the function and its arguments where it approves the call."""
+
+    waiting: WaitingCall
+    decision: Decision
+    function: KernelFunction | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def decided_calls(
+    kernel: Kernel, history: ChatHistory, decisions: Mapping[str, Decision], taken: Container[str]
+) -> list[DecidedCall]:
+    """Find the waiting call of each decision, and check that all can be taken.
+
+    Args:
+        kernel: Has the functions.
+        history: Has the calls.
+        decisions: By the call's id, or by its fingerprint.
+        taken: Fingerprints of calls that were decided before.
+
+    Raises:
+        DecisionRefusedError: If a decision cannot be taken, naming the call.
+    """
+    decided: list[DecidedCall] = []
+    waiting = waiting_calls(history)
+    for name, decision in decisions.items():
+        found = [one for one in waiting if name in (one.pending.id, one.pending.fingerprint)]
+        if len(found) > 1 and isinstance(decision, Approve) and decision.fingerprint is not None:
+            found = [one for one in found if one.pending.fingerprint == decision.fingerprint]
+        one = _checked(kernel, name, decision, found)
+        if one.waiting.pending.fingerprint in taken:
+            raise DecisionRefusedError(f"The call {name!r} was decided before, in another copy of this history.")
+        if any(one.waiting is other.waiting for other in decided):
+            raise DecisionRefusedError(f"Two decisions were given for the call {name!r}; give one.")
+        decided.append(one)
+    return decided
+
+
+def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingCall]) -> DecidedCall:
+    if not found:
+        raise DecisionRefusedError(f"A decision was given for the call {name!r}, which does not wait for one.")
+    if len(found) > 1:
+        fingerprints = ", ".join(one.pending.fingerprint for one in found)
+        raise DecisionRefusedError(
+            f"The id {name!r} waits {len(found)} times in this history. Decide by the fingerprint: {fingerprints}."
+        )
+    if not isinstance(decision, Approve | Deny | Supply):
+        raise DecisionRefusedError(
+            f"The call {name!r} was answered {shown(decision)}; expected Approve, Deny or Supply."
+        )
+    if (problem := problem_of(decision)) is not None:
+        raise DecisionRefusedError(f"The decision on {name!r} cannot be taken: {problem}. The call still waits.")
+    if isinstance(decision, Approve):
+        return _approved(kernel, name, decision, found[0])
+    return DecidedCall(found[0], decision)
+
+
+def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingCall) -> DecidedCall:
+    pending, called = waiting.pending, waiting.pending.fully_qualified_name
+    if decision.fingerprint not in (None, pending.fingerprint):
+        raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
+    try:
+        function = kernel.get_function_from_fully_qualified_function_name(called)
+    except KernelException as error:
+        raise DecisionRefusedError(
+            f"{called} was to run, and this kernel has no such function. Resume with the kernel it was asked for."
+        ) from error
+    if not takes_no_more(waiting.signature, signature_of(function)):
+        raise DecisionRefusedError(
+            f"The call {name!r} is no longer what was asked about: the parameters of {called} changed. "
+            "Deny it, or resume with the kernel it was asked for."
+        )
+    if decision.arguments is None:
+        return DecidedCall(waiting, decision, function, pending.arguments)
+    edited = parse_arguments(arguments_text(decision.arguments), parameters_of(function))
+    if isinstance(edited, InvalidArguments):
+        raise DecisionRefusedError(f"The arguments of {name!r} cannot be used: {edited.message}")
+    return DecidedCall(waiting, decision, function, edited)
+
+
+def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tuple[str, dict[str, Any]]:
+    """Write the text and the metadata of a result whose call waits."""
+    history, content = context.chat_history, context.function_call_content
+    places = [] if history is None else list(_placed_calls(history))
+    named = [place for one, place in places if one.id == call.id]
+    exact = [place for one, place in places if one is content]
+    mark = {
+        "function": call.fully_qualified_name,
+        "prompt": call.prompt,
+        "arguments": arguments_text(call.arguments),
+        "signature": signature_of(context.function),
+        "nonce": uuid.uuid4().hex,
+    }
+    fingerprint = _fingerprint(mark, call.id, ["", *named, *exact][-1])  # a filter may have replaced the call itself
+    text = f"{_WAITING}{call.fully_qualified_name} {fingerprint}\n{call.prompt}".rstrip()
+    return text, {_MARK: {**mark, "fingerprint": fingerprint}}
+
+
+def waiting_calls(history: ChatHistory) -> list[WaitingCall]:
+    """Find the results that say that their call waits; one that does not fit a call before it is left out."""
+    placed = list(_placed_calls(history))
+    found: list[WaitingCall] = []
+    for item in (item for message in history.messages for item in message.items):
+        if isinstance(item, FunctionResultContent) and str(item.result).startswith(_WAITING):
+            waits = [_waiting_call(item, content, place) for content, place in placed if content.id == item.id]
+            found += [one for one in waits if one is not None][-1:]
+    return found
+
+
+def _waiting_call(item: FunctionResultContent, content: FunctionCallContent, place: str) -> WaitingCall | None:
+    match item.metadata.get(_MARK):
+        case {
+            "function": str(function),
+            "fingerprint": str(fingerprint),
+            "prompt": str(prompt),
+            "arguments": str(text),
+            "signature": str(signature),
+            "nonce": str(),
+        } as mark:
+            own = cast("dict[str, Any]", {key: value for key, value in mark.items() if key != "fingerprint"})
+            arguments, call_id = parse_object(text), content.id or ""
+            plugin, _, name = function.rpartition("-")
+            # A bare name is one of any plugin's function of that name.
+            is_named = name == content.function_name and content.plugin_name in (plugin, None)
+            fits = is_named and fingerprint == _fingerprint(own, call_id, place)
+            if not fits or isinstance(arguments, InvalidArguments):
+                return None
+            pending = PendingCall(
+                id=call_id, fully_qualified_name=function, arguments=arguments, fingerprint=fingerprint, prompt=prompt
+            )
+            return WaitingCall(item, pending, signature)
+        case _:
+            return None
+
+
+def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, str]]:
+    """List the calls of a history, each with its place: what user and assistant said before, and the call's number.
+
+    System messages are not in it, since an agent adds its own to each request; nor are results, which are replaced.
+    """
+    said = hashlib.sha256()
+    for message in history.messages:
+        if message.role not in (AuthorRole.USER, AuthorRole.ASSISTANT):
+            continue
+        text = "".join(item.text for item in message.items if isinstance(item, TextContent))
+        calls = [item for item in message.items if isinstance(item, FunctionCallContent)]
+        listed = [[one.id, one.plugin_name, one.function_name, arguments_text(one.arguments)] for one in calls]
+        said.update(json.dumps([str(message.role), text, listed]).encode())
+        for number, one in enumerate(calls):
+            yield one, f"{said.hexdigest()}/{number}"
+
+
+def arguments_text(arguments: str | Mapping[str, Any] | None) -> str:
+    """Write the arguments of a call as JSON text; a text is JSON already."""
+    return arguments if isinstance(arguments, str) else result_text(dict(arguments or {}))
+
+
+def _fingerprint(mark: Mapping[str, Any], call_id: str, place: str) -> str:
+    return digest_of(mark["function"], {**mark, "id": call_id, "place": place})
+
+
+def replace_result(
+    history: ChatHistory, before: FunctionResultContent, after: FunctionResultContent | str
+) -> FunctionResultContent:
+    """Put another result, or a text as one, in the place of a result that is found by identity.
+
+    Raises:
+        KeyError: If the result is no longer in the history.
+    """
+    if isinstance(after, str):
+        after = FunctionResultContent(id=before.id, name=before.name, result=after)
+    for place, message in enumerate(history.messages):
+        if any(item is before for item in message.items):
+            items: list[Any] = [after if item is before else item for item in message.items]
+            history.messages[place] = ChatMessageContent(role=AuthorRole.TOOL, items=items, name=message.name)
+            return after
+    raise KeyError(before.id)
