@@ -10,11 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
-from semantic_kernel.contents import (
-    ChatHistory,
-    FunctionCallContent,
-    FunctionResultContent,
-)
+from semantic_kernel.contents import ChatHistory, FunctionCallContent, FunctionResultContent
 from semantic_kernel.exceptions import FunctionCallInvalidArgumentsException
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,

@@ -17,11 +17,7 @@ from planner_ext.sk.errors import PlannerInvalidConfigurationError
 
 __all__ = ["RequestBehavior", "ToolSet", "mark_of"]
 
-_TYPES = {
-    "auto": FunctionChoiceType.AUTO,
-    "required": FunctionChoiceType.REQUIRED,
-    "none": FunctionChoiceType.NONE,
-}
+_TYPES = {"auto": FunctionChoiceType.AUTO, "required": FunctionChoiceType.REQUIRED, "none": FunctionChoiceType.NONE}
 
 
 class RequestBehavior(FunctionChoiceBehavior):
