@@ -1,7 +1,8 @@
-"""What one planner, service or handler object remembers of the decisions that it took: each is taken once.
+"""Approval as a Semantic Kernel application uses it: its settings, the calls that wait, and the decisions on them.
 
-A checkpoint is a value and does not know that it was resumed before; the object that resumes it does. Another object,
-another process and a checkpoint that nothing was decided of are not seen here: a run store knows those.
+Each decision is taken once. A checkpoint is a value and does not know that it was resumed before; the planner, service
+or handler object that resumes it remembers the decisions that it took. Another object, another process and a checkpoint
+on which nothing was decided are not seen here: a run store knows those.
 """
 
 import hashlib
@@ -9,10 +10,10 @@ import json
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any, Self
+from typing import Any
 
 from planner_ext.approval.decisions import (
     ApprovalOptions,
@@ -37,7 +38,7 @@ from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Functions
 from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
-from planner_ext.sk.checkpoint import InvalidCheckpointError
+from planner_ext.sk.checkpoint import InvalidCheckpointError, SharedByCopies
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message
@@ -55,8 +56,6 @@ __all__ = [
     "decision_facts",
     "pending_calls",
 ]
-
-# Approval as a Semantic Kernel application uses it: its settings, what waits, and what a person decided of it.
 
 
 class DecisionRefusedError(InvalidDecisionError, PlannerException):
@@ -132,34 +131,29 @@ class PendingCall:
 
     def as_dict(self) -> dict[str, Any]:
         """Write the call as JSON values; ``decision`` is a key only where there is one."""
-        decided = {} if self.decision is None else {"decision": self.decision.as_dict()}
-        return {
-            "id": self.id,
-            "fully_qualified_name": self.fully_qualified_name,
-            "arguments": dict(self.arguments),
-            "fingerprint": self.fingerprint,
-            "expires_at": None if self.expires_at is None else self.expires_at.isoformat(),
-            "prompt": self.prompt,
-            "in_doubt": self.in_doubt,
-            **decided,
-        }
+        expires_at = None if self.expires_at is None else self.expires_at.isoformat()
+        written = asdict(self) | {"arguments": dict(self.arguments), "expires_at": expires_at}
+        if self.decision is None:
+            del written["decision"]
+        else:
+            written["decision"] = self.decision.as_dict()
+        return written
 
 
 def pending_calls(state: State) -> tuple[PendingCall, ...]:
     """List what waits for a person in a paused run: calls, and questions."""
-    return tuple(_pending(call) for call in waiting_calls(state))
-
-
-def _pending(call: WaitingCall) -> PendingCall:
-    return PendingCall(
-        id=call.request.id,
-        fully_qualified_name=call.decided.function,
-        arguments=call.arguments,
-        fingerprint=call.fingerprint,
-        expires_at=_expiry(call.decided.expires_at),
-        prompt=call.decided.prompt,
-        in_doubt=call.in_doubt,
-        decision=record_of(call.decided, call.request),
+    return tuple(
+        PendingCall(
+            id=call.request.id,
+            fully_qualified_name=call.decided.function,
+            arguments=call.arguments,
+            fingerprint=call.fingerprint,
+            expires_at=_expiry(call.decided.expires_at),
+            prompt=call.decided.prompt,
+            in_doubt=call.in_doubt,
+            decision=record_of(call.decided, call.request),
+        )
+        for call in waiting_calls(state)
     )
 
 
@@ -257,115 +251,102 @@ def decision_facts(
                 "It was decided before, belongs to another run, or never was.",
                 call_id=name,
             )
+    facts = _DecisionFacts(state.run_id, functions)
     times = decided_at or {}
-    facts = [
-        _taken(call, times.get(name, at), decisions[name], functions, state)
-        for name, call in waiting.items()
-        if name in decisions
+    decided = [
+        facts.take(call, decisions[name], times.get(name, at)) for name, call in waiting.items() if name in decisions
     ]
-    undecided = [call for name, call in waiting.items() if name not in decisions]
-    return (*facts, *filter(None, (_left(call, functions, state, at) for call in undecided)))
+    left = [facts.leave(call, at) for name, call in waiting.items() if name not in decisions]
+    return (*decided, *filter(None, left))
 
 
-def _left(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
-    """Expire a question that was not answered, or ask it anew; None where it waits as it did."""
-    if _late(call.decided, at):
-        return _expired(call.decided, at)
-    return _asked_anew(call, functions, state, at)
+class _DecisionFacts:
+    """Turns decisions on calls of one paused run into facts."""
 
+    def __init__(self, run_id: str, functions: Functions) -> None:
+        self._run_id = run_id
+        self._functions = functions
 
-def _asked_anew(call: WaitingCall, functions: Functions, state: State, at: float) -> CallDecided | None:
-    """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
-    fact, checked = call.decided, functions.check(call.request, call.decided.edited)
-    if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
-        return None
-    digest, signature = digest_of(checked.function, checked.arguments), checked.signature
-    return replace(
-        fact,
-        digest=digest,
-        signature=signature,
-        fingerprint=fingerprint_of(state.run_id, fact.iteration, call.request.id, digest, signature),
-        arguments=checked.converted,
-        at=at,
-    )
+    def leave(self, call: WaitingCall, at: float) -> CallDecided | None:
+        """Expire a question that was not answered, or ask it anew; None where it waits as before."""
+        if not _is_late(call.decided, at):
+            return self._asked_anew(call, at)
+        answer = "The call did not run: it needed a person's approval, and nobody decided in time."
+        return replace(call.decided, verdict="answer", answer=answer, reason="expired", at=at)
 
+    def take(self, call: WaitingCall, decision: Decision, at: float) -> CallDecided | Clarified:
+        """Take a decision on a call, or the answer to a question.
 
-def _taken(
-    call: WaitingCall, at: float, decision: Decision, functions: Functions, state: State
-) -> CallDecided | Clarified:
-    if call.decided.kind == "question":
-        return _answered(call, at, decision, functions)
-    return _decided(call, at, decision, functions, state)
+        Raises:
+            DecisionRefusedError: If it cannot be taken.
+        """
+        if call.decided.kind == "question":
+            return self._answered(call, decision, at)
+        fact, call_id = replace(call.decided, at=at), call.request.id
+        name = f"{call_id!r} ({fact.function})"
+        if (problem := self._problem(call, fact, decision, name)) is not None:
+            changed = not _is_late(fact, at) and self._asked_anew(call, at) is not None
+            raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
+        decided = apply_decision(fact, decision, self._functions, call.request)
+        if isinstance(decision, Approve) and decided.verdict != "run":
+            problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
+            raise DecisionRefusedError(problem, call_id=call_id)
+        if isinstance(decision, Deny) and call.in_doubt:
+            answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
+            decided = replace(decided, verdict="answer", answer=answer)
+        return replace(decided, person=True)
 
-
-def _answered(call: WaitingCall, at: float, decision: Decision, functions: Functions) -> Clarified:
-    """Take a person's answer, who took no active time; that nobody answers is an answer, too."""
-    question = call.decided.prompt
-    if not isinstance(decision, Supply | Deny):
-        problem = (
-            f"The question {shown(question)} was answered {shown(decision)}: there is nothing in it to approve. "
-            "Answer it with Supply(text), or with Deny(reason) where nobody will."
-        )
+    def _answered(self, call: WaitingCall, decision: Decision, at: float) -> Clarified:
+        """Take a person's answer, which took no active time; a denial is an answer, too."""
+        question = shown(call.decided.prompt)
+        if not isinstance(decision, Supply | Deny):
+            problem = (
+                f"The question {question} was answered {shown(decision)}: there is nothing in it to approve. "
+                "Answer it with Supply(text), or with Deny(reason) where nobody will."
+            )
+        elif (reason := problem_of(decision)) is not None:
+            problem = f"The answer to the question {question} cannot be taken: {reason}. The question still waits."
+        else:
+            denied = decision.reason if isinstance(decision, Deny) else None
+            if isinstance(decision, Deny):
+                answer = " ".join(filter(None, ("Nobody answers this.", denied, "Go on with what you know.")))
+            else:
+                answer = self._functions.encode(decision.result)
+            if answer.strip():
+                return Clarified(
+                    question=call.decided.prompt,
+                    answer=answer,
+                    iteration=call.decided.iteration,
+                    index=call.index,
+                    by=decision.by or "",
+                    denied=denied,
+                    at=at,
+                    seconds=0.0,
+                )
+            problem = f"The answer to the question {question} is blank. Supply a text, or Deny where nobody answers."
         raise DecisionRefusedError(problem, call_id=call.request.id)
-    if (problem := problem_of(decision)) is not None:
-        problem = f"The answer to the question {shown(question)} cannot be taken: {problem}. The question still waits."
-        raise DecisionRefusedError(problem, call_id=call.request.id)
-    if isinstance(decision, Deny):
-        answer = " ".join(filter(None, ("Nobody answers this.", decision.reason, "Go on with what you know.")))
-    else:
-        answer = functions.encode(decision.result)
-    if not answer.strip():
-        problem = f"The answer to the question {shown(question)} is blank. Supply a text, or Deny where nobody answers."
-        raise DecisionRefusedError(problem, call_id=call.request.id)
-    return Clarified(
-        question=question,
-        answer=answer,
-        iteration=call.decided.iteration,
-        index=call.index,
-        by=decision.by or "",
-        denied=decision.reason if isinstance(decision, Deny) else None,
-        at=at,
-        seconds=0.0,
-    )
 
+    def _problem(self, call: WaitingCall, fact: CallDecided, decision: Decision, name: str) -> str | None:
+        """Say why a decision cannot be taken, or None."""
+        if not isinstance(decision, Approve | Deny | Supply):
+            return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply."
+        if _is_late(fact, fact.at):
+            late = "came too late: the question expired. Resume without it to let the model know."
+            return f"The decision on {name} {late}"
+        if (problem := problem_of(decision)) is not None:
+            return f"The decision on {name} cannot be taken: {problem}. The call still waits."
+        return self._unbound(call, decision, name) if isinstance(decision, Approve) else None
 
-def _decided(call: WaitingCall, at: float, decision: Decision, functions: Functions, state: State) -> CallDecided:
-    fact = replace(call.decided, at=at)
-    name = f"{call.request.id!r} ({fact.function})"
-    problem = _problem(call, fact, decision, functions, name)
-    if problem is not None:
-        changed = not _late(fact, at) and _asked_anew(call, functions, state, at) is not None
-        raise DecisionRefusedError(problem, call_id=call.request.id, changed=changed)
-    decided = apply_decision(fact, decision, functions, call.request)
-    if isinstance(decision, Approve) and decided.verdict != "run":
-        problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
-        raise DecisionRefusedError(problem, call_id=call.request.id)
-    if isinstance(decision, Deny) and call.in_doubt:
-        answer = f"{IN_DOUBT} It was not run again. {decision.reason}".rstrip()
-        decided = replace(decided, verdict="answer", answer=answer)
-    return replace(decided, person=True)
-
-
-def _problem(call: WaitingCall, fact: CallDecided, decision: Decision, functions: Functions, name: str) -> str | None:
-    """Say why a decision cannot be taken, or None."""
-    if not isinstance(decision, Approve | Deny | Supply):
-        return f"The call {name} was answered {shown(decision)}; expected Approve, Deny or Supply."
-    if _late(fact, fact.at):
-        return f"The decision on {name} came too late: the question expired. Resume without it to let the model know."
-    if (problem := problem_of(decision)) is not None:
-        return f"The decision on {name} cannot be taken: {problem}. The call still waits."
-    return _unbound(call, decision, functions, name) if isinstance(decision, Approve) else None
-
-
-def _unbound(call: WaitingCall, decision: Approve, functions: Functions, name: str) -> str | None:
-    """Say why an approval is not one of what will run, or None."""
-    if decision.fingerprint is not None and decision.fingerprint != call.fingerprint:
-        return (
-            f"The approval of {name} was given for another call or other arguments: its fingerprint is "
-            f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide anew."
-        )
-    checked = functions.check(call.request, call.decided.edited)
-    if not is_as_decided(checked, call.decided):
+    def _unbound(self, call: WaitingCall, decision: Approve, name: str) -> str | None:
+        """Say why an approval was not given for the call that would run, or None."""
+        if decision.fingerprint not in (None, call.fingerprint):
+            return (
+                f"The approval of {name} was given for another call or other arguments: its fingerprint is "
+                f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide anew."
+            )
+        checked = self._functions.check(call.request, call.decided.edited)
+        if is_as_decided(checked, call.decided):
+            return None
         changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
         if checked.kind != "function" or call.in_doubt:
             way_out = "Deny it, supply its result, or resume with the kernel that it was asked for."
@@ -374,36 +355,32 @@ def _unbound(call: WaitingCall, decision: Approve, functions: Functions, name: s
             f"{changed} It would now get {quoted(checked.arguments)}. Resume without a decision on it: then it waits "
             "as what it is now, and can be decided."
         )
-    return None
+
+    def _asked_anew(self, call: WaitingCall, at: float) -> CallDecided | None:
+        """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
+        fact, checked = call.decided, self._functions.check(call.request, call.decided.edited)
+        if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
+            return None
+        digest, signature = digest_of(checked.function, checked.arguments), checked.signature
+        fingerprint = fingerprint_of(self._run_id, fact.iteration, call.request.id, digest, signature)
+        return replace(
+            fact, digest=digest, signature=signature, fingerprint=fingerprint, arguments=checked.converted, at=at
+        )
 
 
-def _late(fact: CallDecided, at: float) -> bool:
+def _is_late(fact: CallDecided, at: float) -> bool:
     return fact.expires_at is not None and at >= fact.expires_at
-
-
-def _expired(fact: CallDecided, at: float) -> CallDecided:
-    answer = "The call did not run: it needed a person's approval, and nobody decided in time."
-    return replace(fact, verdict="answer", answer=answer, reason="expired", at=at)
 
 
 _REMEMBERED = 100_000
 """Decisions that one object remembers, the newest; some 15 MB."""
 
 
-class DecisionsTaken:
+class DecisionsTaken(SharedByCopies):
     """The decisions that one object took. Copies of the object share it; a pickled object begins with none."""
 
     def __init__(self) -> None:
         self._takings: dict[bytes, object] = {}
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return DecisionsTaken, ()
 
     def take(self, name: bytes, by: object) -> bool:
         """Take one decision, in one step for all threads; False where another resume has taken it."""
@@ -471,7 +448,7 @@ class Taking:
 
 
 NOTHING_TAKEN = Taking((), {})
-"""What a run takes that starts: there are no decisions."""
+"""A new run takes no decisions."""
 
 
 def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]:

@@ -18,14 +18,26 @@ from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_fa
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
 from planner_ext.sk.messages import load_message
 
-__all__ = ["Checkpoint", "InvalidCheckpointError", "SigningKey", "journal_signature"]
+__all__ = ["Checkpoint", "InvalidCheckpointError", "SharedByCopies", "SigningKey", "journal_signature"]
 
 
 class InvalidCheckpointError(PlannerException, InvalidJournalError):
     """A checkpoint is truncated, altered, unsigned, wrongly signed, or newer than this package; nothing was run."""
 
 
-class SigningKey(bytes):
+class SharedByCopies:
+    """A value that copies of its owner share; pickling leaves its content behind."""
+
+    def __deepcopy__(self, memo: object = None) -> Self:
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return type(self), ()
+
+
+class SigningKey(SharedByCopies, bytes):
     """A key that signs checkpoints; it is not shown where it is printed, and left behind where it is pickled."""
 
     @classmethod
@@ -52,14 +64,6 @@ class SigningKey(bytes):
         return "SigningKey(...)"
 
     __str__ = __repr__
-
-    def __deepcopy__(self, memo: object = None) -> Self:
-        return self
-
-    __copy__ = __deepcopy__
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return SigningKey, ()
 
     def sign(self, schema: object, facts: object) -> str:
         """Sign a journal (HMAC-SHA256).
