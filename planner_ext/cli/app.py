@@ -137,6 +137,10 @@ def compare(args: CompareArgs) -> Exit:
 
     Offline, in seconds: a scripted model behind a real HTTP server that counts what it is asked. With a real model
     (--base-url, --model or --kernel) round trips are counted at the connector; retries inside an SDK are not seen.
+
+    Examples:
+      planner-ext compare --only never-ending --max-iterations 3
+      planner-ext compare --kernel shop:make_kernel --goal "What does a lamp cost?" --html page.html
     """
     from planner_ext.cli.compare import run_compare  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from planner_ext import durable
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
-from planner_ext.cli.options import By, ExitCode, Json, ListArgs, Store, command
+from planner_ext.cli.options import CallId, DecisionArgs, ExitCode, Json, ListArgs, Store, command
 from planner_ext.cli.store import print_part, store_name
 from planner_ext.cli.text import (
     exact,
@@ -50,27 +50,6 @@ Exit codes:
   2    the store, the id or the decision cannot be used
 """
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)]
-Always = Annotated[
-    str | None,
-    typer.Option(
-        metavar="function|arguments",
-        help="For the rest of the run, ask no more about this function, or about it with these arguments.",
-    ),
-]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; the model reads it.")]
-Changes = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="NAME=VALUE",
-        help="What to change; the value is JSON, or text. Or one JSON object in place of all arguments.",
-        show_default=False,
-    ),
-]
-Result = Annotated[
-    str, typer.Argument(metavar="RESULT", help="JSON, or text; for a question, text.", show_default=False)
-]
-
 
 @command(approvals, epilog=EXIT_CODES, name="list")
 async def list_(args: ListArgs) -> int:
@@ -95,7 +74,7 @@ async def list_(args: ListArgs) -> int:
 
 
 @command(approvals, epilog=EXIT_CODES)
-async def show(id: Id, store: Store, as_json: Json = False) -> int:
+async def show(id: CallId, store: Store, as_json: Json = False) -> int:
     """Show one call in full: exactly what will run, or what the model asks, and what was decided.
 
     Examples:
@@ -111,29 +90,39 @@ async def show(id: Id, store: Store, as_json: Json = False) -> int:
 
 
 @command(approvals, epilog=EXIT_CODES)
-async def approve(id: Id, store: Store, by: By, always: Always = None) -> int:
+async def approve(
+    args: DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
+) -> int:
     """Let a call run with the arguments that are shown; a worker continues the run.
 
     Examples:
       planner-ext approvals approve order-7/1/call_2 --store runs.db
       planner-ext approvals approve order-7/1/call_2 --store runs.db --always function
+
+    Options:
+        always: For the rest of the run, ask no more about this function, or about it with these arguments.
     """
     kind = cast('Literal["function", "arguments"] | None', always)  # the store refuses any other value
-    return await _decide(store, id, lambda call: Approve(always=kind, by=by, fingerprint=call.fingerprint))
+    return await _decide(args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
 
 
 @command(approvals, epilog=EXIT_CODES)
-async def deny(id: Id, store: Store, by: By, reason: Reason = "") -> int:
+async def deny(args: DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> int:
     """Do not let a call run, or leave a question without an answer.
 
     Examples:
       planner-ext approvals deny order-7/1/call_2 --store runs.db --reason 'too much'
+
+    Options:
+        reason: Why; the model reads it.
     """
-    return await _decide(store, id, lambda _: Deny(reason, by=by))
+    return await _decide(args, lambda _: Deny(reason, by=args.by))
 
 
 @command(approvals, epilog=EXIT_CODES)
-async def edit(id: Id, changes: Changes, store: Store, by: By) -> int:
+async def edit(
+    args: DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
+) -> int:
     """Let a call run with other arguments.
 
     A worker checks them, since only it knows the function: if they do not fit, the call waits again and says why.
@@ -141,40 +130,48 @@ async def edit(id: Id, changes: Changes, store: Store, by: By) -> int:
     Examples:
       planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db
       planner-ext approvals edit order-7/1/call_2 '{"order": "A-7", "amount": 24.5}' --store runs.db
+
+    Options:
+        changes: What to change; the value is JSON, or text. Or one JSON object in place of all arguments.
     """
 
     def edited(call: "PendingApproval") -> Approve:
-        return Approve(arguments=_edited(call.arguments, changes), by=by, fingerprint=call.fingerprint)
+        return Approve(arguments=_edited(call.arguments, changes), by=args.by, fingerprint=call.fingerprint)
 
-    return await _decide(store, id, edited)
+    return await _decide(args, edited)
 
 
 @command(approvals, epilog=EXIT_CODES)
-async def supply(id: Id, result: Result, store: Store, by: By) -> int:
+async def supply(
+    args: DecisionArgs, result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)]
+) -> int:
     """Answer a question of the model, or give the model this result in place of running a call.
 
     A result is useful, for instance, for a call in doubt that did take effect.
 
     Examples:
       planner-ext approvals supply order-7/1/call_2 'paid by hand' --store runs.db
+
+    Options:
+        result: JSON, or text; for a question, text.
     """
-    return await _decide(store, id, lambda call: Supply(result if call.kind == "question" else _value(result), by=by))
+    return await _decide(args, lambda call: Supply(result if call.kind == "question" else _value(result), by=args.by))
 
 
-async def _decide(where: str, id: str, decide: Callable[["PendingApproval"], Decision]) -> int:
-    async with durable.Approvals.connect(where) as store:
-        call = await store.show(id)
+async def _decide(args: DecisionArgs, decide: Callable[["PendingApproval"], Decision]) -> int:
+    async with durable.Approvals.connect(args.store) as store:
+        call = await store.show(args.id)
         decision = decide(call)
         if call.kind == "question" and isinstance(decision, Approve):
             raise ApprovalRefusedError(
-                f"{id} is a question of the model: there is nothing in it to approve. Answer it with supply, or deny "
-                "it if it gets no answer."
+                f"{args.id} is a question of the model: there is nothing in it to approve. Answer it with supply, or "
+                "deny it if it gets no answer."
             )
-        counts = await store.decide(id, decision)
+        counts = await store.decide(args.id, decision)
     if not counts:
-        say(stderr_console(), f"{exact(id)} was decided already, by somebody else or before; nothing changed.")
+        say(stderr_console(), f"{exact(args.id)} was decided already, by somebody else or before; nothing changed.")
         return ExitCode.NO_ANSWER
-    say(stdout_console(), f"{exact(id)} {_said(call, decision)}")
+    say(stdout_console(), f"{exact(args.id)} {_said(call, decision)}")
     return ExitCode.ANSWERED
 
 

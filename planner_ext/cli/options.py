@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from functools import wraps
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -20,8 +20,11 @@ from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
     "RUN_EXIT_CODES",
+    "ApprovalArgs",
     "By",
+    "CallId",
     "CompareArgs",
+    "DecisionArgs",
     "Exit",
     "ExitCode",
     "GoalArgs",
@@ -67,8 +70,9 @@ def command(
 ) -> Callable[[Callable[..., Exit]], Callable[..., Exit]]:
     """Register a function as a command, with its docstring as help.
 
-    A parameter whose type is a dataclass becomes one option, or argument, for each of its fields, with the field's
-    documentation as help. An error of this package becomes a paragraph on stderr and the exit code 2.
+    A parameter whose type is a dataclass becomes one option, or argument, for each of its fields. A parameter's help
+    may stand in the docstring's ``Options:``, a field's in the dataclass's ``Attributes:``. An error of this package
+    becomes a paragraph on stderr and the exit code 2.
 
     Args:
         group: Where the command belongs.
@@ -77,14 +81,17 @@ def command(
     """
 
     def register(function: Callable[..., Exit]) -> Callable[..., Exit]:
-        parameters = signature(function).parameters.values()
-        types = {each.name: each.annotation for each in parameters if isinstance(each.annotation, type)}
-        bundles = {name: kind for name, kind in types.items() if is_dataclass(kind)}
-        options = [
-            option.replace(kind=Parameter.KEYWORD_ONLY)
-            for each in parameters
-            for option in (_options(bundles[each.name]) if each.name in bundles else (each,))
-        ]
+        doc, _, own = (getdoc(function) or "").partition("\n\nOptions:\n")
+        bundles: dict[str, type[Any]] = {}
+        options: list[Parameter] = []
+        for parameter in signature(function).parameters.values():
+            if isinstance(kind := parameter.annotation, type) and is_dataclass(kind):
+                bundles[parameter.name] = kind
+                attributes = (getdoc(each) or "" for each in reversed(kind.__mro__))
+                texts = "\n".join(text.partition("Attributes:\n")[2] for text in attributes)
+                options += (_with_help(option, texts) for option in signature(kind).parameters.values())
+            else:
+                options.append(_with_help(parameter.replace(kind=Parameter.KEYWORD_ONLY), own))
 
         @wraps(function)
         def run(**given: Any) -> None:
@@ -92,27 +99,22 @@ def command(
                 given[each] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
             raise typer.Exit(_exit_code(lambda: function(**given)))
 
-        run.__signature__ = signature(function).replace(parameters=options)  # pyright: ignore[reportAttributeAccessIssue]  (PEP 362)
+        run.__signature__ = Signature(options)  # pyright: ignore[reportAttributeAccessIssue]  (PEP 362)
         run.__annotations__ = {option.name: option.annotation for option in options}
-        text = re.sub(r"^Examples:", "\b\nExamples:", getdoc(function) or "", flags=re.MULTILINE)  # \b: keep its lines
+        text = re.sub(r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE)  # \b: do not join its lines
         group.command(name, help=text, epilog=epilog)(run)
         return function
 
     return register
 
 
-def _options(bundle: type[Any]) -> list[Parameter]:
-    """List a dataclass's fields as parameters, with their documentation as help."""
-    texts: dict[str, str] = {}
-    for each in reversed(bundle.__mro__):
-        attributes = (getdoc(each) or "").partition("Attributes:\n")[2]
-        texts |= re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
-    found = list(signature(bundle).parameters.values())
-    for option in found:
-        for info in get_args(option.annotation):
-            if isinstance(info, ParameterInfo):
-                info.help = " ".join(texts.get(option.name, info.help or "").split())
-    return found
+def _with_help(option: Parameter, texts: str) -> Parameter:
+    """Take an option's help from a section of a docstring, if it is there."""
+    found = re.search(rf"^    {option.name}: (.+(?:\n {{8}}.+)*)", texts, re.MULTILINE)
+    for info in get_args(option.annotation):
+        if found and isinstance(info, ParameterInfo) and info.help is None:
+            info.help = " ".join(found[1].split())
+    return option
 
 
 def _exit_code(call: Callable[[], Exit]) -> int:
@@ -134,14 +136,14 @@ def _login_name() -> str | None:
 
 
 _STORE = "A store of runs: an SQLite file on this machine, or a postgresql:// address."
-_POLICY = "A YAML file with an approval policy: which calls run, are denied, or wait."
 _BY = "Who decides, for the record."
 
 Store = Annotated[str, typer.Option("--store", envvar=STORE_VARIABLE, metavar="FILE|URL", help=_STORE)]
-Policy = Annotated[Path | None, typer.Option(metavar="FILE", help=_POLICY)]
-AskAll = Annotated[bool, typer.Option("--ask-all", help="Every call waits for a decision.")]
 By = Annotated[
     str | None, typer.Option(default_factory=_login_name, metavar="NAME", help=_BY, show_default="login name")
+]
+CallId = Annotated[
+    str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 MoreIterations = Annotated[
@@ -150,7 +152,20 @@ MoreIterations = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredRunOptions:
+class ApprovalArgs:
+    """Which calls wait for a decision.
+
+    Attributes:
+        policy: A YAML file with an approval policy: which calls run, are denied, or wait.
+        ask_all: Every call waits for a decision.
+    """
+
+    policy: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    ask_all: Annotated[bool, typer.Option("--ask-all")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRunOptions(ApprovalArgs):
     """What a run works with.
 
     Attributes:
@@ -165,8 +180,6 @@ class StoredRunOptions:
     kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
     base_url: Annotated[str | None, typer.Option(metavar="URL")] = None
     model: Annotated[str | None, typer.Option(metavar="NAME")] = None
-    policy: Policy = None
-    ask_all: AskAll = False
     as_json: Json = False
 
 
@@ -282,7 +295,16 @@ class CompareArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerArgs:
+class DecisionArgs:
+    """A call or question that waits in a store, and who decides it."""
+
+    id: CallId
+    store: Store
+    by: By
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerArgs(ApprovalArgs):
     """What a worker works with.
 
     Attributes:
@@ -299,5 +321,3 @@ class WorkerArgs:
     once: Annotated[bool, typer.Option("--once")] = False
     worker_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
     max_concurrency: Annotated[int, typer.Option(metavar="N", min=1)] = 100
-    policy: Policy = None
-    ask_all: AskAll = False

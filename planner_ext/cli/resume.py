@@ -6,7 +6,7 @@ from planner_ext import FunctionCallingStepwisePlanner
 from planner_ext.cli.ask import terminal_prompt
 from planner_ext.cli.checkpoint_file import CheckpointFile
 from planner_ext.cli.options import ResumeArgs, RunOptions
-from planner_ext.cli.run import CliRun, Job, Result, execute, with_round_trips
+from planner_ext.cli.run import CliRun, Job, Result, execute
 from planner_ext.cli.text import say
 from planner_ext.core.state import TRANSITIONS, State
 from planner_ext.core.termination import cancellation_reason
@@ -26,7 +26,6 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
         file.check_place()
         state = checkpoint.state()
         decisions = _decisions(args, state, options.by)
-        limits = with_round_trips(state, args.max_iterations)
         cut_short = (state.phase, "Resumed") not in TRANSITIONS  # amid the calls of a batch: its process was killed
         run = CliRun(options, stream=options.stream, facts=checkpoint.facts, file=file)
 
@@ -38,9 +37,9 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
             run.reopen(state)
             if cut_short:
                 return _recovered(run, decisions)
-            if pending_calls(state) and not decisions and limits is None:
+            if pending_calls(state) and not decisions and args.max_iterations is None:
                 return result_of(state, checkpoint.facts)
-            return run.resume(decisions, limits=limits)
+            return run.resume(decisions, max_iterations=args.max_iterations)
 
         if args.cancel is not None and decisions:
             raise PlannerInvalidConfigurationError(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -34,12 +33,7 @@ from planner_ext.approval.pending import waiting_calls
 from planner_ext.cli.ask import ApprovalPrompt, print_pending, terminal_prompt
 from planner_ext.cli.checkpoint_file import CheckpointFile, FileJournal, environment_key
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
-from planner_ext.cli.options import (
-    ExitCode,
-    GoalArgs,
-    RunOptions,
-    StoredRunOptions,
-)
+from planner_ext.cli.options import ApprovalArgs, ExitCode, GoalArgs, RunOptions, StoredRunOptions
 from planner_ext.cli.show import Progress, print_answer, spent_line
 from planner_ext.cli.text import complain, print_command, printable, say, stderr_console
 from planner_ext.core.fold import fold, sticky_keys
@@ -65,10 +59,10 @@ __all__ = [
     "document",
     "execute",
     "goal_options",
+    "new_limits",
     "print_result",
     "run_goal",
     "run_words",
-    "with_round_trips",
 ]
 
 Result = FunctionCallingStepwisePlannerResult
@@ -151,7 +145,7 @@ class CliRun:
             InvalidPolicyError: If the policy cannot be read.
         """
         given, service_id = self.options, None
-        approval = approval_options(given.policy, ask_all=given.ask_all)
+        approval = approval_options(given)
         made = Kernel() if given.kernel is None else start_factory(given.kernel)
         self.kernel = self._runner.run(kernel_of(made, given.kernel or ""))
         if given.kernel is None or given.base_url is not None or given.model is not None:
@@ -199,8 +193,12 @@ class CliRun:
             return self.drive(self._progress.watch(self.planner.invoke_stream(self.kernel, goal)))
         return self.drive(self.planner.invoke(self.kernel, goal))
 
-    def resume(self, decisions: Mapping[str, Decision], *, limits: Limits | None = None) -> Result:
+    def resume(self, decisions: Mapping[str, Decision], *, max_iterations: int | None = None) -> Result:
         """Resume the run to the next pause, or the end; a run that was cut short is recovered first.
+
+        Args:
+            decisions: On calls that wait, by call id.
+            max_iterations: Replaces the run's limit of round trips; None keeps it.
 
         Raises:
             DecisionRefusedError: If a decision cannot be taken; then none is, and nothing runs.
@@ -213,7 +211,7 @@ class CliRun:
             store=FileJournal(self._file, self._facts),
             facts=tuple(self._facts),
             decisions=decisions,
-            budget=limits,
+            budget=new_limits(state, max_iterations),
             reopen=True,
         )
         run = self.planner.journaled(self.kernel, segment, streaming=self._stream)
@@ -450,25 +448,25 @@ def goal_options(goal: GoalArgs) -> dict[str, Any]:
     }
 
 
-def approval_options(policy: Path | None, *, ask_all: bool) -> dict[str, Any]:
+def approval_options(given: ApprovalArgs) -> dict[str, Any]:
     """Return the planner's options for ``--policy`` and ``--ask-all``; empty without them.
 
     Raises:
         PlannerInvalidConfigurationError: If the two contradict each other, or the file cannot be read.
         InvalidPolicyError: If it holds no policy.
     """
-    if policy is None:
-        return {"approval": ApprovalSettings(unmatched="defer")} if ask_all else {}
-    if ask_all:
+    if given.policy is None:
+        return {"approval": ApprovalSettings(unmatched="defer")} if given.ask_all else {}
+    if given.ask_all:
         raise PlannerInvalidConfigurationError(
             "--ask-all and --policy contradict each other: a policy decides every call. Leave one of them out; a "
             "policy with only `default: ask` is --ask-all."
         )
     try:
-        return {"interceptors": (ApprovalPolicy.from_yaml(policy),)}
+        return {"interceptors": (ApprovalPolicy.from_yaml(given.policy),)}
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise PlannerInvalidConfigurationError(f"--policy {policy} cannot be read: {reason}.") from None
+        raise PlannerInvalidConfigurationError(f"--policy {given.policy} cannot be read: {reason}.") from None
 
 
 def run_words(options: StoredRunOptions) -> list[str]:
@@ -483,10 +481,6 @@ def run_words(options: StoredRunOptions) -> list[str]:
     return ["--ask-all", *words] if options.ask_all else words
 
 
-def with_round_trips(state: State, max_iterations: int | None) -> Limits | None:
-    """Replace a run's limit of round trips, and keep its other limits; None keeps them all.
-
-    Raises:
-        InvalidLimitError: If that is no number of round trips.
-    """
+def new_limits(state: State, max_iterations: int | None) -> Limits | None:
+    """Replace a run's limit of round trips, and keep its other limits; None keeps them all."""
     return None if max_iterations is None else replace(state.rules.limits, max_iterations=max_iterations)

@@ -38,22 +38,17 @@ Exit codes:
 """
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
-Status = Annotated[
-    str | None,
-    typer.Option(
-        metavar="STATUS",
-        help="Only runs that are running, paused, answered, incomplete, limit_reached or stopped. Default: all.",
-    ),
-]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for the record.")]
 
 
 @command(runs, epilog=EXIT_CODES, name="list")
-async def list_(args: ListArgs, status: Status = None) -> int:
+async def list_(args: ListArgs, status: Annotated[str | None, typer.Option(metavar="STATUS")] = None) -> int:
     """List runs, the ones that changed last first.
 
     Examples:
       planner-ext runs list --store runs.db --status paused
+
+    Options:
+        status: Only runs that are running, paused, answered, incomplete, limit_reached or stopped. Default: all.
     """
     async with opened_store(args.store) as store:
         with warnings_shown("planner_ext.durable"):
@@ -114,11 +109,14 @@ def resume(run: Name, store: Store, options: StoredRunOptions, max_iterations: M
 
 
 @command(runs, epilog=EXIT_CODES)
-def cancel(run: Name, store: Store, by: By, reason: Reason = "") -> Exit:
+def cancel(run: Name, store: Store, by: By, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> Exit:
     """End a run for good, whatever process drives it; no waiting call runs.
 
     Examples:
       planner-ext runs cancel order-7 --store runs.db --reason 'too late'
+
+    Options:
+        reason: Why, for the record.
     """
     from planner_ext.cli.stored_run import cancel_run  # noqa: PLC0415  (Semantic Kernel takes its time to import)
 

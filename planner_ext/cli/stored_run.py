@@ -19,9 +19,9 @@ from planner_ext.cli.run import (
     document,
     execute,
     goal_options,
+    new_limits,
     print_result,
     run_words,
-    with_round_trips,
 )
 from planner_ext.cli.show import Progress, spent_line
 from planner_ext.cli.store import STORE_VARIABLE, command_on, opened_runs, opened_store, store_name
@@ -103,7 +103,6 @@ def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterat
     """Resume a run of a store; return the exit code."""
     facts = asyncio.run(_stored(run_id, store)).facts
     state = fold_journal(run_id, facts)
-    limits = with_round_trips(state, max_iterations)
     run = CliRun(options, facts=facts)
 
     def first() -> Result:
@@ -111,7 +110,9 @@ def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterat
             run.reopen(state)
         else:
             run.open()
-        return job.drive(lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=limits))
+        return job.drive(
+            lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=new_limits(state, max_iterations))
+        )
 
     job = StoreJob(run=run, first=first, store=store)
     return execute(job)

@@ -55,3 +55,18 @@ def command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return Outcome(code=code if isinstance(code, int) else 0, out=captured.out, err=captured.err)
 
     return run
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Answers of a person at a terminal, in order; when there are no more, Ctrl-D."""
+    answers: list[str] = []
+
+    def answer() -> str:
+        if not answers:
+            raise EOFError
+        return answers.pop(0)
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("planner_ext.cli.ask.is_terminal", lambda: True)
+    return answers

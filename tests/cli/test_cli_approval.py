@@ -50,22 +50,7 @@ def kept(command: Command, server: ScriptedOpenAIServer, here: Path) -> Path:
     return here / "run.json"
 
 
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Answers of a person at a terminal, in order; when there are no more, Ctrl-D."""
-    answers: list[str] = []
-
-    def answer() -> str:
-        if not answers:
-            raise EOFError
-        return answers.pop(0)
-
-    monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr("planner_ext.cli.ask.is_terminal", lambda: True)
-    return answers
-
-
-# Processes: a terminal, and a run that outlives its process.
+# A terminal of its own.
 
 
 def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path) -> None:
@@ -94,18 +79,20 @@ def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path) -> None:
     assert {len(line) for line in session.shown.splitlines() if line[:1] in "╭│╰" and line} == {80}
 
 
-def test_a_person_quits(here: Path, server: ScriptedOpenAIServer) -> None:
-    """Exit code 4, nothing runs, nothing more is asked of the model, and the way to keep a run is told."""
-    session = Session(here, "run", "What is a lamp?", *ASK, *at(server))
-    session.type("quit", after=QUESTION)
-    assert session.end() == 4
-    assert len(server.requests) == 1
-    assert "looked up" not in session.shown
-    assert "With --checkpoint FILE a run waits" in " ".join(session.shown.split())
+# The rest in this process.
 
 
-def test_a_run_waits_in_a_file_and_goes_on_in_another_process(
-    command: Command, process: Command, here: Path, server: ScriptedOpenAIServer, monkeypatch: pytest.MonkeyPatch
+def test_a_person_quits(command: Command, typed: list[str], server: ScriptedOpenAIServer) -> None:
+    """Exit code 4, nothing runs, nothing more is asked of the model, and stderr says how to keep a run."""
+    typed.append("quit")
+    outcome = command("run", "What is a lamp?", *ASK, *at(server))
+    assert (outcome.code, outcome.out, len(server.requests)) == (4, "", 1)
+    assert "looked up" not in outcome.err
+    assert "With --checkpoint FILE a run waits" in " ".join(outcome.err.split())
+
+
+def test_a_run_waits_in_a_file_and_is_resumed_by_another_command(
+    command: Command, here: Path, server: ScriptedOpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is signed and its owner's alone; an edited approval is what runs, and who gave it is on the record."""
     monkeypatch.setenv("PLANNER_EXT_KEY", "secret")
@@ -115,14 +102,11 @@ def test_a_run_waits_in_a_file_and_goes_on_in_another_process(
     file = here / "run.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert json.loads(file.read_text())["signature"]
-    went_on = process(*RESUME, *at(server), "--edit", 'lamb={"article": "lamp"}', "--by", "ann")
+    went_on = command(*RESUME, *at(server), "--edit", 'lamb={"article": "lamp"}', "--by", "ann")
     assert (went_on.code, went_on.out) == (0, "It is 42.\n")
     assert "looked up" in went_on.err
     assert [(fact.by, fact.edited) for fact in decided(file)] == [("ann", '{"article":"lamp"}')]
     assert [path.name for path in here.iterdir() if path.name.startswith(".run")] == []
-
-
-# The rest in this process.
 
 
 def test_without_a_terminal_what_waits_is_printed_and_the_way_on(

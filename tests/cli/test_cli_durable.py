@@ -42,7 +42,7 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
     assert (begun.code, begun.out) == (4, "")
     assert f"planner-ext approvals approve {CALL} --store runs.db" in begun.err
     assert "planner-ext runs resume order-7 --kernel till:kernel --store runs.db" in begun.err
-    edited = process("approvals", "edit", CALL, "amount=24.5", "--by", "ann", *STORE)
+    edited = command("approvals", "edit", CALL, "amount=24.5", "--by", "ann", *STORE)
     assert (edited.code, edited.err) == (0, "")
     assert '{"order": "A-1007", "amount": 24.5}' in edited.out
     assert refunds(here) == []
@@ -51,7 +51,7 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
     assert process("worker", *STORE, *APP).code == -9
     monkeypatch.delenv("PLANNER_EXT_CRASH_AT")
     assert refunds(here) == [24.5]
-    finished = process("worker", *STORE, *APP, "--once")
+    finished = command("worker", *STORE, *APP, "--once")
     assert (finished.code, finished.out) == (0, "")
     assert "order-7  answered: 3 round trips, 2 function calls" in finished.err
     assert refunds(here) == [24.5]

@@ -9,7 +9,6 @@ from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import ScriptedOpenAIServer, call, say
 from support.command_line import Command
-from support.terminal import Session
 
 ASK = call("UserInteraction-AskUser", {"question": "Which article?"}, id="ask")
 RUN = ("run", "What does it cost?", "--kernel", "shop:make", "--no-plan", "--questions", "2")
@@ -29,13 +28,12 @@ def server() -> Iterator[ScriptedOpenAIServer]:
         yield scripted
 
 
-def test_a_person_answers_in_the_terminal(here: Path, server: ScriptedOpenAIServer) -> None:
-    """The question is shown, the answer is the result that the model reads, and the run goes on to its end."""
-    session = Session(here, *RUN, *at(server))
-    session.type("The lamp.", after="(empty: leave it open): ")
-    assert session.end() == 0
-    assert "The model asks you" in session.shown
-    assert "It is 42." in session.shown
+def test_a_person_answers_in_the_terminal(command: Command, typed: list[str], server: ScriptedOpenAIServer) -> None:
+    """The question is shown, the answer is the result that the model reads, and the run continues to its end."""
+    typed.append("The lamp.")
+    outcome = command(*RUN, *at(server))
+    assert (outcome.code, outcome.out) == (0, "It is 42.\n")
+    assert outcome.err.index("The model asks you") < outcome.err.index("(empty: leave it open): ")
     assert server.requests[1].messages[-1]["content"] == "The lamp."
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,13 @@ import pytest
 from planner_ext.events import CallFinished, CallStarted
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.sk.history import render
-from planner_ext.testing import ScriptedOpenAIServer, call, say
+from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call, say
 from support.command_line import Command, command_line
 
 TILL = """
+import os
+import shutil
+
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -25,10 +28,12 @@ from planner_ext.durable import effect
 def pays(amount):
     with open("paid.txt", "a") as paid:
         paid.write(f"{amount}\\n")
-    with open("started", "w") as started:  # a pipe: waits until the test reads
-        started.write("x")
-    with open("gate") as gate:  # a pipe: waits until the test lets it go
-        gate.read()
+    shutil.copy("run.json", "cut_short.json")
+    if os.path.exists("started"):
+        with open("started", "w") as started:  # a pipe: waits until the test reads
+            started.write("x")
+        with open("gate") as gate:  # a pipe: waits until the test lets it go
+            gate.read()
     return f"paid {amount}"
 
 
@@ -50,8 +55,6 @@ def make():
 
 
 def make_without_a_file():
-    import os
-
     os.remove("run.json")
     os.mkdir("run.json")
     return make()
@@ -65,8 +68,6 @@ class Till:
         self.here, self.file = here, here / "run.json"
         self.options = ("--kernel", "shop:make", "--base-url", server.url, "--model", "any")
         (here / "shop.py").write_text(TILL)
-        for name in ("started", "gate"):
-            os.mkfifo(here / name)
 
     @property
     def paid(self) -> list[str]:
@@ -78,24 +79,31 @@ class Till:
 
     def started(self, *arguments: str) -> "subprocess.Popen[str]":
         """Resume in a process of its own, and return once its function runs."""
+        for name in ("started", "gate"):
+            os.mkfifo(self.here / name)
         command = command_line("resume", "run.json", *self.options, *arguments)
         process = subprocess.Popen(command, cwd=self.here, stdout=-1, stderr=-1, text=True, encoding="utf-8")
-        self.wait()
-        return process
-
-    def wait(self) -> None:
-        """Wait until a function runs."""
         assert (self.here / "started").read_text() == "x"
+        return process
 
     def let_go(self) -> None:
         """Let the function that runs end."""
         (self.here / "gate").write_text("")
 
-    def killed(self, *arguments: str) -> None:
-        """Resume in a process that is killed while its function runs."""
-        process = self.started(*arguments)
-        process.kill()
-        process.communicate(timeout=30)
+    def cut_short(self, command: Command) -> None:
+        """Approve the call, and put back the file as it is while the function runs: as a kill leaves it."""
+        assert command("resume", "run.json", *self.options, "--approve", "pay").code == 0
+        (self.here / "cut_short.json").replace(self.file)
+
+
+def pays_once(function: str) -> Callable[[ScriptedRequest], ScriptedReply]:
+    """A model that calls the function, and answers once it has a result."""
+
+    def reply(request: ScriptedRequest) -> ScriptedReply:
+        paid = any(message["role"] == "tool" for message in request.messages)
+        return say("Paid.") if paid else call(function, {"amount": 7}, id="pay")
+
+    return reply
 
 
 @pytest.fixture
@@ -105,7 +113,7 @@ def function() -> str:
 
 @pytest.fixture
 def till(here: Path, command: Command, function: str) -> Iterator[Till]:
-    with ScriptedOpenAIServer([call(function, {"amount": 7}, id="pay"), say("Paid.")]) as server:
+    with ScriptedOpenAIServer(pays_once(function)) as server:
         till = Till(here, server)
         assert command("run", "Pay 7.", *till.options, "--ask-all", "--no-plan", "--checkpoint", "run.json").code == 4
         yield till
@@ -113,7 +121,10 @@ def till(here: Path, command: Command, function: str) -> Iterator[Till]:
 
 def test_a_call_whose_process_was_killed_is_in_doubt(till: Till, command: Command) -> None:
     """Killed in the function, FILE says that it was started; resumed, it is shown as in doubt, and nothing runs."""
-    till.killed("--approve", "pay")
+    process = till.started("--approve", "pay")
+    process.kill()
+    process.communicate(timeout=30)
+    assert till.file.read_text() == (till.here / "cut_short.json").read_text()
     facts = till.checkpoint.facts
     assert isinstance(facts[-1], CallStarted)
     assert stat.S_IMODE(till.file.stat().st_mode) == 0o600
@@ -138,15 +149,10 @@ def test_a_call_in_doubt_is_decided(
     till: Till, command: Command, decision: list[str], result: str, paid: list[str]
 ) -> None:
     """Approve runs it again, Supply tells the model its result, Deny leaves the model with the doubt."""
-    till.killed("--approve", "pay")
+    till.cut_short(command)
     assert command("resume", "run.json", *till.options).code == 4
-    if decision[0] == "--approve":
-        resumed = till.started(*decision)
-        till.let_go()
-        assert (resumed.communicate(timeout=60)[0], resumed.returncode) == ("Paid.\n", 0)
-    else:
-        done = command("resume", "run.json", *till.options, *decision)
-        assert (done.out, done.code) == ("Paid.\n", 0)
+    done = command("resume", "run.json", *till.options, *decision)
+    assert (done.out, done.code) == ("Paid.\n", 0)
     (message,) = [each for each in _messages(till.checkpoint) if each["role"] == "tool"]
     assert message["content"].endswith(result)
     assert till.paid == paid
@@ -158,7 +164,7 @@ def _messages(checkpoint: Checkpoint) -> list[dict[str, str]]:
 
 def test_the_same_command_again_does_not_run_the_call_again(till: Till, command: Command) -> None:
     """An approval that was typed before the doubt was shown is not taken; the next one is."""
-    till.killed("--approve", "pay")
+    till.cut_short(command)
     again = command("resume", "run.json", *till.options, "--approve", "pay")
     assert again.code == 4
     assert "nothing that was decided now was taken" in " ".join(again.err.split())
@@ -168,7 +174,7 @@ def test_the_same_command_again_does_not_run_the_call_again(till: Till, command:
 
 def test_a_run_with_a_call_in_doubt_is_cancelled(till: Till, command: Command) -> None:
     """``--cancel`` ends it as it is: the model would read that the call's effect is not known."""
-    till.killed("--approve", "pay")
+    till.cut_short(command)
     cancelled = command("resume", "run.json", "--cancel", "too late", "--json")
     assert (cancelled.code, cancelled.document["status"]) == (1, "stopped")
     assert isinstance(till.checkpoint.facts[-3], CallFinished)
@@ -177,42 +183,36 @@ def test_a_run_with_a_call_in_doubt_is_cancelled(till: Till, command: Command) -
 
 
 @pytest.mark.parametrize("function", ["till-pay_once"])
-def test_an_idempotent_call_runs_again_without_a_question(till: Till) -> None:
+def test_an_idempotent_call_runs_again_without_a_question(till: Till, command: Command) -> None:
     """A function that declares ``@effect("idempotent")`` is run again, as in a store."""
-    till.killed("--approve", "pay")
-    resumed = till.started()
-    till.let_go()
-    assert (resumed.communicate(timeout=60)[0], resumed.returncode) == ("Paid.\n", 0)
+    till.cut_short(command)
+    done = command("resume", "run.json", *till.options)
+    assert (done.out, done.code) == ("Paid.\n", 0)
     assert till.paid == ["7", "7"]
 
 
-def test_a_second_process_is_refused(till: Till, command: Command, process: Command) -> None:
-    """While one process resumes FILE another is refused by name, whatever it wants; the first one ends as it would."""
+def test_a_second_process_is_refused(till: Till, command: Command) -> None:
+    """While one process resumes FILE another is refused, whatever it wants; the first one ends as it would.
+
+    Named by a link, FILE is the same run.
+    """
+    (till.here / "link.json").symlink_to("run.json")
     first = till.started("--approve", "pay")
     before = till.file.read_bytes()
-    for run, arguments in (
-        (process, ["--approve", "pay"]),
-        (command, ["--deny", "pay"]),
-        (command, ["--cancel", "no"]),
+    for name, *arguments in (
+        ("run.json", "--approve", "pay"),
+        ("run.json", "--deny", "pay"),
+        ("run.json", "--cancel", "no"),
+        ("link.json", "--approve", "pay"),
     ):
-        second = run("resume", "run.json", *till.options, *arguments)
+        second = command("resume", name, *till.options, *arguments)
         assert (second.code, second.out) == (2, "")
-        assert "run.json is in use: another process works on this run." in " ".join(second.err.split())
+        assert f"{name} is in use: another process works on this run." in " ".join(second.err.split())
     assert till.file.read_bytes() == before
     till.let_go()
     assert (first.communicate(timeout=60)[0], first.returncode) == ("Paid.\n", 0)
     assert till.paid == ["7"]
-    assert sorted(path.name for path in till.here.iterdir() if "run" in path.name) == ["run.json"]
-
-
-def test_a_link_is_locked_as_its_file(till: Till, command: Command) -> None:
-    """Named by a link, it is the same run."""
-    (till.here / "link.json").symlink_to("run.json")
-    first = till.started("--approve", "pay")
-    assert command("resume", "link.json", *till.options, "--approve", "pay").code == 2
-    till.let_go()
-    first.communicate(timeout=60)
-    assert till.paid == ["7"]
+    assert not [path.name for path in till.here.iterdir() if path.name.startswith(".")]
 
 
 def test_a_file_that_cannot_be_written_starts_nothing(till: Till, command: Command) -> None:
@@ -230,10 +230,10 @@ def test_what_a_killed_process_left_is_signed(
 ) -> None:
     """With the environment's key every state of FILE is signed, and an altered one is refused."""
     monkeypatch.setenv(name, "secret")
-    with ScriptedOpenAIServer([call("till-pay", {"amount": 7}, id="pay"), say("Paid.")]) as server:
+    with ScriptedOpenAIServer(pays_once("till-pay")) as server:
         till = Till(here, server)
         assert command("run", "Pay 7.", *till.options, "--ask-all", "--no-plan", "--checkpoint", "run.json").code == 4
-        till.killed("--approve", "pay")
+        till.cut_short(command)
         text = till.file.read_text()
         assert Checkpoint.from_json(text, b"secret").facts
         assert "secret" not in text

@@ -57,34 +57,6 @@ def test_an_answered_run_prints_the_answer_alone_on_stdout(process: Command) -> 
     assert max(map(len, outcome.err.splitlines())) <= 80
 
 
-def test_json_is_one_document_whatever_the_kernel_prints(process: Command) -> None:
-    """Exit code 1 at a limit; stdout is one JSON document with the ledger and the history as it was sent."""
-    with ScriptedOpenAIServer(always_calls) as server:
-        outcome = process("run", "Go on", *SHOP_AT, *at(server), "--max-iterations", "3", "--json")
-        document = outcome.document
-        assert len(server.requests) == document["iterations"] == 3
-        assert document["usage"]["total_tokens"] == server.total_tokens
-        assert document["chat_history"][:-1] == server.requests[-1].messages
-    assert outcome.code == 1
-    assert (document["status"], document["limit"], document["tool_calls"]) == ("limit_reached", "max_iterations", 2)
-    assert document["chat_history"][-1] == {"role": "assistant", "content": document["final_answer"]}
-    assert document["reason"] == "The limit max_iterations=3 was reached."
-    assert list(document) == [
-        "status",
-        "final_answer",
-        "iterations",
-        "tool_calls",
-        "usage",
-        "limit",
-        "reason",
-        "pending",
-        "decisions",
-        "plan",
-        "chat_history",
-    ]
-    assert "looked up" in outcome.err
-
-
 def test_ctrl_c_cancels_and_keeps_what_happened(here: Path) -> None:
     """Exit code 130 at once, although a function blocks; its call is answered in the history, nothing is sent again."""
     with ScriptedOpenAIServer([call("shop-wait"), say("never")]) as server:
@@ -117,6 +89,34 @@ def test_without_the_extra_the_command_says_how_to_install_it(here: Path) -> Non
 
 
 # The rest in this process.
+
+
+def test_json_is_one_document_whatever_the_kernel_prints(command: Command) -> None:
+    """Exit code 1 at a limit; stdout is one JSON document with the ledger and the history as it was sent."""
+    with ScriptedOpenAIServer(always_calls) as server:
+        outcome = command("run", "Go on", *SHOP_AT, *at(server), "--max-iterations", "3", "--json")
+        document = outcome.document
+        assert len(server.requests) == document["iterations"] == 3
+        assert document["usage"]["total_tokens"] == server.total_tokens
+        assert document["chat_history"][:-1] == server.requests[-1].messages
+    assert outcome.code == 1
+    assert (document["status"], document["limit"], document["tool_calls"]) == ("limit_reached", "max_iterations", 2)
+    assert document["chat_history"][-1] == {"role": "assistant", "content": document["final_answer"]}
+    assert document["reason"] == "The limit max_iterations=3 was reached."
+    assert list(document) == [
+        "status",
+        "final_answer",
+        "iterations",
+        "tool_calls",
+        "usage",
+        "limit",
+        "reason",
+        "pending",
+        "decisions",
+        "plan",
+        "chat_history",
+    ]
+    assert "looked up" in outcome.err
 
 
 @pytest.mark.parametrize("way", ["--stream", "--no-stream"])
