@@ -1,8 +1,8 @@
 """What can happen in a run. A run is the list of these; everything else is computed from them.
 
-Facts are past tense, frozen, and complete: whoever reads a journal needs nothing else. Every ``at`` is in seconds
-since the epoch, every ``seconds`` is the active time since the last fact that has one, and every ``iteration`` is
-the 0-based trip of the loop. A plan request is made before trip 0.
+Facts are past tense, frozen, and complete: a journal needs nothing else to be read. Every ``at`` is in seconds since
+the epoch, every ``seconds`` is the active time since the last fact that has one, and every ``iteration`` is the 0-based
+iteration of the loop. A plan request is made before iteration 0.
 """
 
 from dataclasses import dataclass, fields
@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 Verdict: TypeAlias = Literal["run", "answer", "deny", "defer", "final_answer", "external"]
-"""What was decided of a call: run it; answer it without running it (unknown, invalid, supplied); deny it; ask a
-person; take it as the final answer; hand it to the caller."""
+"""What was decided about a call: run it; answer it without running it (unknown, invalid, supplied); deny it; ask a
+person; take it as the final answer; return it to the caller."""
 
 CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 """How a started call ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
@@ -68,22 +68,22 @@ class EventLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How the machine plays one run; fixed when it starts, and kept in its journal.
+    """The settings of one run that its machine depends on; fixed when it starts, and recorded in its journal.
 
     Attributes:
         limits: What the run may spend.
-        plan: Whether a plan is asked for before the first step.
+        plan: Whether a plan is requested before the first step.
         charge_plan: Whether the plan request counts as a round trip.
         use_attempts: Tool rounds before functions are withdrawn; None is unlimited.
-        attempts_limit: The name under which used-up attempts end the run, "" where they are no limit.
+        attempts_limit: The name of the limit as which used-up attempts end the run, "" where they are not a limit.
         tool_choice: ``auto`` lets the model choose, ``required`` makes it call a function in each tool round.
         rounds_per_step: Tool rounds of one step, after which a plain reply closes it; None chains without end.
         require_final_answer: Whether a plain reply is not enough, only the final-answer function is.
-        on_denial: What becomes of a denied call: it is answered with a refusal, it is removed and the model asked
-            again without functions, or its batch is returned to the caller.
+        on_denial: What follows a denied call: it is answered with a refusal, it is removed and the model asked again
+            without functions, or its batch is returned to the caller.
         close_on_denial: Whether a denied call ends the chain of tool rounds: the next request offers no functions.
         on_deferred: Whether the other calls of a batch wait for a deferred one, or run before the pause.
-        structured: Whether the answer has to be in a form, which is no part of the journal.
+        structured: Whether the answer must have a form, which the journal does not record.
         clarifier: Whether the model's questions, and its plain replies, are put to a clarifier.
         max_clarifications: How many questions are answered; None is unlimited.
     """
@@ -106,7 +106,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guards:
-    """Who has a say before a call of a run is executed, as far as that is data.
+    """What can decide the calls of a run before they are executed, as far as that is data.
 
     A policy is written as JSON text in normal form, anything else by name; see `planner_ext.approval.policy`.
 
@@ -115,8 +115,8 @@ class Guards:
         pre_invoke: The pre-invoke callbacks, likewise.
         checks: The ``check_for_intervention`` callbacks, likewise.
         filters: What the `ApprovalFilter`s of the kernel decide by, likewise.
-        unmatched: What happens to a call that nothing decided.
-        expires_in: Seconds for which a question is open by default; None has no end.
+        unmatched: What happens to an undecided call.
+        expires_in: Seconds for which a question is open by default; None is without end.
         marked: Fully qualified names of the offered functions that require approval by themselves, sorted.
     """
 
@@ -134,7 +134,7 @@ class RunStarted(EventLine):
     """A run began: with these rules, and this transcript.
 
     Attributes:
-        guards: Who had a say in its calls; None where that is not recorded: the run is not kept in a store, or it
+        guards: What could decide its calls; None where that is not recorded: the run is not kept in a store, or it
             began in a version of this package that did not record it.
     """
 
@@ -162,7 +162,7 @@ class Planned(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAdded(EventLine):
-    """The planner told the model that the next step is due, or that an answer is owed, or is owed in its form."""
+    """The planner asked the model for the next step, for the final-answer function, or for the answer in its form."""
 
     message: Message
     purpose: Literal["step", "insist", "structure"]
@@ -177,8 +177,8 @@ class ModelReplied(EventLine):
     Attributes:
         iterations: What the reply's metadata reports; charged to the ledger.
         offered: Whether functions were offered in the request.
-        withheld: The limit for whose sake functions that exist were not offered, or None.
-        final_answer: What the final-answer function was given although no function was offered, or None.
+        withheld: The limit because of which functions that exist were not offered, or None.
+        final_answer: The answer that the final-answer function was called with although it was not offered, or None.
     """
 
     iteration: int
@@ -206,7 +206,7 @@ class CallDecided(EventLine):
         verdict: What was decided.
         answer: What the model reads where the call does not run.
         digest: Digest of function and converted arguments; "" where nothing could run.
-        signature: What the function takes, ``name=digest`` of each parameter; "" in journals that are older than it.
+        signature: The function's parameters, ``name=digest`` of each; "" in journals that are older than this field.
         fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
         arguments: JSON text of what the function gets where that was converted from the model's text, or None.
         edited: JSON text of the arguments that replace the model's, converted likewise, or None.
@@ -214,10 +214,10 @@ class CallDecided(EventLine):
         sticky: Whether the approval holds for the rest of the run, for the function or for these arguments.
         expires_at: When a deferred call stops waiting, or None.
         prompt: What a person is asked about a deferred call, "" for nothing in particular.
-        final_answer: The answer that the final-answer function was given, or None.
+        final_answer: The answer that the final-answer function was called with, or None.
         person: Whether a person decided, on what they were shown.
-        approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also one that was given
-            earlier for the rest of the run. False where the call runs because no interceptor objected.
+        approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also an earlier one for
+            the rest of the run. False where the call runs because no interceptor objected.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
         asks_model: Whether the function may make requests to a model by itself, which are charged to this run.
     """
@@ -249,20 +249,18 @@ class CallDecided(EventLine):
 
     @property
     def binds(self) -> bool:
-        """Whether the call runs only as it was decided; journals older than ``approved`` say so by the other fields."""
+        """Whether the call runs only as it was decided; in journals older than ``approved`` the other fields say so."""
         return self.approved or self.person or bool(self.by) or self.edited is not None
 
     def arguments_of(self, request: RequestedCall) -> str:
-        """Give the JSON text of what the function gets: edited, converted, or as the model wrote it."""
-        for text in (self.edited, self.arguments):
-            if text is not None:
-                return text
-        return request.arguments
+        """Return the JSON text of the function's arguments: edited, converted, or as the model wrote them."""
+        given = request.arguments if self.arguments is None else self.arguments
+        return given if self.edited is None else self.edited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsWithheld(EventLine):
-    """Calls that were about to start are answered without running: a limit, a stop, a final answer beside them."""
+    """Calls were answered without running: because of a limit, a stop, or a final answer beside them."""
 
     iteration: int
     indexes: tuple[int, ...]
@@ -277,7 +275,7 @@ class CallStarted(EventLine):
     """A function is about to run; recorded before it does, and again each time that a filter starts it anew.
 
     Attributes:
-        reserved: The share of the budget that is set aside for a nested run, or None.
+        reserved: The share of the budget that is reserved for a nested run, or None.
         attempt: Which start of the call this is, from 1.
     """
 
@@ -299,8 +297,8 @@ class CallFinished(EventLine):
         result: What the model reads.
         error: For the record, never sent to the model: type and text of the exception, "" where there was none.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: What the function has spent on requests and functions of its own. None is nothing, or, where a share was
-            reserved, that it is not known: all of it.
+        spent: What the function has spent on requests and functions of its own. None is nothing, or, if a share was
+            reserved, unknown: all of it.
     """
 
     iteration: int
@@ -318,14 +316,14 @@ class CallFinished(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clarified(EventLine):
-    """A question of the model was put to somebody.
+    """A question of the model was put to the clarifier or a person.
 
     Attributes:
-        question: Its words; of a plain reply, all of it.
-        answer: What the model reads; None where nobody said anything: a call then waits for a person, and a plain reply
-            is taken as it is.
-        iteration: The trip in which it was asked.
-        index: The place of the call that asks; None for a plain reply.
+        question: Its text; the whole of a plain reply.
+        answer: What the model reads; None without an answer: a call then waits for a person, and a plain reply is taken
+            as it is.
+        iteration: The iteration in which it was asked.
+        index: The index of the call that asks; None for a plain reply.
         by: Who answered, "" where that is not known.
         denied: Why a person did not answer, "" without a reason; None where the question was answered.
         iterations: Round trips that the answer took; charged to the ledger.
@@ -352,8 +350,8 @@ class IterationCompleted(EventLine):
 
     Attributes:
         terminate: Whether the iteration-completed callback asked to end the run.
-        messages: The transcript that the callback put in place of the run's, or None.
-        called: Whether any function was started, so that a callback was due.
+        messages: The transcript that the callback replaced the run's with, or None.
+        called: Whether any function was started, so that the callback was due.
     """
 
     iteration: int
@@ -368,10 +366,10 @@ class IterationCompleted(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerChecked(EventLine):
-    """An answer was held against the form that it has to be in.
+    """The form of an answer was checked.
 
     Attributes:
-        problem: What is wrong with it, "" where nothing is.
+        problem: What is wrong with it, "" where the form is right.
     """
 
     answer: str
@@ -382,7 +380,7 @@ class AnswerChecked(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(EventLine):
-    """Somebody asked the run to stop: no further request is made, no further function started."""
+    """The run was asked to stop: no further request is made, no further function started."""
 
     reason: str
     at: float
@@ -400,7 +398,7 @@ class Paused(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(EventLine):
-    """A paused or limited run goes on; new limits replace the old ones, what was spent stays spent."""
+    """A paused or ended run was resumed; new limits replace the old ones, what was spent stays spent."""
 
     limits: Limits | None = None
     at: float
@@ -412,8 +410,8 @@ class Ended(EventLine):
     """The run ended.
 
     Attributes:
-        status: How.
-        answer: The final answer, "" where there is none.
+        status: How it ended.
+        answer: The final answer, "" without one.
         limit: The limit that ended it, or None.
         reason: Why, in words.
         returned: Whether the open batch is returned to the caller, unanswered.
@@ -448,4 +446,4 @@ Fact: TypeAlias = (
     | Resumed
     | Ended
 )
-"""Anything that can happen in a run."""
+"""Everything that can happen in a run."""

@@ -5,7 +5,7 @@ kind of fact has a function that returns the fields of the state which it change
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from planner_ext.core.errors import IllegalTransitionError
@@ -46,7 +46,7 @@ CUT_SHORT = frozenset({"length", "content_filter"})
 """Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
 
 _ERRED = frozenset({"unknown", "invalid"})
-_Changes: TypeAlias = Mapping[str, Any]
+_Changes: TypeAlias = dict[str, Any]
 
 
 def fold(facts: Iterable[Fact]) -> State:
@@ -70,7 +70,9 @@ def apply(state: State, fact: Fact) -> State:
     allowed = TRANSITIONS.get((state.phase, fact.type))
     if allowed is None:
         raise IllegalTransitionError(f"{fact.type} cannot happen while a run is {state.phase}.")
-    after = replace(state, at=fact.at, **_APPLY[fact.type](state, fact))
+    changes = _APPLY[fact.type](state, fact)
+    changes["at"] = fact.at
+    after = replace(state, **changes)
     if after.phase not in allowed:
         raise IllegalTransitionError(f"{fact.type} cannot lead from {state.phase} to {after.phase}.")
     return after
@@ -150,12 +152,12 @@ def _call_decided(state: State, fact: CallDecided) -> _Changes:
         answer=fact.answer if answered else None,
         erred=fact.kind in _ERRED,
     )
-    keys = sticky_keys(fact.function, fact.digest, fact.signature) if fact.sticky else {}
-    return {
-        "final_answer": fact.final_answer if state.final_answer is None else state.final_answer,
-        "sticky": state.sticky | {keys[fact.sticky]} if fact.sticky else state.sticky,
-        **_settled(state, _with_call(batch, fact.index, call), ledger),
-    }
+    changes = _settled(state, _with_call(batch, fact.index, call), ledger)
+    if state.final_answer is None:
+        changes["final_answer"] = fact.final_answer
+    if fact.sticky is not None:
+        changes["sticky"] = state.sticky | {sticky_keys(fact.function, fact.digest, fact.signature)[fact.sticky]}
+    return changes
 
 
 def sticky_keys(function: str, digest: str, signature: str) -> dict[str, str]:
@@ -241,10 +243,11 @@ _OfCalls = CallDecided | CallStarted | CallFinished | CallsWithheld | Clarified
 
 def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) -> tuple[Batch, Call]:
     """Find the call that a fact names; the error of a damaged journal names the fact."""
-    batch = _open_batch(state)
-    call = _call_at(batch, fact.index, fact)
-    _require(call.request.id == fact.call_id, fact, "no such call")
-    return batch, call
+    batch, index = _open_batch(state), fact.index
+    there = fact.iteration == batch.iteration and 0 <= index < len(batch.calls)
+    if not there or batch.calls[index].request.id != fact.call_id:
+        raise _impossible(fact, "no such call")
+    return batch, batch.calls[index]
 
 
 def _call_at(batch: Batch, index: int, fact: _OfCalls) -> Call:
@@ -254,22 +257,25 @@ def _call_at(batch: Batch, index: int, fact: _OfCalls) -> Call:
 
 def _require(condition: bool, fact: _OfCalls, problem: str) -> None:
     if not condition:
-        raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
+        raise _impossible(fact, problem)
+
+
+def _impossible(fact: _OfCalls, problem: str) -> IllegalTransitionError:
+    return IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
     """Put a changed call in its place, and count anew what is undecided and unanswered."""
     before = batch.calls[index]
+    answered = (call.answer is not None) - (before.answer is not None)
+    was_undecided = before.decided is None and before.answer is None
+    is_undecided = call.decided is None and call.answer is None
     return replace(
         batch,
         calls=changed(batch.calls, index, call),
-        undecided=batch.undecided - _is_undecided(before) + _is_undecided(call),
-        unanswered=batch.unanswered - (before.answer is None) + (call.answer is None),
+        undecided=batch.undecided - was_undecided + is_undecided,
+        unanswered=batch.unanswered - answered,
     )
-
-
-def _is_undecided(call: Call) -> bool:
-    return call.decided is None and call.answer is None
 
 
 def _settled(state: State, batch: Batch, ledger: Ledger, ending: str | None = None) -> _Changes:

@@ -1,7 +1,11 @@
-"""Questions of the model: which wait, which are over their cap, and whether a plain reply is one.
+"""The state of a run: the fold of its facts so far, and the legal transitions.
+
+What each field of `State` implies is explained in `planner_ext.core`. These values have no slots, unlike all others:
+each fact makes new ones, and copying a dict of fields is faster than copying slots, see
+`planner_ext.core.values.replace`.
 
 A call of the function that asks the user is a deferred call of the kind ``question``. A plain reply becomes a question
-where a clarifier is there to be shown it, or where it reads as one and no plain reply can be the answer.
+if a clarifier can be shown it, or if it reads as one and a plain reply cannot be the answer.
 """
 
 from collections.abc import Sequence
@@ -25,14 +29,9 @@ __all__ = [
     "waiting_reply",
 ]
 
-# What a run is at one moment: the fold of its facts so far.
-#
-# These values have no slots, unlike all others: each fact makes new ones of them, and to copy a dict of fields takes
-# a fraction of the time of copying slots one by one, see `planner_ext.core.values`. There are only a few at a time.
-
 
 class Phase(StrEnum):
-    """Where a run stands; what may happen next in each is in `planner_ext.core.state`."""
+    """The phase of a run; `TRANSITIONS` says which facts may follow in each."""
 
     NEW = "new"
     PLANNING = "planning"
@@ -50,11 +49,11 @@ class Call:
     """One call of the open batch.
 
     Attributes:
-        starts: How often it was started, since it was decided; more than once where a filter ran it again.
+        starts: How often it was started since it was decided; more than once where a filter ran it again.
         answer: What the model will read as its result; None while that is open.
-        erred: Whether it counts as an error: failed, unknown or with unusable arguments.
-        asked: Whether it is a question that the clarifier was asked, and left open.
-        reserved: The share of the budget that was set aside for it when it started, or None.
+        erred: Whether it counts as an error: failed, unknown or invalid.
+        asked: Whether it is a question that the clarifier left open.
+        reserved: The share of the budget that was reserved for it when it started, or None.
     """
 
     request: RequestedCall
@@ -93,22 +92,22 @@ class State:
     """A run at one moment.
 
     Attributes:
-        transcript: What the model has been told and has said, settled batches only: always fit to be sent.
-        iteration: The 0-based number of the next trip.
+        transcript: The messages so far, with completed batches only: always valid to be sent.
+        iteration: The 0-based number of the next iteration.
         rounds: Tool rounds of this request so far; what ``use_attempts`` counts.
         step_rounds: Tool rounds of this step so far.
         planned: Whether a plan was made.
         batch: The open batch, or None.
-        called: Whether a function was started in the batch that settled last.
+        called: Whether a function was started in the last completed batch.
         reply: The last reply without calls, or None.
-        asked: Whether the clarifier was shown that reply, and left it as it is.
+        asked: Whether the clarifier was shown that reply, and did not answer.
         clarifications: Questions that were answered.
-        final_answer: What the final-answer function was given, or None.
-        checked: What the last answer was found to be, where it has to be in a form, or None.
-        structuring: How often the answer was asked for again, in its form; once it was, no other reply is due.
+        final_answer: The answer that the final-answer function was called with, or None.
+        checked: The check of the last answer's form, or None.
+        structuring: How often the answer was asked for again, in its form; after that no other reply is due.
         limit: The first limit that was reached, while its consequence is due.
-        stopping: Why the run is to stop, or None.
-        ending: Why it is to stop once the open batch has settled, or None.
+        stopping: Why the run stops, or None.
+        ending: Why it stops when the open batch is complete, or None.
         reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
         at: The time of the newest fact.
@@ -141,11 +140,6 @@ class State:
     at: float = 0.0
     ended: Ended | None = None
 
-
-# The legal transitions: in which phase which fact may happen, and which phases it may lead to.
-#
-# The table is the law: `planner_ext.core.fold.apply` refuses everything else, and the diagram in the ADR is printed
-# from it (`as_mermaid`).
 
 _P = Phase
 
@@ -187,6 +181,10 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.COMPLETING, "Resumed"): (_P.COMPLETING,),
     (_P.ENDED, "Resumed"): (_P.PLANNING, _P.ASKING, _P.REVIEWING),
 }
+"""In which phase which fact may happen, and which phases it may lead to.
+
+`planner_ext.core.fold.apply` refuses everything else, and the diagram in the ADR is printed from this table.
+"""
 
 
 def as_mermaid() -> str:
@@ -208,7 +206,7 @@ _CLOSING = " \t\r\n*_`~\"'\u2019\u201d\u00bb)]"
 
 
 def asks(text: str) -> bool:
-    """Say whether a text reads as a question: its last line that is not empty ends in a question mark.
+    """Return whether a text reads as a question: its last non-empty line ends in a question mark.
 
     Closing quotes, brackets and emphasis after the mark do not count.
     """
@@ -216,7 +214,7 @@ def asks(text: str) -> bool:
 
 
 def only_asks(state: State) -> bool:
-    """Say whether a run waits for answers alone, and for no decision on a call."""
+    """Return whether a run waits for answers alone, and for no decision on a call."""
     if state.phase is not Phase.PAUSED:
         return False
     if state.batch is None:
@@ -226,10 +224,10 @@ def only_asks(state: State) -> bool:
 
 
 def _held(call: Call) -> bool:
-    """Whether a call only waits for the others of its batch."""
+    """Return whether a call only waits for the others of its batch."""
     return call.decided is not None and call.decided.verdict == "run" and not call.started
 
 
 def waiting_reply(state: State) -> ModelReplied | None:
-    """Give the plain reply that a paused run waits with, or None."""
+    """Return the plain reply that a paused run waits with, or None."""
     return state.reply if state.phase is Phase.PAUSED and state.batch is None else None

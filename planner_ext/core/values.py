@@ -1,7 +1,7 @@
-"""The values that facts, states and ports speak in.
+"""The values that facts, states and ports consist of.
 
-A message is opaque here: the core moves it, and never looks inside. What it needs to know of a reply, its text,
-calls, usage and finish reason, stands beside the message in `Reply`.
+A message is opaque: the core passes it on, and never looks inside. What it needs of a reply, its text, calls, usage and
+finish reason, stands beside the message in `Reply`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ def changed(row: Sequence[_T], index: int, item: _T) -> Sequence[_T]:
 
 
 class Tally(Mapping[str, int]):
-    """Counts by key; a copy with another count shares the counts that have not changed lately."""
+    """Counts by key; a copy with another count shares the counts that did not change recently."""
 
     __slots__ = ("_counts", "_lately")
 
@@ -121,26 +121,26 @@ def replace(value: _T, **changes: Any) -> _T:
 
 
 Message: TypeAlias = Any
-"""A message of whatever library the adapters speak, or that library's own JSON when read back from a journal."""
+"""A message of the adapters' library, or that library's own JSON when read from a journal."""
 
 Status: TypeAlias = Literal["answered", "incomplete", "paused", "asked", "limit_reached", "stopped"]
 """How a run ended, or why it waits."""
 
 CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "question", "external"]
-"""What a requested call turned out to be: see `ResolvedCall`."""
+"""The kind of a resolved call: see `ResolvedCall`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a run, or one request of it, has used.
+    """Tokens, cost and time of a run, or of one request.
 
     Attributes:
-        prompt_tokens: Tokens sent, as the service reported them. Where it reported none: an estimate in a run whose
-            tokens or cost are limited, else 0.
+        prompt_tokens: Tokens sent, as the service reported them. Without a report: an estimate in a run whose tokens or
+            cost are limited, else 0.
         completion_tokens: Tokens received, likewise.
         cached_tokens: Those of the tokens sent that the service read from its prompt cache, likewise.
-        cost: Price in US dollars; None where it is not known, which it is under ``max_cost`` and ``price`` alone.
-        active_seconds: Time in which the run worked; waiting for a person while paused is not in it.
+        cost: Price in US dollars; None where it is not known. It is known under ``max_cost`` or ``price`` only.
+        active_seconds: Time in which the run worked, without the time that it waited for a person while paused.
         estimated_tokens: Those of the tokens sent and received that were estimated, not reported.
     """
 
@@ -178,10 +178,10 @@ class RequestedCall:
     """One function call as the model asked for it; nothing in it is trusted yet.
 
     Attributes:
-        id: Unique within its batch; ids that are missing, duplicate or too long were reissued before they came here.
-        name: The name the model used.
+        id: Unique within its batch; missing, duplicate and overlong ids were reissued before.
+        name: The name that the model used.
         arguments: JSON text as received, "" where the model sent none.
-        sent_name: The name under which the transcript holds the call, where servers refuse the model's; else "".
+        sent_name: The name of the call in the transcript, where servers would refuse the model's; else "".
     """
 
     id: str
@@ -192,13 +192,13 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one request to the model brought back.
+    """The reply to one request to the model.
 
     Attributes:
         message: The reply's message, opaque, with the ids of `calls`.
         text: All text of the message, "" where there is none.
         calls: The function calls in it, in order; several messages of one reply make one ordered batch.
-        finish_reason: Why the model stopped, as the connector says; None where it does not say.
+        finish_reason: Why the model stopped, as the connector reports it; None without a report.
         usage: Tokens of this request.
         iterations: Round trips that the connector reports for this request, at least 1.
         functions_available: Whether there was any function that could have been offered.
@@ -222,14 +222,14 @@ class ResolvedCall:
             its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``question``: its
             own function that asks the user; ``external``: known by schema only, so the caller must run it.
         function: Fully qualified name of the resolved function; the requested name where it is unknown.
-        arguments: What the function gets, each converted to its parameter's type; empty where the call is neither a
+        arguments: The function's arguments, each converted to its parameter's type; empty where the call is neither a
             ``function`` nor a ``question``.
-        converted: JSON text of ``arguments``; None where the text that was checked says the same.
-        signature: What the function takes, ``name=digest`` of each parameter; "" where that is not known.
+        converted: JSON text of ``arguments``; None where the text that was checked is equivalent.
+        signature: The function's parameters, ``name=digest`` of each; "" where they are not known.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
-        nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
+        nested: Whether the function is a planner, whose run spends a share of this run's budget.
         threaded: Whether the function is synchronous, and runs in a thread.
-        asks_model: Whether the function may make requests to a model by itself: a prompt, or one that takes the kernel.
+        asks_model: Whether the function may make requests to a model: a prompt, or a function that takes the kernel.
     """
 
     kind: CallKind
@@ -247,7 +247,7 @@ class ResolvedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """A transcript entry: what the model reads as the result of one call."""
+    """A transcript item: what the model reads as the result of one call."""
 
     call_id: str
     name: str
@@ -256,12 +256,12 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditedReply:
-    """A transcript entry: a reply that differs from the message as received.
+    """A transcript item: a reply that differs from the message as received.
 
     Attributes:
         message: The message as received.
-        kept: Ids of the calls that stay in it; the others are left out.
-        edited: Call id to the JSON text of the arguments that a person put in place of the model's.
+        kept: Ids of the calls that stay in it; the others are omitted.
+        edited: Call id and JSON text of the arguments that replace the model's.
     """
 
     message: Message
@@ -271,7 +271,7 @@ class EditedReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextMessage:
-    """A transcript entry: plain text that came to the run otherwise than as a message."""
+    """A transcript item: plain text that did not come as a message."""
 
     role: Literal["user", "assistant"]
     text: str
