@@ -326,7 +326,7 @@ class Calls:
                 at=self._journal.now(),
             )
         )
-        self._account.settle(index)
+        self._account.forget(index)
 
     async def _restart(self, started: CallStarted) -> str | None:
         """Record one more start of a call before it happens; return why it may not happen, or None."""
