@@ -1,4 +1,14 @@
-"""A caller's value in the words of an error: one line, and nothing of an object that could be a secret."""
+"""The base errors of the package, and `shown`, which writes a caller's value into an error message.
+
+    PlannerExtError
+    ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
+    ├── InvalidLimitError          an invalid value of a limit or option
+    ├── NotAFunctionError          a decorator of this package on something other than a function
+    └── InvalidJournalError        a journal or checkpoint that cannot be read
+        └── NewerSchemaError       written by a newer version of this package
+
+The core knows nothing of Semantic Kernel; the errors of its doors are in ``planner_ext.errors`` and derive from these.
+"""
 
 from contextlib import suppress
 from enum import Enum
@@ -18,21 +28,9 @@ __all__ = [
     "shown",
 ]
 
-# The root of every error of this package, and the errors that the core itself can meet.
-#
-# The core knows nothing of Semantic Kernel; the errors which leave through one of its doors are in
-# ``planner_ext.errors`` and derive from these.
-#
-#     PlannerExtError
-#     ├── IllegalTransitionError     a fact that cannot follow the state it was applied to
-#     ├── InvalidLimitError          a limit whose value means nothing
-#     ├── NotAFunctionError          a decorator of this package on something else than a function
-#     └── InvalidJournalError        a journal or checkpoint that cannot be read
-#         └── NewerSchemaError       written by a newer version of this package
-
 
 class PlannerExtError(Exception):
-    """Anything that this package raises on purpose."""
+    """The base of all errors that this package raises."""
 
 
 class IllegalTransitionError(PlannerExtError):
@@ -40,15 +38,15 @@ class IllegalTransitionError(PlannerExtError):
 
 
 class InvalidLimitError(PlannerExtError):
-    """A limit was given a value that means nothing; the message names the field, what it takes and what it got."""
+    """A limit or option has an invalid value; the message names the field, what it takes and what it got."""
 
 
 class NotAFunctionError(PlannerExtError, TypeError):
-    """A decorator of this package was put on something else than a function, or given that in its place."""
+    """A decorator of this package was applied to something other than a function."""
 
 
 class InvalidJournalError(PlannerExtError):
-    """A journal or checkpoint is truncated, altered or not one of ours; nothing of it was used."""
+    """A journal or checkpoint is truncated, altered or not one of this package; nothing of it was used."""
 
 
 class NewerSchemaError(InvalidJournalError):

@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one run; None is no limit. Each is checked when it is made, see `InvalidLimitError`."""
+    """The limits of one run; None is no limit. Each is validated on construction, see `InvalidLimitError`."""
 
     max_iterations: int | None = None
     max_tool_calls: int | None = None
@@ -56,7 +56,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in ((item.name, getattr(self, item.name)) for item in fields(Limits)):
             _check(name, value)
-        # A copy of its own: what was checked stays as it was, whatever becomes of the caller's mapping.
+        # A copy: the caller may change the mapping after it was validated.
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 
     @property
@@ -73,7 +73,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 
 
 def _check(name: str, value: object) -> None:
-    """Refuse a value that means nothing, naming the field, what it takes, what it got and the way out."""
+    """Refuse an invalid value, naming the field, what it takes and what it got."""
     if name in _ALLOWED:
         if value not in _ALLOWED[name]:
             raise InvalidLimitError(f"{name} must be one of {', '.join(_ALLOWED[name])}; got {shown(value)}.")
@@ -246,12 +246,12 @@ def time_left(limits: Limits, ledger: Ledger, at: float) -> tuple[float, str] | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingLimit:
-    """How much of one limit is left.
+    """What is left of one limit.
 
     Attributes:
-        name: The limit, as `Limits` has it.
-        left: Trips, calls, tokens, US dollars or seconds; never below 0.
-        limit: The whole of it; of a deadline, the time worked so far and the time that is left.
+        name: The limit's name in `Limits`.
+        left: Round trips, calls, tokens, US dollars or seconds; never below 0.
+        limit: The whole of it; for a deadline, the active time so far plus the time that is left.
     """
 
     name: str
@@ -260,7 +260,7 @@ class RemainingLimit:
 
 
 def remaining_limits(limits: Limits, ledger: Ledger, at: float) -> tuple[RemainingLimit, ...]:
-    """List what is left of trips, calls, tokens, cost and time, as far as ``tell_budget`` has the model told.
+    """List what is left of round trips, calls, tokens, cost and time, as far as ``tell_budget`` shows it to the model.
 
     Args:
         limits: What may be spent.

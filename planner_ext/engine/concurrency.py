@@ -1,4 +1,4 @@
-"""The clock that runs use unless they are given another one."""
+"""Work in threads, work against a time limit, and the machine's clock."""
 
 import asyncio
 import contextvars
@@ -22,19 +22,17 @@ __all__ = [
     "time_left",
 ]
 
-# Work that blocks, in a thread that nobody has to wait for.
-
 _T = TypeVar("_T")
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run something in a daemon thread of its own, with the caller's context variables.
+    """Run a function in a daemon thread of its own, with the caller's context variables.
 
-    ``asyncio.to_thread`` is no choice here: its few threads are shared, so abandoned ones would starve the others, and
-    they are waited for when the loop and the interpreter end.
+    ``asyncio.to_thread`` does not fit: its few threads are shared, so abandoned ones would starve the others, and the
+    loop and the interpreter wait for them when they end.
 
     Args:
-        work: What to run. If the wait for it is cancelled, it goes on, and its outcome is dropped.
+        work: What to run. If the wait for it is cancelled, it continues, and its outcome is dropped.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[_T | None, BaseException | None]] = loop.create_future()
@@ -50,7 +48,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
             result = context.run(work)
         except BaseException as caught:
             error = caught
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: nothing waits any more
             loop.call_soon_threadsafe(deliver, result, error)
 
     threading.Thread(target=run, name="planner_ext tool", daemon=True).start()
@@ -61,20 +59,15 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     return cast("_T", result)
 
 
-# Work against a time limit: it is cancelled when the time is over, and left behind where it does not end then.
-#
-# Promises that the caller is back at most ``GRACE`` seconds after the limit, whatever the work makes of its
-# cancellation, and that a cancellation from outside passes through as it is. Must not know what the work is.
-
 GRACE: Final = 1.0
-"""Seconds, of the machine's own clock, that cancelled work has to end before it is left behind."""
+"""Seconds, of the machine's own clock, that cancelled work has to end before it is abandoned."""
 
 STEP: Final = 60.0
-"""Seconds after which the clock is looked at again: it may have been set, or the machine may have slept."""
+"""Seconds after which the clock is read again: it may have been set, or the machine may have slept."""
 
 
 class OutOfTime(Enum):
-    """The outcome of work whose time was over."""
+    """The outcome of work that a time limit interrupted."""
 
     OUT_OF_TIME = "out of time"
 
@@ -86,7 +79,7 @@ _left_behind: set[asyncio.Task[Any]] = set()
 
 
 def time_left() -> float | None:
-    """Give the seconds that the code around has left, 0 or more; None where its time is not limited."""
+    """Return the seconds that the calling code has left, 0 or more; None where its time is not limited."""
     left = _left.get()
     return None if left is None else max(left(), 0.0)
 
@@ -101,16 +94,17 @@ def seconds_from_now(seconds: float) -> Callable[[], float]:
 async def in_time(
     work: Coroutine[Any, Any, _T], left: Callable[[], float], *, step: float = STEP, patience: float = 0.0
 ) -> _T | OutOfTime:
-    """Wait for work until its time is over.
+    """Await work until a time limit.
 
     At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that does not end
-    within ``GRACE`` seconds after that is left behind: it runs on by itself, and is not waited for.
+    within ``GRACE`` seconds after that is abandoned: it continues, and is not awaited. So this returns at most
+    ``GRACE`` seconds after the limit, whatever the work does with its cancellation.
 
     Args:
         work: What to do, in a task of its own.
-        left: Gives the seconds that are left.
-        step: Seconds after which ``left`` is asked again at the latest: short where it does not go by the machine's
-            own clock.
+        left: Returns the seconds that are left.
+        step: Seconds after which ``left`` is called again at the latest: short if it does not follow the machine's own
+            clock.
         patience: Seconds that the work has at the limit to end by itself, before it is cancelled.
 
     Returns:
@@ -140,7 +134,7 @@ async def in_time(
 
 
 async def _end(task: asyncio.Task[Any], seconds: float) -> None:
-    """Cancel a task and wait for so long; its outcome counts as seen."""
+    """Cancel a task and wait so many seconds for it; its outcome counts as retrieved."""
     _left_behind.add(task)
     task.add_done_callback(_forget)
     task.cancel()

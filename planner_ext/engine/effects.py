@@ -1,7 +1,7 @@
-"""What running a function twice would do, declared on the function itself: ``@effect``.
+"""The effect of running a function twice, declared on the function: ``@effect``.
 
-A process can die after a function took effect and before its result was recorded. What then becomes of the call is the
-function's own affair: it may run again, or the world is asked, or a person is.
+A process can die after a function took effect and before its result was recorded. The function declares what happens
+then: the call runs again, a probe finds out whether it took effect, or a person decides.
 """
 
 import inspect
@@ -29,15 +29,15 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 KEY_PARAMETER = "idempotency_key"
-"""The parameter that receives the call's key; hidden from the model, and refused as an argument from it."""
+"""The parameter that receives the call's key; hidden from the model, which may not give it as an argument."""
 
 TIME_PARAMETER = "time_left"
-"""The parameter that receives the seconds which the call has left; hidden from the model likewise."""
+"""The parameter that receives the seconds that the call has left; hidden from the model likewise."""
 
 _MARK = "__planner_ext_effect__"
 
 EffectKind: TypeAlias = Literal["once", "idempotent", "keyed"]
-"""``once``: never run again unasked; ``idempotent``: as often as one likes; ``keyed``: likewise, under one key."""
+"""``once``: not run again without a decision; ``idempotent``: any number of times; ``keyed``: likewise, with one key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +49,31 @@ class TookEffect:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """A probe's answer: the call took no effect, and will not; it runs again."""
+    """A probe's answer: the call took no effect, and will not; it is run again."""
 
 
 Probe: TypeAlias = Callable[
     [str, Mapping[str, Any]], TookEffect | NoEffect | Awaitable[TookEffect | NoEffect | None] | None
 ]
-"""Asked with the call's idempotency key and its arguments whether it took effect; None is that it cannot tell."""
+"""Called with a call's idempotency key and arguments; returns whether it took effect, or None if it cannot tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What is declared of a function; one that declares nothing is ``once``, without a probe."""
+    """The declaration of a function; without one it is ``once``, without a probe."""
 
     kind: EffectKind = "once"
     probe: Probe | None = None
 
 
 def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable[[F], F]:
-    """Declare what running a function twice would do; stands above or below ``@kernel_function``.
+    """Declare the effect of running a function twice; stands above or below ``@kernel_function``.
 
     It matters in two places. One is a run whose journal is kept in a store, where a call is found started and not
     finished: its process died.
 
-    - ``once``, the default: the call is in doubt. The ``probe`` is asked; without one, or if it cannot tell, a person
-      is (or the model is told so, see `Runs`).
+    - ``once``, the default: the call is in doubt. The ``probe`` is called; without one, or if it cannot tell, a person
+      decides (or the model reads so, see `Runs`).
     - ``idempotent``: the call runs again.
     - ``keyed``: it runs again with the same key. The function has a parameter ``idempotency_key``, which the model does
       not see, and which receives ``{run_id}/{iteration}/{call_id}``: in every run, with a store or without.
@@ -122,13 +122,13 @@ def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable
 
 
 def effect_of(method: object) -> Effect | None:
-    """Read what a function or method declares; None where it declares nothing."""
+    """Return the declaration of a function or method, or None."""
     mark = getattr(method, _MARK, None)
     return mark if isinstance(mark, Effect) else None
 
 
 def injected(method: object) -> frozenset[str]:
-    """Name the parameters that a function is given by its run: it is marked, and has them."""
+    """Name the parameters of a marked function that its run fills."""
     if effect_of(method) is None:
         return frozenset()
     parameters = inspect.signature(cast("Callable[..., Any]", method)).parameters
@@ -136,10 +136,10 @@ def injected(method: object) -> frozenset[str]:
 
 
 def takes(method: object, parameter: str) -> bool:
-    """Whether a function is given this one of them."""
+    """Return whether a function's run fills this parameter."""
     return parameter in injected(method)
 
 
 def idempotency_key(run_id: str, iteration: int, call_id: str) -> str:
-    """Name a call among all runs: the same one whenever it runs again."""
+    """Return the key of a call, unique among all runs and the same whenever the call runs again."""
     return f"{run_id}/{iteration}/{call_id}"

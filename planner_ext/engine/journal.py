@@ -1,6 +1,7 @@
-"""The journal of one run while it is being written: a fact is stored, folded and told, in one order for all.
+"""The journal of one run: facts as JSON, and the recorder that stores, applies and publishes each fact in order.
 
-And the run's time: what was worked since the last fact that says so, and what is left until a time limit.
+The recorder also measures the run's time: the active time since the last fact that has one, and what is left until a
+time limit.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import EditedReply, Message
 from planner_ext.core.values import replace as changed
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
-from planner_ext.engine.ports import Emit, Observer, Ports, RunInfo
+from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [
     "SCHEMA",
@@ -37,20 +38,16 @@ __all__ = [
     "messages_of",
 ]
 
-# Facts to JSON and back. The form is versioned; a newer one than this package knows is refused.
-#
-# Schema numbers:
-#     1  the first.
-
 SCHEMA = 1
+"""The schema number of facts as JSON; a newer one is refused. 1: the first."""
 
 _CHECKPOINT = "checkpoint"
-"""Where the metadata of a message that ended a run holds that run; it is not written with the message."""
+"""The key of a run in the metadata of the message that ended it; it is not written with the message."""
 
 
 @cache
 def _facts() -> TypeAdapter[list[Fact]]:
-    """Build what reads and writes facts; not at import, which it would make a tenth longer for everybody."""
+    """Build the serializer of facts; not at import, which it would make a tenth slower."""
     return TypeAdapter(
         list[Annotated[Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
     )
@@ -126,14 +123,14 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _INSTANT: Final = 1e-3
-"""Seconds that are as good as none: sums of times are not exact to the last digit."""
+"""Seconds that count as zero: sums of times are not exact to the last digit."""
 
 _LOOK: Final = 0.02
-"""Seconds after which a clock that is not the machine's is looked at again: nothing else says that its time moved."""
+"""Seconds after which a clock that is not the machine's is read again: its time may have moved."""
 
 
 class Recorder:
-    """Takes the facts of one run.
+    """Records the facts of one run.
 
     Attributes:
         facts: The journal so far.
@@ -146,27 +143,26 @@ class Recorder:
         self._ports = ports
         self._emit = emit
         self._recording = asyncio.Lock()
-        self._told = ports.store is not None or bool(ports.observers) or emit is not None
+        self._watched = ports.store is not None or bool(ports.observers) or emit is not None
         self._mark = ports.clock.monotonic()
         self._worked = 0.0
         self._active_until = math.inf
         self._step = STEP if type(ports.clock) is SystemClock else _LOOK
-        self._hung: list[Observer] = []
-        self._told_the_run = [observer for observer in ports.observers if _takes_run(observer)]
+        self._observers = [(observer, _takes_run(observer)) for observer in ports.observers]
 
     def now(self) -> float:
         """Seconds since the epoch."""
         return self._ports.clock.now()
 
     def lap(self) -> float:
-        """Seconds of activity since this was last asked."""
+        """Return the active seconds since the last call."""
         now = self._ports.clock.monotonic()
         seconds, self._mark, self._worked = self._worked + now - self._mark, now, 0.0
         return seconds
 
     @contextmanager
     def persons_time(self) -> Generator[None]:
-        """Do not count what passes meanwhile as activity."""
+        """Do not count the time in this context as active."""
         self._worked = self.lap()
         try:
             yield
@@ -180,7 +176,7 @@ class Recorder:
         return limits.deadline is not None or limits.max_active_seconds is not None
 
     def as_of_now(self) -> State:
-        """Give the state with what is not recorded yet: the time. Where that is not limited, the state as it is."""
+        """Return the state with the time that is not recorded yet; where time is not limited, the state as it is."""
         state, limits = self.state, self.state.rules.limits
         if not self.timed:
             return state
@@ -196,22 +192,22 @@ class Recorder:
         return changed(state, at=self.now(), ledger=ledger)
 
     def left(self) -> float:
-        """Seconds until the first of the time limits; as counted when the action was chosen that is performed now."""
+        """Return the seconds until the first time limit, counted from when the current action was chosen."""
         return min(self._active_until - self._ports.clock.monotonic(), self.left_to_deadline())
 
     def left_to_deadline(self) -> float:
-        """Seconds until the deadline: time in which a person is waited for, included."""
+        """Return the seconds until the deadline; waiting for a person counts."""
         deadline = self.state.rules.limits.deadline
         return math.inf if deadline is None else deadline.timestamp() - self.now()
 
     async def in_time(
         self, work: Coroutine[Any, Any, _T], *, person: bool = False, patience: float = 0.0
     ) -> _T | OutOfTime:
-        """Do something until a time limit passes; without one, to its end.
+        """Await work until a time limit passes; without a limit, to its end.
 
         Args:
             work: What to do.
-            person: Whether it may wait for a person, whose time is not active: the deadline alone interrupts it.
+            person: Whether it may wait for a person, whose time is not active: only the deadline interrupts it.
             patience: Seconds that it has at the limit to end by itself.
         """
         if not self.timed or (person and self.state.rules.limits.deadline is None):
@@ -220,47 +216,42 @@ class Recorder:
         return await in_time(work, left, step=self._step, patience=patience)
 
     async def record(self, fact: Fact) -> None:
-        """Add a fact to the journal, then tell everybody who watches; one after the other, in the journal's order."""
-        if not self._told:
-            return self._note(fact)  # nothing is waited for, so nothing can come in between
+        """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order."""
+        if not self._watched:
+            return self._note(fact)  # nothing is awaited, so nothing can come in between
         async with self._recording:
             if self._ports.store is not None:
                 await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
             self._note(fact)
-            await self._tell(fact)
+            await self._notify(fact)
             if self._emit is not None:
                 await self._emit(fact)
         return None
 
     async def terminate(self, reason: str, *, spent: Mapping[int, Consumption]) -> None:
-        """Answer every call of the open batch and end the run; then tell the observers, since nobody else listens."""
+        """Answer every call of the open batch and end the run; then notify the observers, since no stream reads on."""
         facts = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
         for fact in facts:
             self._note(fact)
         for fact in facts:
-            await self._tell(fact)
+            await self._notify(fact)
 
-    async def _tell(self, fact: Fact) -> None:
-        """Tell the observers; one that is still busy when a time limit passes is told nothing more."""
-        for observer in self._ports.observers:
-            if not self.timed:
-                await self._observe(observer, fact)
-            elif observer not in self._hung:
-                observed = in_time(self._observe(observer, fact), self.left, step=self._step, patience=GRACE)
-                if isinstance(await observed, OutOfTime):
-                    self._hung.append(observer)
-                    logger.error("The observer %r hangs on %s; the run ends without it.", observer, fact.type)
+    async def _notify(self, fact: Fact) -> None:
+        """Call the observers; one that is still busy when a time limit passes is not called again."""
+        for observer in tuple(self._observers):
+            if isinstance(await self.in_time(self._observe(observer, fact), patience=GRACE), OutOfTime):
+                self._observers.remove(observer)
+                logger.error("The observer %r hangs on %s; the run ends without it.", observer[0], fact.type)
 
-    async def _observe(self, observer: Any, fact: Fact) -> None:
+    async def _observe(self, observer: tuple[Any, bool], fact: Fact) -> None:
+        observe, takes_run = observer
         try:
-            if observer in self._told_the_run:
-                waiting = observer(fact, RunInfo(run_id=self.state.run_id, goal=self.state.goal))
-            else:
-                waiting = observer(fact)
+            more = (RunInfo(run_id=self.state.run_id, goal=self.state.goal),) if takes_run else ()
+            waiting = observe(fact, *more)
             if waiting is not None:
                 await waiting
         except Exception:
-            logger.exception("The observer %r failed on %s; the run goes on.", observer, fact.type)
+            logger.exception("The observer %r failed on %s; the run goes on.", observe, fact.type)
 
     def _note(self, fact: Fact) -> None:
         self.state = apply(self.state, fact)
@@ -270,10 +261,10 @@ class Recorder:
 
 
 def _takes_run(observer: Any) -> bool:
-    """Whether an observer has to be given a second argument; what it has a default for is its own."""
+    """Whether an observer requires a second argument."""
     try:
         parameters = inspect.signature(observer).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
     needed = [one for one in parameters if one.default is one.empty and one.kind in _BY_POSITION]
     return len(needed) == 2
