@@ -1,4 +1,4 @@
-"""What a decision binds to: a digest of the run, the call, the function that will run and its arguments."""
+"""Decisions on calls, the calls as interceptors see them, and the digests that bind a decision to a call."""
 
 import hashlib
 import json
@@ -29,16 +29,14 @@ __all__ = [
     "with_plain_numbers",
 ]
 
-# What can be decided of a call, and the call as a decider sees it: resolved, validated, fingerprinted.
-
 
 class InvalidDecisionError(PlannerExtError):
     """A decision cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
 
     Attributes:
         call_id: The call that it was given for; None where it names no call.
-        changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
-            has it wait as that, with its own fingerprint.
+        changed: Whether the call would now get another value than was asked about. After a resume without a decision on
+            it, it waits with that value, and with a fingerprint of its own.
     """
 
     def __init__(self, message: str, *, call_id: str | None = None, changed: bool = False) -> None:
@@ -51,17 +49,17 @@ class InvalidDecisionError(PlannerExtError):
 class Approve:
     """Let the call run: this function, with these arguments, once.
 
-    Where a filter of the kernel changes the function, or an argument that the model could give, the call does not run
-    and the model reads so. Parameters hidden from the model are the application's: a filter may fill them. The same
-    holds for what a policy allows, by a rule or by its default. A call that no interceptor decided is not bound: a
-    filter may change its arguments, though never its function.
+    If a filter of the kernel changes the function, or an argument that the model could give, the call does not run, and
+    the model reads so. Parameters hidden from the model are the application's: a filter may fill them. The same holds
+    for what a policy allows, by a rule or by its default. A call that no interceptor decided is not bound: a filter may
+    change its arguments, but never its function.
 
     Attributes:
         arguments: Arguments to use in place of the model's; validated like those. None keeps the model's.
-        always: Approve the same without asking for the rest of the run: every call of this ``"function"``, or only
-            this function with these ``"arguments"``. None approves this call alone.
+        always: Approve the same for the rest of the run without asking: every call of this ``"function"``, or only this
+            function with these ``"arguments"``. None approves this call alone.
         by: Who decided, for the record.
-        fingerprint: What the decision was made for; where it is given, it must match the pending call's.
+        fingerprint: What the decision was made for; if given, it must match the pending call's.
     """
 
     arguments: Mapping[str, Any] | None = None
@@ -104,11 +102,11 @@ class Defer:
 
 
 Decision: TypeAlias = Approve | Deny | Supply | Defer
-"""What becomes of a call that was asked about."""
+"""A decision on a call."""
 
 
 def problem_of(decision: Decision) -> str | None:
-    """Say what is wrong with a decision whose fields mean nothing, or None: it came from code that nobody checked."""
+    """Describe what is invalid in a decision, which may come from unchecked code; None where it is valid."""
     match decision:
         case Approve(arguments=arguments, always=always, by=by):
             if always not in (None, "function", "arguments"):
@@ -128,7 +126,7 @@ def problem_of(decision: Decision) -> str | None:
 
 
 _LONGEST_WAIT = 1e9
-"""Seconds, some thirty years: what is further off is a mistake, and no date."""
+"""Seconds, some thirty years: anything longer is a mistake."""
 
 
 def _text_problem(name: str, value: object) -> str | None:
@@ -140,7 +138,7 @@ def _is_object(value: object) -> bool:
 
 
 def is_duration(value: object) -> bool:
-    """Say whether a value is a number of seconds that a question can wait for."""
+    """Return whether a value is a number of seconds that a question can wait for."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_WAIT
 
 
@@ -150,15 +148,15 @@ class ToolCall:
 
     Attributes:
         id: The call's id, unique within its batch.
-        arguments: What the function gets from the model, as JSON values, each converted to its parameter's type: "7"
-            for an int is 7. An argument that the model left out is not in it, whatever the function's default or the
-            application's value. Change nothing in it, answer ``Approve(arguments=...)`` instead.
-        raw_arguments: The JSON text that the model sent, in its own spelling.
-        iteration: The 0-based trip of the loop.
-        index: The call's place in its batch, from 0.
+        arguments: The arguments from the model as JSON values, each converted to its parameter's type: "7" for an int
+            is 7. An argument that the model did not give is missing, whatever the function's default or the
+            application's value. Do not change it, return ``Approve(arguments=...)`` instead.
+        raw_arguments: The JSON text that the model sent.
+        iteration: The 0-based iteration of the loop.
+        index: The call's index in its batch, from 0.
         fingerprint: Digest of run, iteration, id, function and arguments.
-        prompt: What a person is asked, where an approver is shown the call; "" for nothing in particular.
-        signature: What the function takes, ``name=digest`` of each parameter; "" where that is not known.
+        prompt: What a person is asked, if an approver is shown the call; "" for nothing in particular.
+        signature: The function's parameters, ``name=digest`` of each; "" where they are not known.
     """
 
     id: str
@@ -176,14 +174,12 @@ class ToolCall:
 
 
 class Interceptor(Protocol):
-    """Has a say before a call runs. A plain function, sync or async, satisfies it; None is no opinion."""
+    """Decides a call before it runs. A plain function, sync or async, satisfies it; None is no opinion."""
 
     def __call__(self, call: ToolCall, /) -> Decision | Awaitable[Decision | None] | None:
-        """Decide, or return None to leave it to the others."""
+        """Decide, or return None to leave the decision to the other interceptors."""
         ...
 
-
-# How a run treats decisions: the options of the approval, with what each means.
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "unmatched": ("approve", "defer", "deny"),
@@ -194,7 +190,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalOptions:
-    """What becomes of calls that nobody decided, that were denied, and that wait; see `ApprovalSettings`."""
+    """How a run treats calls that are undecided, denied, or wait; see `ApprovalSettings`."""
 
     unmatched: Literal["approve", "defer", "deny"] = "approve"
     on_denial: Literal["refuse", "reask", "return_calls"] = "refuse"
@@ -213,8 +209,6 @@ class ApprovalOptions:
             if value is not None and not is_duration(value):
                 raise InvalidLimitError(f"{name} must be a number of seconds above 0, or None; got {shown(value)}.")
 
-
-# Risk declared on a function itself: ``@requires_approval``.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -236,13 +230,13 @@ def requires_approval(function: Any = None, /, *, prompt: str | None = None, exp
     function, a policy's default never does. Without any approver the run pauses.
 
     Args:
-        function: The function, where the decorator stands without arguments.
+        function: The function, if the decorator stands without arguments.
         prompt: What the person is asked.
         expires_in: Seconds after which the question is no longer open; None uses the run's setting.
 
     Raises:
-        InvalidLimitError: If ``expires_in`` is no such number.
-        NotAFunctionError: If something else than a function is marked.
+        InvalidLimitError: If ``prompt`` is not a text, or ``expires_in`` not such a number.
+        NotAFunctionError: If something other than a function is marked.
     """
     if prompt is not None and not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidLimitError(f"prompt must be a text, or None; got {shown(prompt)}.")
@@ -263,7 +257,7 @@ def requires_approval(function: Any = None, /, *, prompt: str | None = None, exp
 
 
 def approval_required(method: object) -> Defer | None:
-    """Read the mark of a function or method; None where there is none."""
+    """Return the mark of a function or method, or None."""
     mark = getattr(method, _MARK, None)
     return mark if isinstance(mark, Defer) else None
 
@@ -280,12 +274,12 @@ def digest_of(function: str, arguments: Mapping[str, Any]) -> str:
 
 
 def digests_of(function: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-    """Give the digests by which a record may know a call: today's, and that of older records, to which 7.0 is not 7."""
+    """Return the digests that records may have of a call: the current one, and an older one for which 7.0 is not 7."""
     return digest_of(function, arguments), _sha256([function, arguments])
 
 
 def with_plain_numbers(value: Any) -> Any:
-    """Write each number of a JSON value that is an integer as one, on every level: JSON has one kind of number."""
+    """Convert whole floats of a JSON value to integers, at every level: JSON has one kind of number."""
     if type(value) is float:
         return int(value) if value.is_integer() else value
     if isinstance(value, list):
@@ -300,20 +294,20 @@ def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signa
 
     Args:
         run_id: The run.
-        iteration: The trip in which the call was made.
+        iteration: The iteration in which the call was made.
         call_id: The call's id.
         digest: See `digest_of`.
-        signature: What the function takes, see `takes_no_more`; "" where that is not known.
+        signature: The function's parameters, see `takes_no_more`; "" where they are not known.
     """
     call = [run_id, iteration, call_id, digest]
     return _sha256([*call, signature] if signature else call)
 
 
 def takes_no_more(before: str, now: str) -> bool:
-    """Whether a function takes nothing but what it took before; it may have lost a parameter.
+    """Return whether a function has no parameters but those it had before; it may have lost some.
 
     Args:
-        before: Its signature then: ``name=digest`` of each parameter, joined by commas; "" where that is not known.
+        before: Its signature then: ``name=digest`` of each parameter, joined by commas; "" where it is not known.
         now: Its signature now.
     """
     return not before or set(filter(None, now.split(","))) <= set(before.split(","))

@@ -13,7 +13,6 @@ from planner_ext.core.values import RequestedCall
 
 __all__ = [
     "IN_DOUBT_PROMPT",
-    "DecisionKind",
     "DecisionRecord",
     "InDoubt",
     "WaitingCall",

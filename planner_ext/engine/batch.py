@@ -37,7 +37,6 @@ from planner_ext.engine.ports import Finished, Functions, Ports
 __all__ = [
     "CallFailedError",
     "Calls",
-    "Restart",
     "StopHandle",
     "apply_decision",
     "is_as_decided",

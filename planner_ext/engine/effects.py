@@ -15,7 +15,6 @@ __all__ = [
     "KEY_PARAMETER",
     "TIME_PARAMETER",
     "Effect",
-    "EffectKind",
     "NoEffect",
     "Probe",
     "TookEffect",
@@ -23,7 +22,6 @@ __all__ = [
     "effect_of",
     "idempotency_key",
     "injected",
-    "takes",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,7 +35,7 @@ TIME_PARAMETER = "time_left"
 _MARK = "__planner_ext_effect__"
 
 EffectKind: TypeAlias = Literal["once", "idempotent", "keyed"]
-"""``once``: not run again without a decision; ``idempotent``: any number of times; ``keyed``: likewise, with one key."""
+"""``once``: not run again without a decision; ``idempotent``: any number of times; ``keyed``: the same with one key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +131,6 @@ def injected(method: object) -> frozenset[str]:
         return frozenset()
     parameters = inspect.signature(cast("Callable[..., Any]", method)).parameters
     return frozenset({KEY_PARAMETER, TIME_PARAMETER} & parameters.keys())
-
-
-def takes(method: object, parameter: str) -> bool:
-    """Return whether a function's run fills this parameter."""
-    return parameter in injected(method)
 
 
 def idempotency_key(run_id: str, iteration: int, call_id: str) -> str:

@@ -15,20 +15,15 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 
 __all__ = [
-    "AnswerForm",
-    "Chat",
     "Clarification",
     "Clock",
     "Emit",
     "Event",
     "Finished",
     "Functions",
-    "Gate",
-    "IterationHook",
     "Observer",
     "Ports",
     "Prompts",
-    "Respondent",
     "RunInfo",
     "RunStore",
     "TextDelta",
