@@ -396,6 +396,7 @@ INTERNAL = {
     "Checkpoint.state",  # the fold of its facts
     "Runs.__init__",  # Runs.sqlite and Runs.dbos make them
     "Approvals.__init__",
+    "RunHandle.__init__",  # Runs.start, resume and recover make them
     "ApprovalFilter.decide",  # the gate of a run
 }
 """What is public by its name alone: other floors of the package call it, applications do not."""

@@ -13,7 +13,7 @@ from typing import Self
 
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
 from planner_ext.durable.errors import StoreError
-from planner_ext.durable.locks import drop_lock, take_lock
+from planner_ext.durable.sqlite import drop_lock, take_lock
 from planner_ext.errors import InvalidCheckpointError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Checkpoint
 

@@ -42,7 +42,7 @@ from planner_ext.cli.store import opened_store
 from planner_ext.cli.text import TextFlow
 from planner_ext.compare import run_comparison
 from planner_ext.core.facts import CallFinished
-from planner_ext.durable.rows import fold_journal
+from planner_ext.durable.records import fold_journal
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
 __all__ = ["run_demo"]

@@ -40,7 +40,7 @@ from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.core.termination import stopping_facts
-from planner_ext.durable.segment import Segment
+from planner_ext.durable.worker import Activation
 from planner_ext.errors import (
     DecisionRefusedError,
     InvalidJournalError,
@@ -205,7 +205,7 @@ class CliRun:
             Exception: As `start`.
         """
         state = fold(self._facts)
-        segment = Segment(
+        segment = Activation(
             run_id=state.run_id,
             goal=state.goal,
             store=FileJournal(self._file, self._facts),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from planner_ext import durable
 from planner_ext.cli.text import printable, say, stderr_console
-from planner_ext.durable.addresses import redacted
-from planner_ext.durable.opening import is_address, open_database
+from planner_ext.durable.errors import redacted
+from planner_ext.durable.store import is_address, open_database
 
 if TYPE_CHECKING:
     from planner_ext.durable import Runs

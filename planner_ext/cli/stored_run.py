@@ -26,8 +26,8 @@ from planner_ext.cli.run import (
 from planner_ext.cli.show import Progress, spent_line
 from planner_ext.cli.store import STORE_VARIABLE, command_on, opened_runs, opened_store, store_name
 from planner_ext.cli.text import exact, print_command, printable, say, stderr_console
-from planner_ext.durable import Approvals, RunHandle, Runs, StoredRun, StoreError, UnknownRunError, cancelling
-from planner_ext.durable.rows import fold_journal
+from planner_ext.durable import Approvals, RunHandle, Runs, StoredRun, StoreError, UnknownRunError, writer
+from planner_ext.durable.records import fold_journal
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.planner.result import result_of
@@ -149,7 +149,7 @@ async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
 async def cancel_run(run_id: str, store: str, *, by: str | None, reason: str) -> int:
     """End a run of a store."""
     async with opened_store(store) as opened:
-        ended = await cancelling.cancel_run(opened, run_id, by=by or "", reason=reason, clock=SystemClock())
+        ended = await writer.cancel_run(opened, run_id, by=by or "", reason=reason, clock=SystemClock())
     say(stderr_console(), f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
     return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 

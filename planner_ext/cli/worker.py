@@ -21,7 +21,7 @@ from planner_ext.cli.show import spent_line
 from planner_ext.cli.store import opened_runs, store_name
 from planner_ext.cli.text import exact, one_line, say, stderr_console
 from planner_ext.durable import RunFencedError, RunRefusedError
-from planner_ext.durable.segment import Segment, SegmentRun
+from planner_ext.durable.worker import Activation, ActivationRun
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import ApprovalSettings, DecisionRefusedError
 
@@ -124,12 +124,12 @@ async def _drive(args: WorkerArgs, planner: "_WatchedPlanner", kernel: Kernel, a
 
 @dataclass(frozen=True, slots=True)
 class _WatchedPlanner:
-    """A planner that prints lines about its runs; implements `planner_ext.durable.segment.DurablePlanner`."""
+    """A planner that prints lines about its runs; implements `planner_ext.durable.worker.DurablePlanner`."""
 
     planner: FunctionCallingStepwisePlanner
     console: Console
 
-    def journaled(self, kernel: Kernel, segment: Segment, *, arguments: Any = None) -> SegmentRun[Result]:
+    def journaled(self, kernel: Kernel, segment: Activation, *, arguments: Any = None) -> ActivationRun[Result]:
         """Get ready to drive a segment."""
         return _WatchedRun(self, kernel, segment, arguments)
 
@@ -138,7 +138,7 @@ class _WatchedPlanner:
 class _WatchedRun:
     watched: _WatchedPlanner
     kernel: Kernel
-    segment: Segment
+    segment: Activation
     arguments: Any
 
     async def result(self) -> Result:

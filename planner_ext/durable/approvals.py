@@ -1,4 +1,4 @@
-"""Approvals from another process: what waits, exactly as it will run, and decisions on it. No kernel, no functions."""
+"""Approvals from another process, without a kernel: pending calls, exactly as they will run, and decisions on them."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -7,11 +7,9 @@ from pathlib import Path
 
 from planner_ext.approval.decisions import Approve, Decision
 from planner_ext.approval.pending import DecisionRecord
-from planner_ext.durable.decisions import refused_text, write_decision
 from planner_ext.durable.errors import ApprovalRefusedError
-from planner_ext.durable.opening import open_database
-from planner_ext.durable.records import PendingApproval, read_approval, read_refusal
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable.records import PendingApproval, read_approval, read_refusal, refused_text, write_decision
+from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 
@@ -30,25 +28,22 @@ class Approvals:
     @classmethod
     @asynccontextmanager
     async def connect(cls, where: str | Path, *, clock: Clock | None = None) -> AsyncGenerator["Approvals", None]:
-        """Open a store that is there; used as ``async with Approvals.connect(...) as approvals``.
+        """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.
 
         Args:
             where: The SQLite file, or a ``postgresql://`` address.
             clock: Tells the time; None is the machine's.
 
         Raises:
-            StoreError: If there is none, or it cannot be used.
+            StoreError: If it does not exist, or cannot be used.
         """
-        store = JournalStore(await open_database(where, create=False))
-        try:
+        async with opened_store(where, create=False) as store:
             yield cls(store, clock=clock)
-        finally:
-            await store.close()
 
     async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
         """List the calls and questions that wait, those first that wait longest; expired ones are not among them.
 
-        A row that was altered is left out and logged by its name: nobody may decide on it, see `show`.
+        A row that was altered is left out and logged by its name: it cannot be decided, see `show`.
 
         Args:
             run_id: Only those of this run; None lists those of all.
@@ -56,7 +51,7 @@ class Approvals:
             offset: How many of the first to leave out; see `count`.
 
         Raises:
-            StoreError: If limit or offset is no whole number from 0 on.
+            StoreError: If limit or offset is not a whole number from 0 on.
         """
         found: list[PendingApproval] = []
         rows = await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset)
@@ -69,14 +64,14 @@ class Approvals:
         return found
 
     async def count(self, run_id: str | None = None) -> int:
-        """Count what waits, of one run or of all; `pending` lists it, but for rows that were altered."""
+        """Count the calls and questions that wait, of one run or of all; `pending` leaves out altered rows."""
         return await self._store.count_open_approvals(self._clock.now(), run_id=run_id)
 
     async def show(self, approval_id: str) -> PendingApproval:
-        """Show one call, whatever became of it.
+        """Show one call, open, decided or closed.
 
         Raises:
-            ApprovalRefusedError: If there is none of this id, or its row was altered.
+            ApprovalRefusedError: If no call has this id, or its row was altered.
         """
         row, refused = await self._store.approval(approval_id)
         if row is None:
@@ -90,21 +85,21 @@ class Approvals:
         return [read_refusal(row) for row in await self._store.refusals(run_id=run_id)]
 
     async def decide(self, approval_id: str, decision: Decision) -> bool:
-        """Decide a call; a worker takes the decision into the run's journal, now or when one lives again.
+        """Decide a call; a worker takes the decision into the run's journal, now or when the next one starts.
 
         A decision that is refused, or comes second, is kept as well: `show` and `refused` list it.
 
-        The decision binds to what `show` shows. Whether it fits is found out when a worker takes it, since nothing
-        here knows the function: edited arguments that do not pass, or an `Approve` of a question, have it wait again,
-        with the ``problem`` shown.
+        The decision binds to what `show` shows. A worker checks whether it fits when it takes the decision, since this
+        process does not know the function: after edited arguments that are invalid, or an `Approve` of a question, the
+        call waits again, with the ``problem`` shown.
 
         Args:
             approval_id: The call's id, from `pending`.
             decision: `Approve`, `Deny` or `Supply`, with ``by``; what is in it must be JSON values. A question is
-                answered with `Supply`, or with `Deny` where nobody will.
+                answered with `Supply`, or with `Deny` where there is no answer.
 
         Returns:
-            Whether this decision is the one that counts: False where somebody else was first. Then nothing changed.
+            Whether this decision counts: False where another one was first. Then nothing changed.
 
         Raises:
             ApprovalRefusedError: If there is no such call, its question has expired, or the decision cannot be taken
@@ -118,18 +113,15 @@ class Approvals:
             raise
         if await self._store.decide(approval_id, text, fingerprint=shown.fingerprint, at=at):
             return True
-        await self._refuse(shown, decision, await self._first(approval_id), at)
+        first, problem = (await self.show(approval_id)).decision, "The call did not wait any more."
+        if first is not None:
+            when = f"{first.at:%Y-%m-%d %H:%M:%S} UTC"
+            problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."
+        await self._refuse(shown, decision, problem, at)
         return False
 
     async def _refuse(self, shown: PendingApproval, decision: Decision, problem: str, at: float) -> None:
         await self._store.refuse(shown.run_id, shown.id, refused_text(decision), problem=problem, at=at)
-
-    async def _first(self, approval_id: str) -> str:
-        """Say who decided a call that cannot be decided any more."""
-        first = (await self.show(approval_id)).decision
-        if first is None:
-            return "The call did not wait any more."
-        return f"The first decision counts, and was made before, at {first.at:%Y-%m-%d %H:%M:%S} UTC by {first.by!r}."
 
 
 def _checked(shown: PendingApproval, decision: Decision, at: float) -> str:
@@ -144,17 +136,13 @@ def _checked(shown: PendingApproval, decision: Decision, at: float) -> str:
             f"The approval of {shown.id!r} was given for another call or other arguments: its fingerprint is "
             f"{decision.fingerprint}, the call's {shown.fingerprint}. Show the call again and decide anew."
         )
-    if shown.decided_at is None:
-        _check_open(shown, at)
-    return text
-
-
-def _check_open(approval: PendingApproval, at: float) -> None:
-    """Refuse to decide what nobody decided and nobody can any more."""
-    if approval.expires_at is not None and at >= approval.expires_at.timestamp():
+    if shown.decided_at is not None:  # the first decision counts, which the store says
+        return text
+    if shown.expires_at is not None and at >= shown.expires_at.timestamp():
         raise ApprovalRefusedError(
-            f"The decision on {approval.id!r} came too late: the question expired at {approval.expires_at}. "
+            f"The decision on {shown.id!r} came too late: the question expired at {shown.expires_at}. "
             "The model is told so when a worker goes on with the run."
         )
-    if approval.status == "closed":
-        raise ApprovalRefusedError(f"The call {approval.id!r} does not wait any more: its run went on, or ended.")
+    if shown.status == "closed":
+        raise ApprovalRefusedError(f"The call {shown.id!r} does not wait any more: its run went on, or ended.")
+    return text

@@ -1,13 +1,17 @@
-"""What a store can say no to; none of it needs Semantic Kernel, so that an approver's process starts fast.
+"""What a store refuses, and addresses as they may be printed: without the passwords in them.
 
 StoreError (PlannerExtError)     a store that cannot be used: missing, locked, full, read-only, not reached, damaged
-├── RunFencedError               another worker has gone on with the run; this one stops before its next side effect
+├── RunFencedError               another worker has continued the run; this one stops before its next side effect
 └── WorkerInUseError             the worker's name belongs to a process that lives
 UnknownRunError                  no run has this name
 RunRefusedError                  this process lacks a policy, interceptor or setting that the run began under
 RunConflictError                 the name belongs to a run with another goal
 ApprovalRefusedError             a decision that cannot be taken: unknown, expired, altered, or made for another call
 """
+
+import re
+from importlib import import_module
+from urllib.parse import unquote
 
 from planner_ext.core.errors import PlannerExtError
 
@@ -20,6 +24,9 @@ __all__ = [
     "StoreError",
     "UnknownRunError",
     "WorkerInUseError",
+    "kernel_error",
+    "redacted",
+    "without_passwords",
 ]
 
 
@@ -28,11 +35,11 @@ class StoreError(PlannerExtError):
 
 
 class DuplicateRowError(StoreError):
-    """A row with this key is there already: how a database tells the store; never leaves ``planner_ext.durable``."""
+    """A row with this key exists; a database raises it to the store, it never leaves ``planner_ext.durable``."""
 
 
 class RunFencedError(StoreError):
-    """Another worker, or whoever cancelled it, has gone on with this run; here it stops before its next side effect."""
+    """Another worker has continued this run, or it was cancelled; this worker stops before its next side effect."""
 
 
 class WorkerInUseError(StoreError):
@@ -44,12 +51,88 @@ class UnknownRunError(PlannerExtError):
 
 
 class RunConflictError(PlannerExtError):
-    """A run of this name is there already, and has another goal."""
+    """A run of this name exists, and has another goal."""
 
 
 class RunRefusedError(PlannerExtError):
-    """A process has less of a say in a run's calls than the run began under; names what is missing. Nothing ran."""
+    """A process has less control over a run's calls than the run began under; names what is missing. Nothing ran."""
 
 
 class ApprovalRefusedError(PlannerExtError):
     """A decision cannot be taken: its call is unknown, expired or altered, or it was made for another one."""
+
+
+def kernel_error(name: str, problem: str, **details: object) -> Exception:
+    """Make an error of `planner_ext.errors` that is a KernelException: raising one imports Semantic Kernel."""
+    return getattr(import_module("planner_ext.errors"), name)(problem, **details)
+
+
+_HIDDEN = "***"
+_URL = re.compile(r"[A-Za-z][\w+.-]+:/+")
+"""What a URL begins with; a path that was made of one has a single slash."""
+_QUERY = re.compile(r"(?P<lead>[?&])(?P<name>[^=&?]*)=(?P<value>[^&]*)")
+"""A parameter of a URL."""
+_KEYWORD = re.compile(r"(?P<lead>^|\s)(?P<name>[^\s=]+\s*)=(?P<value>\s*(?:'(?:\\.|[^'\\])*'?|(?:\\.|\S)*))")
+"""A parameter of a connection string ``host=... password=...``."""
+_PORT = re.compile(r"(?:[^:\[\]]*|\[[^\]]*\]?)(?::(?P<port>[^,/?]*))?")
+_BETWEEN = re.compile(r"[^\w]+")
+
+
+def redacted(where: str) -> str:
+    """Replace each password in an address, or a path, with ``***``."""
+    return _split(where)[0]
+
+
+def without_passwords(text: str, where: str) -> str:
+    """Remove an address's passwords, also in part or percent-encoded, from a text of another library."""
+    shown, secrets = _split(where)
+    text = text.replace(where, shown)
+    for secret in secrets:
+        text = text.replace(secret, _HIDDEN) if len(secret) > 2 and secret not in shown else text
+    spelt = {form for secret in secrets for form in (secret, unquote(secret))}
+    parts = {part for form in spelt for part in (form, *_BETWEEN.split(form)) if part and part not in shown}
+    for part in sorted(parts, key=len, reverse=True):
+        text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", _HIDDEN, text)
+    return text
+
+
+def _split(where: str) -> tuple[str, list[str]]:
+    """Split an address into the text that may be printed, and its passwords."""
+    secrets: list[str] = []
+
+    def hide(match: re.Match[str]) -> str:
+        if "pass" not in unquote(match["name"]).lower() or not match["value"].strip():
+            return match[0]
+        secrets.append(match["value"].strip().strip("'"))
+        return f"{match['lead']}{match['name']}={_HIDDEN}"
+
+    url = _URL.match(where)
+    if url is None:
+        return _without_login(_KEYWORD.sub(hide, where), secrets), secrets
+    rest = _QUERY.sub(hide, where[url.end() :])
+    shown = _without_login(rest, secrets)
+    return f"{url[0]}{_without_odd_ports(rest, secrets) if shown == rest else shown}", secrets
+
+
+def _without_login(text: str, secrets: list[str]) -> str:
+    """Hide the text between the first colon and the last @: an @ in a password should be written %40, and is not."""
+    login, at, place = text.rpartition("@")
+    user, colon, password = login.partition(":")
+    if not at or not colon or not password:
+        return text
+    secrets.append(password)
+    return f"{user}:{_HIDDEN}@{place}"
+
+
+def _without_odd_ports(text: str, secrets: list[str]) -> str:
+    """Hide ports that are not numbers: where the host was forgotten, the password stands there."""
+
+    def hide(match: re.Match[str]) -> str:
+        port = match["port"]
+        if not port or port.isdecimal():
+            return match[0]
+        secrets.append(port)
+        return f"{match[0].removesuffix(port)}{_HIDDEN}"
+
+    place = re.split(r"[/?]", text, maxsplit=1)[0]
+    return ",".join(_PORT.sub(hide, host, count=1) for host in place.split(",")) + text[len(place) :]

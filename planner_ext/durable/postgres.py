@@ -6,24 +6,24 @@ it was. A server that restarts is waited for; what was recorded before stays, an
 """
 
 import asyncio
+import hashlib
+import re
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import LiteralString, TypeVar, cast
 
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.core.errors import NewerSchemaError
-from planner_ext.durable.database import Row, Step
-from planner_ext.durable.errors import DuplicateRowError, StoreError
-from planner_ext.durable.postgres_errors import cause_of, is_passing, store_error
-from planner_ext.durable.statements import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, translated
+from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
+from planner_ext.durable.schema import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
 
-__all__ = ["Connection", "PostgresDatabase", "connect", "patiently"]
+__all__ = ["PostgresDatabase", "PostgresWorkers"]
 
-Connection = psycopg.AsyncConnection[Row]
+_Connection = psycopg.AsyncConnection[Row]
 
 _COMMITS = """
     CREATE TABLE IF NOT EXISTS planner_commits (
@@ -46,20 +46,267 @@ _SETUP = """
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
 _KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-"""Seconds and probes after which a machine that has vanished is noticed; PostgreSQL's own default is two hours."""
+"""Seconds and probes after which a vanished machine is noticed; PostgreSQL's own default is two hours."""
+
+_HELD = """
+    SELECT EXISTS (
+        SELECT 1 FROM pg_locks
+        WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+          AND (classid::bigint << 32) | objid::bigint = %s
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    )
+"""
+
+_PASSING = ("08", "40", "53300", "57P")
+"""SQLSTATEs that begin so pass by themselves: a lost connection, a conflict, no free slot, a server that restarts."""
+
+_WAYS_OUT = {
+    "28": "Check the user and the password in the URL.",
+    "3D000": "Create the database, or name another one in the URL.",
+    "42501": "Grant the user the rights on the tables, or create them with a user who has them.",
+    "42": "Was the store made by another version? Use that version, or another database.",
+    "53100": "Free space on the server's disk; the run goes on from its last recorded step.",
+    "53300": "Raise max_connections, or let fewer workers run.",
+    "25006": "This server takes no writes, as a standby does; use the primary's address.",
+}
+"""By how their SQLSTATE begins; the longest that fits counts."""
+
+_NOT_REACHED = "Start the server, or check host and port in the URL; runs go on from their last recorded step."
+
+_REACHED = "Look into the server's log for more; runs go on from their last recorded step."
 
 _Result = TypeVar("_Result")
 
 
-async def connect(url: str) -> Connection:
-    """Open a connection on which commits wait for the disk and a vanished machine is noticed.
+class PostgresDatabase:
+    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.schema.Database`.
 
     Args:
-        url: ``postgresql://...``, or any other connection string of libpq.
-
-    Raises:
-        psycopg.Error: If the server cannot be reached, or says no.
+        url: ``postgresql://...``.
+        connections: How many transactions run at once, each on a connection of its own.
+        patience: Seconds for which to wait for a server that went away.
     """
+
+    def __init__(self, url: str, *, connections: int = 4, patience: float = 60.0) -> None:
+        self._url = url
+        self._patience = patience
+        self._seats = [_Seat(url) for _ in range(connections)]
+        self._free: asyncio.LifoQueue[_Seat] = asyncio.LifoQueue()
+        for seat in self._seats:
+            self._free.put_nowait(seat)
+        self._closed = False
+        self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
+
+    async def open(self) -> None:
+        """Reach the server, and create the tables where they do not exist; existing ones need no right to.
+
+        Raises:
+            StoreError: If the server cannot be reached or used.
+            NewerSchemaError: If the tables were made by a newer version of this package.
+        """
+        with _named_errors(self._url):
+            connection = await _connect(self._url)
+            try:
+                await _prepare(connection)
+            finally:
+                await connection.close()
+
+    async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
+        """Perform steps in one transaction; one that writes goes to its end, also if its caller is cancelled.
+
+        Raises:
+            DuplicateRowError: If a key exists.
+            StoreError: If the database cannot be used, or was away for longer than the patience.
+        """
+        if self._closed:
+            raise StoreError("The store was closed. Use it inside its async with block.")
+        if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
+            return await self._seated(lambda seat: _patiently(lambda: seat.read(steps), seconds=self._patience))
+        task = asyncio.create_task(self._seated(lambda seat: self._commit(seat, steps)))
+        self._writing.add(task)
+        task.add_done_callback(self._written)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Let every transaction end, and close the connections."""
+        self._closed = True
+        await asyncio.gather(*self._writing, return_exceptions=True)
+        for seat in self._seats:
+            await seat.leave()
+
+    def _written(self, task: asyncio.Task[Sequence[Sequence[Row]]]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not log the error of a cancelled caller
+
+    async def _seated(self, work: Callable[["_Seat"], Awaitable[_Result]]) -> _Result:
+        seat = await self._free.get()
+        try:
+            with _named_errors(self._url):
+                return await work(seat)
+        finally:
+            self._free.put_nowait(seat)
+
+    async def _commit(self, seat: "_Seat", steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
+        """Perform steps and commit; where the connection breaks in between, find out, and begin again if need be."""
+        while True:
+            token = uuid.uuid4().hex
+            connection, rows = await _patiently(lambda token=token: seat.write(steps, token), seconds=self._patience)
+            try:
+                await connection.execute("COMMIT")
+            except (psycopg.Error, OSError) as error:
+                if not _is_passing(error):
+                    raise
+                if not await _patiently(lambda token=token: seat.signed(token), seconds=self._patience):
+                    continue
+            return rows
+
+
+class _Seat:
+    """One connection, opened when it is first needed, and its row in ``planner_commits``, entered where it writes."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._name = uuid.uuid4().hex
+        self._connection: _Connection | None = None
+        self._entered = False
+
+    async def read(self, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
+        connection = await self._connected()
+        try:
+            async with connection.pipeline():
+                cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
+            return [await cursor.fetchall() for cursor in cursors]
+        except asyncio.CancelledError:  # in the midst of an answer without a reader
+            await connection.close()
+            raise
+
+    async def write(self, steps: Sequence[Step], token: str) -> tuple[_Connection, Sequence[Sequence[Row]]]:
+        """Perform steps in a transaction that is left open, and fetch what they return."""
+        connection = await self._connected()
+        if not self._entered:  # before the transaction, so that `signed` waits for the row
+            await connection.execute(_ENTER, {"connection": self._name})
+            self._entered = True
+        try:
+            async with connection.pipeline():
+                await connection.execute("BEGIN")
+                cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
+                await connection.execute(_SIGN, {"token": token, "connection": self._name})
+            return connection, [await cursor.fetchall() if cursor.description else () for cursor in cursors]
+        except BaseException:
+            try:
+                await connection.rollback()
+            except psycopg.Error:
+                await connection.close()
+            raise
+
+    async def signed(self, token: str) -> bool:
+        """Say whether the transaction that left this token was committed."""
+        connection = await self._connected()
+        rows = await (await connection.execute(_SIGNED, {"connection": self._name})).fetchall()
+        return rows == [(token,)]
+
+    async def leave(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):  # a server that is away has ended the session already
+                if self._entered:
+                    await self._connection.execute(_LEAVE, {"connection": self._name})
+            await self._connection.close()
+        self._connection, self._entered = None, False
+
+    async def _connected(self) -> _Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = await _connect(self._url)
+        return self._connection
+
+
+class PostgresWorkers:
+    """This process among the workers of a database: each holds a lock in a session that ends with its process.
+
+    Implements `planner_ext.durable.worker.WorkerRegistry`.
+
+    Attributes:
+        name: The worker's name; one process may have it at a time.
+        worker_id: Its name among all workers of all times: a worker that is started again is another one.
+
+    Args:
+        url: ``postgresql://...``.
+        name: The worker's name.
+        patience: Seconds for which to wait for a server that went away.
+    """
+
+    def __init__(self, url: str, name: str, *, patience: float = 60.0) -> None:
+        self.name = name
+        self.worker_id = f"{name}/{uuid.uuid4().hex}"
+        self._url = url
+        self._patience = patience
+        self._connection: _Connection | None = None
+        self._turn = asyncio.Lock()
+        self._left = False
+
+    async def keep(self) -> None:
+        """Take the locks; take them again where the session was lost, as when the server restarted.
+
+        Raises:
+            WorkerInUseError: If a process that lives has the name.
+            StoreError: If the database cannot be used.
+        """
+        await self._ask("SELECT 1")
+
+    async def alive(self, worker_id: str) -> bool:
+        """Whether a worker's session lives.
+
+        Raises:
+            WorkerInUseError: If this worker's own session was lost, and a process that lives has the name.
+            StoreError: If the database cannot be used.
+        """
+        return await self._ask(_HELD, _key(worker_id)) == (True,)
+
+    async def leave(self) -> None:
+        """End the session, and with it the locks."""
+        async with self._turn:
+            self._left = True
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def _ask(self, question: LiteralString, *values: int) -> Row | None:
+        """Ask in this worker's session, taken again if need be: a worker without a session may not judge others."""
+
+        async def ask() -> Row | None:
+            if self._left:
+                raise StoreError(f"The worker {self.name!r} has left the store. Use it inside its async with block.")
+            if self._connection is None or self._connection.closed:
+                self._connection = await self._locked()
+            return await (await self._connection.execute(question, values)).fetchone()
+
+        async with self._turn:
+            with _named_errors(self._url):
+                return await _patiently(ask, seconds=0 if self._connection is None else self._patience)
+
+    async def _locked(self) -> _Connection:
+        connection = await _connect(self._url)
+        try:
+            for name in (self.name, self.worker_id):
+                taken = await (await connection.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),))).fetchone()
+                if taken != (True,):
+                    raise WorkerInUseError(
+                        f"The worker {self.name!r} is in use by a process that lives. Give each worker a name of its "
+                        "own; that of one that has just died is free within seconds."
+                    )
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+
+def _key(name: str) -> int:
+    """Turn a name into the number that is locked: the first eight bytes of a digest, so that no two meet."""
+    digest = hashlib.sha256(f"planner_ext worker {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+async def _connect(url: str) -> _Connection:
+    """Open a connection on which commits wait for the disk and a vanished machine is noticed."""
     options = {name: str(value) for name, value in _KEEPALIVES.items()}
     where = make_conninfo(url, connect_timeout="10", application_name="planner_ext", **options)
     connection = await psycopg.AsyncConnection.connect(where, autocommit=True)
@@ -73,181 +320,8 @@ async def connect(url: str) -> Connection:
     return connection
 
 
-async def patiently(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
-    """Try until the server is there, for as long as the patience lasts; something else that is wrong is raised at once.
-
-    Raises:
-        psycopg.Error: Of the last attempt.
-    """
-    loop = asyncio.get_running_loop()
-    deadline, wait = loop.time() + seconds, 0.05
-    while True:
-        try:
-            return await attempt()
-        except (psycopg.Error, OSError) as error:
-            if not is_passing(error) or loop.time() + wait > deadline:
-                raise
-        await asyncio.sleep(wait)
-        wait = min(wait * 2, 1.0)
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """One of the connections, opened when it is first needed, and its name in ``planner_commits``, where it writes."""
-
-    name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    connection: Connection | None = None
-    entered: bool = False
-
-
-class PostgresDatabase:
-    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.database.Database`.
-
-    Args:
-        url: ``postgresql://...``.
-        connections: How many transactions run at once, each on a connection of its own.
-        patience: Seconds for which a server that went away is waited for.
-    """
-
-    def __init__(self, url: str, *, connections: int = 4, patience: float = 60.0) -> None:
-        self._url = url
-        self._patience = patience
-        self._free = [_Seat() for _ in range(connections)]
-        self._seats = tuple(self._free)
-        self._turn = asyncio.Semaphore(connections)
-        self._closed = False
-        self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
-
-    async def open(self) -> None:
-        """Reach the server, and create the tables where they are not there; needs no right to, where they are.
-
-        Raises:
-            StoreError: If the server cannot be reached or used.
-            NewerSchemaError: If the tables were made by a newer version of this package.
-        """
-        try:
-            connection = await connect(self._url)
-            try:
-                await _prepare(connection)
-            finally:
-                await connection.close()
-        except (psycopg.Error, OSError) as error:
-            raise store_error(self._url, error) from cause_of(self._url, error)
-
-    async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; one that writes goes to its end, also if whoever asked is cancelled.
-
-        Raises:
-            DuplicateRowError: If a key is there already.
-            StoreError: If the database cannot be used, or was away for longer than the patience.
-        """
-        if self._closed:
-            raise StoreError("The store was closed. Use it inside its async with block.")
-        if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
-            return await self._seated(lambda seat: patiently(lambda: self._read(seat, steps), seconds=self._patience))
-        task = asyncio.create_task(self._seated(lambda seat: self._commit(seat, steps)))
-        self._writing.add(task)
-        task.add_done_callback(self._written)
-        return await asyncio.shield(task)
-
-    async def close(self) -> None:
-        """Let every transaction end, and the connections go."""
-        self._closed = True
-        await asyncio.gather(*self._writing, return_exceptions=True)
-        for seat in self._seats:
-            if seat.connection is not None:
-                with suppress(psycopg.Error):  # a server that is away has let go of it already
-                    if seat.entered:
-                        await seat.connection.execute(_LEAVE, {"connection": seat.name})
-                await seat.connection.close()
-            seat.connection, seat.entered = None, False
-
-    def _written(self, task: asyncio.Task[Sequence[Sequence[Row]]]) -> None:
-        self._writing.discard(task)
-        if not task.cancelled():
-            task.exception()  # so that nobody complains of one that nobody waited for any more
-
-    async def _seated(self, work: Callable[[_Seat], Awaitable[_Result]]) -> _Result:
-        async with self._turn:
-            seat = self._free.pop()
-            try:
-                return await work(seat)
-            except psycopg.errors.UniqueViolation as error:
-                raise DuplicateRowError(f"A row with this key is there already: {error}") from error
-            except (psycopg.Error, OSError, UnicodeError) as error:
-                raise store_error(self._url, error) from cause_of(self._url, error)
-            finally:
-                self._free.append(seat)
-
-    async def _read(self, seat: _Seat, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
-        connection = await self._connected(seat)
-        try:
-            async with connection.pipeline():
-                cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
-            return [await cursor.fetchall() for cursor in cursors]
-        except asyncio.CancelledError:  # in the midst of an answer that nobody will read
-            await connection.close()
-            raise
-
-    async def _commit(self, seat: _Seat, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
-        """Perform steps and commit; where the connection breaks in between, find out, and begin again if need be."""
-        while True:
-            token = uuid.uuid4().hex
-            connection, rows = await patiently(
-                lambda token=token: self._write(seat, steps, token), seconds=self._patience
-            )
-            try:
-                await connection.execute("COMMIT")
-            except (psycopg.Error, OSError) as error:
-                if not is_passing(error):
-                    raise
-                if not await patiently(lambda token=token: self._signed(seat, token), seconds=self._patience):
-                    continue
-            return rows
-
-    async def _write(
-        self, seat: _Seat, steps: Sequence[Step], token: str
-    ) -> tuple[Connection, Sequence[Sequence[Row]]]:
-        """Perform steps in a transaction that is left open, and fetch what they return."""
-        connection = await self._connected(seat)
-        if not seat.entered:  # before the transaction, so that whoever asks for the token waits for its row
-            await connection.execute(_ENTER, {"connection": seat.name})
-            seat.entered = True
-        try:
-            async with connection.pipeline():
-                await connection.execute("BEGIN")
-                cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
-                await connection.execute(_SIGN, {"token": token, "connection": seat.name})
-            return connection, [await cursor.fetchall() if cursor.description else () for cursor in cursors]
-        except BaseException:
-            await _roll_back(connection)
-            raise
-
-    async def _signed(self, seat: _Seat, token: str) -> bool:
-        """Say whether the transaction that left this token was committed."""
-        connection = await self._connected(seat)
-        rows = await (await connection.execute(_SIGNED, {"connection": seat.name})).fetchall()
-        return rows == [(token,)]
-
-    async def _connected(self, seat: _Seat) -> Connection:
-        if seat.connection is None or seat.connection.closed:
-            seat.connection = await connect(self._url)
-        return seat.connection
-
-
-def _query(statement: str) -> LiteralString:
-    return cast("LiteralString", translated(statement))  # constants of ours; what comes from outside is in the values
-
-
-async def _roll_back(connection: Connection) -> None:
-    try:
-        await connection.rollback()
-    except psycopg.Error:
-        await connection.close()
-
-
-async def _prepare(connection: Connection) -> None:
-    """Create the tables under a lock, since creating one twice at once fails; check the number of those there are."""
+async def _prepare(connection: _Connection) -> None:
+    """Create the tables under a lock, since creating one twice at once fails; check the number of existing ones."""
     there = await (await connection.execute("SELECT to_regclass('planner_refusals') IS NOT NULL")).fetchone()
     if there != (True,):
         async with connection.transaction():
@@ -262,3 +336,74 @@ async def _prepare(connection: Connection) -> None:
             f"This database has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
             "Use the version that made them, or a newer one."
         )
+
+
+@cache
+def _query(statement: str) -> LiteralString:
+    """Write a statement with psycopg's placeholders; its text is ours, what comes from outside is in the values."""
+    return cast("LiteralString", re.sub(r":([a-z_]+)", r"%(\1)s", statement))
+
+
+async def _patiently(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
+    """Try until the server is there, for as long as the patience lasts; another error is raised at once."""
+    loop = asyncio.get_running_loop()
+    deadline, wait = loop.time() + seconds, 0.05
+    while True:
+        try:
+            return await attempt()
+        except (psycopg.Error, OSError) as error:
+            if not _is_passing(error) or loop.time() + wait > deadline:
+                raise
+        await asyncio.sleep(wait)
+        wait = min(wait * 2, 1.0)
+
+
+def _is_passing(error: psycopg.Error | OSError) -> bool:
+    """Say whether it is worth trying again: the server is away, restarts, or asks for it."""
+    if isinstance(error, OSError):
+        return True
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_refusal(error)
+    return error.sqlstate.startswith(_PASSING)
+
+
+def _is_refusal(error: psycopg.Error) -> bool:
+    """Say whether the server answered, and refused; while connecting, psycopg has no SQLSTATE for it."""
+    return any(word in str(error) for word in ("does not exist", "authentication failed", "invalid connection option"))
+
+
+@contextmanager
+def _named_errors(url: str) -> Generator[None]:
+    """Turn an error of PostgreSQL into a store's: what is wrong, where, and the way out; no password is shown."""
+    try:
+        yield
+    except psycopg.errors.UniqueViolation as error:
+        raise DuplicateRowError(f"A row with this key is there already: {error}") from error
+    except (psycopg.Error, OSError, UnicodeError) as error:
+        said = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
+        text = f"PostgreSQL at {_place(url)} cannot be used: {said}. {_way_out(error)}"
+        shows_none = without_passwords(str(error), url) == str(error)
+        raise StoreError(without_passwords(text, url)) from (error if shows_none else None)
+
+
+def _way_out(error: psycopg.Error | OSError | UnicodeError) -> str:
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    if isinstance(error, psycopg.DataError | UnicodeError):
+        return "Give a name that there may be: without NUL characters and lone surrogates."
+    if isinstance(error, psycopg.ProgrammingError) and state is None:
+        return "Give a URL such as postgresql://user@host/database."
+    if state is None and isinstance(error, psycopg.Error) and _is_refusal(error):
+        return "Check the user, the password and the name of the database in the URL."
+    if fitting := [begin for begin in _WAYS_OUT if (state or "").startswith(begin)]:
+        return _WAYS_OUT[max(fitting, key=len)]
+    return _REACHED if state is not None and not state.startswith(_PASSING) else _NOT_REACHED
+
+
+def _place(url: str) -> str:
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return "an address that is no connection string"
+    host = parts.get("host") or parts.get("hostaddr") or "the local socket"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"{host}{port}, database {parts.get('dbname') or parts.get('user') or 'of the user'!s}"

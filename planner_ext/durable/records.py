@@ -1,23 +1,45 @@
-"""What a store knows, as values: a run, and a call or question that waits for a person."""
+"""A store's rows as values, and values as the JSON text of a row. Reading a row runs no code."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from planner_ext.approval.decisions import digests_of, fingerprint_of
+from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, digests_of, fingerprint_of, problem_of
 from planner_ext.approval.pending import DecisionRecord
-from planner_ext.core.facts import Fact
-from planner_ext.core.state import ASK_USER
-from planner_ext.durable.database import Row, Value
+from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, shown
+from planner_ext.core.facts import CallDecided, Clarified, Fact
+from planner_ext.core.fold import fold
+from planner_ext.core.state import ASK_USER, State
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError
+from planner_ext.durable.schema import Row, Value
+from planner_ext.engine.journal import check_schema, load_facts
 
-__all__ = ["PendingApproval", "RunRecord", "StoredRun", "approval_id", "read_approval", "read_refusal", "read_run"]
+__all__ = [
+    "PendingApproval",
+    "RunRecord",
+    "StoredRun",
+    "approval_id",
+    "decided_text",
+    "fold_journal",
+    "read_approval",
+    "read_decision",
+    "read_facts",
+    "read_refusal",
+    "read_run",
+    "refused_text",
+    "write_decision",
+]
 
 _LONGEST_NAME = 500
 """Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
+
+_DECISION_SCHEMA = 1
+"""The number of a decision's form; one line per number. 1: the first."""
+
+_KINDS: dict[str, type[Approve | Deny | Supply]] = {"approve": Approve, "deny": Deny, "supply": Supply}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +47,13 @@ class RunRecord:
     """A run, as the store lists it.
 
     Attributes:
-        run_id: Its name.
-        goal: What it is to reach.
+        run_id: The run's name.
+        goal: The goal of the run.
         status: ``running``, also where its worker died; ``paused``; or how it ended, as in a result.
         owner: The worker that drives it, or None.
         wake_at: When the first question of a paused run expires, in seconds since the epoch; None: never.
         created_at: When it was started, in seconds since the epoch.
-        updated_at: When it last paused, went on or ended, likewise.
+        updated_at: When it last paused, resumed or ended, likewise.
     """
 
     run_id: str
@@ -69,9 +91,9 @@ class PendingApproval:
         kind: ``function``: a call, which `Approve` runs; ``question``: the model asks, and `Supply` answers it.
         fully_qualified_name: The function that will run; of a question ``UserInteraction-AskUser``, which does not.
         arguments: Exactly what it will get from the model; of a question ``{"question"}``.
-        goal: What the run is to reach.
+        goal: The goal of the run.
         prompt: What the person is asked, "" for nothing in particular.
-        fingerprint: Digest of run, trip, call, function and arguments; decisions bind to it.
+        fingerprint: Digest of run, iteration, call, function and arguments; decisions bind to it.
         in_doubt: Whether the call had started when its process died, so that it may have taken effect: `Approve` runs
             it again, `Supply` gives the model its result, `Deny` leaves the model with the doubt.
         asked_at: Since when it waits.
@@ -104,9 +126,9 @@ class PendingApproval:
 
 
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
-    """Name a call among all runs; what a model may have put into its id beyond plain text is escaped, as in JSON.
+    """Name a call among all runs; anything but plain text in a model's id is escaped, as in JSON.
 
-    Of an id that is too long for a key, the end is a digest: some models keep whole signatures in theirs.
+    The end of an id that is too long for a key is a digest: some models keep whole signatures in theirs.
     """
     name = json.dumps(call_id)[1:-1]
     if len(name) > _LONGEST_NAME:
@@ -120,16 +142,17 @@ def read_run(row: Row) -> RunRecord:
     Raises:
         StoreError: If it is damaged.
     """
-    run_id, goal, status, owner, wake_at, created_at, updated_at = row
+    run_id, goal, status, owner, *times = row
     try:
+        wake_at, created_at, updated_at = (None if at is None else float(at) for at in times)
         return RunRecord(
             run_id=str(run_id),
             goal=str(json.loads(str(goal))),
             status=str(status),
             owner=None if owner is None else str(owner),
-            wake_at=None if wake_at is None else float(wake_at),
-            created_at=float(created_at or 0),
-            updated_at=float(updated_at or 0),
+            wake_at=wake_at,
+            created_at=created_at or 0.0,
+            updated_at=updated_at or 0.0,
         )
     except (ValueError, RecursionError) as error:
         raise StoreError(
@@ -137,35 +160,67 @@ def read_run(row: Row) -> RunRecord:
         ) from error
 
 
-def _kind(call: Mapping[str, Any]) -> Literal["function", "question"]:
-    """Read what waits: only the fingerprint is proof, so a question is one by the name of its function, too."""
-    return "question" if call.get("kind") == "question" and call["function"] == ASK_USER else "function"
+def read_facts(run_id: str, rows: Sequence[Row]) -> tuple[Fact, ...]:
+    """Read the rows of a journal, in order, as ``(seq, schema, fact)``.
+
+    Raises:
+        NewerSchemaError: If a row was written by a newer version of this package.
+        InvalidJournalError: Naming the run and the first damaged row; nothing of the journal was used.
+    """
+    values: list[object] = []
+    for place, (seq, schema, fact) in enumerate(rows):
+        if seq != place:
+            raise InvalidJournalError(f"The journal of run {run_id!r} is damaged: expected row {place}, found {seq}.")
+        try:
+            check_schema(schema)
+            values.append(json.loads(str(fact)))
+        except InvalidJournalError as error:
+            raise type(error)(f"Row {place} of run {run_id!r}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidJournalError(f"Row {place} of run {run_id!r} is not JSON: {error}.") from error
+    try:
+        return load_facts(values)
+    except InvalidJournalError as error:
+        raise type(error)(f"Run {run_id!r}: {error}") from error
 
 
-def _moment(at: Value) -> datetime | None:
-    return None if at is None else datetime.fromtimestamp(float(at), UTC)
+def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
+    """Compute the state of a run from its journal.
+
+    Raises:
+        InvalidJournalError: If the facts contradict each other, or are of another run.
+    """
+    try:
+        state = fold(facts)
+    except (IllegalTransitionError, IndexError) as error:
+        raise InvalidJournalError(f"The journal of run {run_id!r} contradicts itself: {error}") from error
+    if facts and state.run_id != run_id:
+        raise InvalidJournalError(f"The journal of run {run_id!r} holds the facts of run {state.run_id!r}.")
+    return state
 
 
 def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
-    """Read a row of ``planner_approvals``, and those of the decisions on it that were refused.
+    """Read a row of ``planner_approvals``, and those of the refused decisions on it.
 
     Raises:
-        ApprovalRefusedError: If what it shows is not what the fingerprint was made of: nobody may decide on that.
+        ApprovalRefusedError: If its call does not match its fingerprint, so that no decision may be made on it.
     """
     key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
     try:
         call = json.loads(str(text))
-        shown = [
+        function, arguments = call["function"], call["arguments"]
+        fingerprints = [
             fingerprint_of(str(run_id), call["iteration"], call["call_id"], digest, call.get("signature", ""))
-            for digest in digests_of(call["function"], call["arguments"])
+            for digest in digests_of(function, arguments)
         ]
         approval = PendingApproval(
             id=str(key),
             run_id=str(run_id),
             call_id=call["call_id"],
-            kind=_kind(call),
-            fully_qualified_name=call["function"],
-            arguments=call["arguments"],
+            # only the fingerprint is proof, so a question is one by the name of its function, too
+            kind="question" if call.get("kind") == "question" and function == ASK_USER else "function",
+            fully_qualified_name=function,
+            arguments=arguments,
             goal=call["goal"],
             prompt=call["prompt"],
             fingerprint=str(fingerprint),
@@ -175,12 +230,12 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             status=str(status),
             decided_at=_moment(decided_at),
             problem=str(json.loads(str(problem))) if problem else "",
-            decision=_record(str(key), decision, decided_at, function=call["function"], requested=call["arguments"]),
-            refused=tuple(read_refusal(row, call["function"], call["arguments"]) for row in refused),
+            decision=_decision_record(key, decision, decided_at, function, arguments),
+            refused=tuple(read_refusal(one, function, arguments) for one in refused),
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError, OSError) as error:
         raise ApprovalRefusedError(f"The row of approval {key!r} is damaged, it cannot be shown: {error!r}.") from error
-    if fingerprint not in shown:
+    if fingerprint not in fingerprints:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments are not those that were asked about. "
             "Cancel the run, or mend the row from the run's journal."
@@ -189,20 +244,22 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
 
 
 def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | None = None) -> DecisionRecord:
-    """Read a row of ``planner_refusals``; of a decision that is damaged, who made it is not known."""
+    """Read a row of ``planner_refusals``; a damaged decision is read without its author."""
     key, decision, problem, at = row
     try:
         refused = str(json.loads(str(problem)))
     except (ValueError, RecursionError):
         refused = str(problem)
-    record = _record(str(key), decision, at, function=function, requested=requested)
-    return replace(record or _unknown(str(key), at, function), refused=refused)
+    record = _decision_record(key, decision, at, function, requested) or DecisionRecord(
+        call=str(key), fully_qualified_name=function, kind="deny", by="", at=datetime.fromtimestamp(float(at or 0), UTC)
+    )
+    return replace(record, refused=refused)
 
 
-def _record(
-    key: str, text: Value, at: Value, *, function: str, requested: Mapping[str, Any] | None
+def _decision_record(
+    key: Value, text: Value, at: Value, function: str, requested: Mapping[str, Any] | None
 ) -> DecisionRecord | None:
-    """Read a decision as who made it, when and what; None where there is none, or it is damaged."""
+    """Read who decided, when and what; None where there is no decision, or it is damaged."""
     try:
         data: dict[str, Any] = json.loads(str(text)) if text is not None else {}
         kind, given = data["kind"], data.get("arguments")
@@ -212,7 +269,7 @@ def _record(
     if moment is None:
         return None
     return DecisionRecord(
-        call=key,
+        call=str(key),
         fully_qualified_name=function,
         kind=kind,
         by=data.get("by") or "",
@@ -225,6 +282,74 @@ def _record(
     )
 
 
-def _unknown(key: str, at: Value, function: str) -> DecisionRecord:
-    moment = _moment(at) or datetime.fromtimestamp(0, UTC)
-    return DecisionRecord(call=key, fully_qualified_name=function, kind="deny", by="", at=moment)
+def _moment(at: Value) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(float(at), UTC)
+
+
+def write_decision(decision: Decision) -> str:
+    """Write a decision as JSON text.
+
+    Raises:
+        ApprovalRefusedError: If it does not answer a question, or holds a value that JSON cannot hold.
+    """
+    kind = _kind_of(decision)
+    if kind is None:
+        raise ApprovalRefusedError(f"Expected Approve, Deny or Supply; got {shown(decision)}.")
+    _check_decision(decision)
+    try:
+        return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, **asdict(decision)}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ApprovalRefusedError(
+            f"Expected a decision that can be written as JSON, since another process takes it: {error}."
+        ) from error
+
+
+def decided_text(fact: CallDecided | Clarified) -> str | None:
+    """Write a person's decision as JSON text; None where the fact records no decision of a person."""
+    if isinstance(fact, Clarified):
+        return None if fact.answer is None else write_decision(Supply(fact.answer, by=fact.by or None))
+    if not fact.person:
+        return None
+    by = fact.by or None
+    if fact.verdict == "run":
+        arguments = None if fact.edited is None else json.loads(fact.edited)
+        return write_decision(Approve(arguments=arguments, always=fact.sticky, by=by))
+    return write_decision(Supply(fact.answer, by=by) if fact.reason == "supplied" else Deny(fact.reason, by=by))
+
+
+def refused_text(decision: object) -> str:
+    """Write a refused decision as JSON text; of an unwritable one only its kind and its author."""
+    try:
+        return write_decision(cast("Decision", decision))
+    except ApprovalRefusedError:
+        kind, by = _kind_of(decision) or type(decision).__name__, getattr(decision, "by", None)
+        return json.dumps({"schema": _DECISION_SCHEMA, "kind": kind, "by": by if isinstance(by, str) else None})
+
+
+def read_decision(text: str) -> Decision:
+    """Read what `write_decision` wrote.
+
+    Raises:
+        ApprovalRefusedError: If it is damaged, or newer than this version reads.
+    """
+    try:
+        data = cast("dict[str, Any]", json.loads(text))
+        if (schema := data.pop("schema")) != _DECISION_SCHEMA:
+            raise ApprovalRefusedError(
+                f"Expected a decision of schema {_DECISION_SCHEMA}; got {schema!r}. Take it with the version that "
+                "wrote it."
+            )
+        decision = _KINDS[data.pop("kind")](**data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ApprovalRefusedError(f"The row of the decision is damaged: {error!r}.") from error
+    _check_decision(decision)
+    return decision
+
+
+def _kind_of(decision: object) -> str | None:
+    return next((name for name, kind in _KINDS.items() if isinstance(decision, kind)), None)
+
+
+def _check_decision(decision: Decision) -> None:
+    if (problem := problem_of(decision)) is not None:
+        raise ApprovalRefusedError(f"The decision cannot be taken: {problem}.")

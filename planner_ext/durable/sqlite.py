@@ -1,24 +1,26 @@
-"""Runs in one SQLite file: on one host, in write-ahead mode, each transaction on disk before it is answered."""
+"""Runs in one SQLite file: on one host, in write-ahead mode, each transaction on disk before it is answered.
+
+Beside the file each worker holds a lock, which the operating system drops when its process ends, however it ends.
+"""
 
 import asyncio
 import os
 import queue
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
-from planner_ext.durable import statements as sql
-from planner_ext.durable.addresses import redacted
-from planner_ext.durable.database import Row, Step
-from planner_ext.durable.errors import DuplicateRowError, StoreError
-from planner_ext.durable.private import create_private
+from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
+from planner_ext.durable.schema import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
 
-__all__ = ["SqliteDatabase"]
+__all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "take_lock"]
 
 _BUSY_SECONDS = 30.0
 """How long a transaction waits for the ones of other processes."""
@@ -26,16 +28,16 @@ _BUSY_SECONDS = 30.0
 _AGAIN_SECONDS = 0.001
 
 _GROUP = 100
-"""How many that wait are served by one transaction at most."""
+"""How many waiting callers one transaction serves at most."""
 
 _Rows: TypeAlias = list[list[Row]]
 _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows], asyncio.AbstractEventLoop]
 
 
 class SqliteDatabase:
-    """One SQLite file; implements `planner_ext.durable.database.Database`.
+    """One SQLite file; implements `planner_ext.durable.schema.Database`.
 
-    The connection lives in a thread of its own, so that no wait for the disk holds up the event loop.
+    The connection lives in a thread of its own, so that a wait for the disk does not hold up the event loop.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -44,24 +46,23 @@ class SqliteDatabase:
         self._connection = connection
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"planner_ext {path.name}", daemon=True)
-        self._closed = False  # nothing more is taken
-        self._closing = False  # nothing more is there
+        self._closed = False
         self._thread.start()
 
     @classmethod
-    async def open(cls, path: Path, *, create: bool = True) -> "SqliteDatabase":
-        """Open a file, and make its tables where they are not there.
+    async def open(cls, path: Path, *, create: bool = True) -> Self:
+        """Open a file, and create its tables where they do not exist.
 
         Args:
             path: The file.
-            create: Whether to make the file; where not, a missing one is an error.
+            create: Whether to create a missing file; else it is an error.
 
         Raises:
             StoreError: If it cannot be used; says why, and the way out.
             NewerSchemaError: If it was made by a newer version of this package.
         """
 
-        def opened() -> SqliteDatabase:
+        def opened() -> Self:
             file = path.absolute()  # as SQLite has it, wherever the process goes
             try:
                 return cls(file, _connect(file, create))
@@ -75,7 +76,7 @@ class SqliteDatabase:
         return await asyncio.to_thread(opened)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; see `planner_ext.durable.database.Database`."""
+        """Perform steps in one transaction; see `planner_ext.durable.schema.Database`."""
         if self._closed:
             raise StoreError(f"The store {_shown(self._path)} was closed. Use it inside its async with block.")
         loop = asyncio.get_running_loop()
@@ -84,35 +85,28 @@ class SqliteDatabase:
         return await done
 
     async def close(self) -> None:
-        """Finish what was given, and close the file."""
+        """Finish the transactions that were begun, and close the file."""
         if not self._closed:
             self._closed = True
             self._work.put(None)
             await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
-        while group := self._next_group():
-            outcomes = self._transact([steps for steps, _, _ in group])
-            for (_, done, loop), outcome in zip(group, outcomes, strict=True):
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        """Perform what is asked, until `close`: one wait for the disk serves all callers that wait for it."""
+        closing = False
+        while not closing:
+            group = [self._work.get()]
+            while len(group) < _GROUP and not self._work.empty():
+                group.append(self._work.get())
+            work = [one for one in group if one is not None]
+            closing = len(work) < len(group)
+            outcomes = self._transact([steps for steps, _, _ in work]) if work else ()
+            for (_, done, loop), outcome in zip(work, outcomes, strict=True):
+                with suppress(RuntimeError):  # the loop is closed, and so is every caller
                     loop.call_soon_threadsafe(_deliver, done, outcome)
         self._connection.close()
 
-    def _next_group(self) -> list[_Work]:
-        """Wait for work, and take all there is: one wait for the disk serves everybody who waits for it."""
-        group: list[_Work] = []
-        work = None if self._closing else self._work.get()
-        while work is not None:
-            group.append(work)
-            if len(group) == _GROUP or self._work.empty():
-                return group
-            work = self._work.get()
-        self._closing = True
-        return group
-
     def _transact(self, group: Sequence[Sequence[Step]]) -> Sequence[_Rows | StoreError]:
-        begin = "BEGIN IMMEDIATE" if any(_writes(step) for steps in group for step in steps) else "BEGIN"
-        connection = self._connection
         if not self._is_there():
             gone = StoreError(
                 f"The store {_shown(self._path)} was moved, replaced or removed while it was open: what is "
@@ -120,25 +114,23 @@ class SqliteDatabase:
                 "again."
             )
             return [gone for _ in group]
+        reads = all(statement.lstrip().startswith("SELECT") for steps in group for statement, _ in steps)
         try:
-            _patiently(lambda: connection.execute(begin))
-            outcomes = [self._perform(steps) for steps in group]
-            connection.execute("COMMIT")
+            with self._connection as connection:
+                _patiently(lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE"))
+                return [self._perform(steps) for steps in group]
         except sqlite3.Error as error:
-            with suppress(sqlite3.Error):
-                connection.rollback()
             return [_named(self._path, error) for _ in group]
-        return outcomes
 
     def _is_there(self) -> bool:
-        """Whether the path still leads to the open file: SQLite itself writes on into one that nobody can find."""
+        """Whether the path still leads to the open file: SQLite itself writes on into a file without a name."""
         try:
             return os.path.samestat(self._path.stat(), self._file)
         except OSError:
             return False
 
     def _perform(self, steps: Sequence[Step]) -> _Rows | StoreError:
-        """Perform the steps of one among those of others, whose concern a key or value of this one is not."""
+        """Perform one caller's steps; a key or value of theirs fails none of the other callers'."""
         connection = self._connection
         connection.execute("SAVEPOINT one")
         try:
@@ -151,12 +143,8 @@ class SqliteDatabase:
                 connection.execute("RELEASE one")
 
 
-def _writes(step: Step) -> bool:
-    return not step[0].lstrip().startswith("SELECT")
-
-
 def _deliver(done: asyncio.Future[_Rows], outcome: _Rows | StoreError) -> None:
-    if done.done():  # who waited was cancelled
+    if done.done():  # its caller was cancelled
         return
     if isinstance(outcome, StoreError):
         done.set_exception(outcome)
@@ -165,7 +153,7 @@ def _deliver(done: asyncio.Future[_Rows], outcome: _Rows | StoreError) -> None:
 
 
 def _patiently(work: Callable[[], object]) -> None:
-    """Repeat what another process is in the way of: soon, since SQLite's own waits grow to a tenth of a second."""
+    """Repeat what another process blocks: soon, since SQLite's own waits grow to a tenth of a second."""
     end = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -188,7 +176,7 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
         if not create:
             raise StoreError(f"There is no store {_shown(path)}. Give the file that the workers use.")
         with suppress(FileExistsError):  # another process was faster
-            os.close(create_private(path))
+            os.close(_create_private(path))
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
@@ -210,20 +198,15 @@ def _prepare(connection: sqlite3.Connection, *, create: bool) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for statement in sql.TABLES:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in TABLES:
             connection.execute(statement)
-        connection.execute(sql.PUT_SCHEMA, {"number": sql.TABLE_SCHEMA})
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            connection.rollback()
-        raise
+        connection.execute(PUT_SCHEMA, {"number": TABLE_SCHEMA})
 
 
 def _check(connection: sqlite3.Connection, *, create: bool) -> None:
-    """Refuse a file whose tables are not those of a store; where a store may be made, one without any is fine."""
+    """Refuse a file whose tables are not those of a store; a file without any may become a new store."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "planner_schema" not in there:
         if create and there.isdisjoint(_NEEDED):
@@ -232,12 +215,12 @@ def _check(connection: sqlite3.Connection, *, create: bool) -> None:
             "is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, or restore "
             "it from a backup; it was not changed."
         )
-    (number,) = connection.execute(sql.GET_SCHEMA).fetchone()
+    (number,) = connection.execute(GET_SCHEMA).fetchone()
     if not isinstance(number, int):
         raise StoreError(f"is damaged: the number of its tables is {number!r}. Restore it from a backup.")
-    if number > sql.TABLE_SCHEMA:
+    if number > TABLE_SCHEMA:
         raise NewerSchemaError(
-            f"has tables of schema {number}; this version of planner_ext knows up to {sql.TABLE_SCHEMA}. "
+            f"has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
             "Use the version that made it, or a newer one."
         )
     if missing := sorted(_NEEDED - there):
@@ -245,7 +228,7 @@ def _check(connection: sqlite3.Connection, *, create: bool) -> None:
 
 
 _NEEDED = frozenset({"planner_runs", "planner_journal", "planner_approvals"})
-"""Tables without which nothing is known of the runs; they are made together with the number of their schema."""
+"""Tables that every store has; they are created together with the number of their schema."""
 
 _WAYS_OUT: dict[int, str] = {
     sqlite3.SQLITE_ERROR: "SQLite refused its tables: they are damaged, or not planner_ext's. Restore it from a backup",
@@ -262,7 +245,7 @@ _WAYS_OUT: dict[int, str] = {
 
 
 def _named(path: Path, error: Exception) -> StoreError:
-    """Say what a database's error means for the one who has to mend it."""
+    """Turn an error of SQLite into a store's, with the way out."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):
         return DuplicateRowError(str(error))
@@ -272,3 +255,119 @@ def _named(path: Path, error: Exception) -> StoreError:
 
 def _shown(path: Path) -> str:
     return redacted(str(path))
+
+
+class LockedWorkers:
+    """The workers of one SQLite file: each holds a lock on ``{file}.{worker_id}.lock`` as long as it lives.
+
+    Implements `planner_ext.durable.worker.WorkerRegistry`; leaving its block gives the worker's name free.
+    """
+
+    def __init__(self, path: Path, worker_id: str) -> None:
+        """Take the worker's lock.
+
+        Raises:
+            WorkerInUseError: If a living process has it.
+            StoreError: If the folder cannot be used.
+        """
+        self._path = path.resolve()
+        self.worker_id = worker_id
+        descriptor = take_lock(self._lock(worker_id))
+        if descriptor is None:
+            raise WorkerInUseError(
+                f"The worker {worker_id!r} of {self._path} is in use by a process that lives. Give each worker a name "
+                "of its own, or none."
+            )
+        self._descriptor = descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        drop_lock(self._lock(self.worker_id), self._descriptor)
+
+    async def alive(self, worker_id: str) -> bool:
+        """Whether a worker's lock is held; the lock of a dead worker is deleted."""
+        lock = self._lock(worker_id)
+        if worker_id == self.worker_id or not lock.exists():
+            return worker_id == self.worker_id
+        if (descriptor := take_lock(lock)) is None:
+            return True
+        drop_lock(lock, descriptor)
+        return False
+
+    async def sweep(self) -> None:
+        """Delete the locks of workers that died."""
+        for lock in self._path.parent.glob(f"{escape(self._path.name)}.*.lock"):
+            await self.alive(lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock"))
+
+    def _lock(self, worker_id: str) -> Path:
+        return self._path.with_name(f"{self._path.name}.{worker_id}.lock")
+
+
+def take_lock(lock: Path) -> int | None:
+    """Open and lock a file; None where another process has it locked.
+
+    Raises:
+        StoreError: If the file cannot be created.
+    """
+    while True:
+        try:
+            descriptor = _open(lock)
+        except OSError as error:
+            raise StoreError(f"The lock {lock} cannot be made: {error.strerror}. Check the folder's rights.") from error
+        if not _locked(descriptor):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(lock.stat(), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)  # it was deleted between opening and locking
+
+
+def drop_lock(lock: Path, descriptor: int) -> None:
+    """Give a lock back, and delete its file."""
+    with suppress(OSError):
+        lock.unlink()
+    os.close(descriptor)
+
+
+def _open(lock: Path) -> int:
+    try:
+        return _create_private(lock)
+    except FileExistsError:
+        return os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+def _create_private(path: Path) -> int:
+    """Create a file that its owner alone may use, whatever the umask; follow a link to a file that does not exist.
+
+    Raises:
+        FileExistsError: If it exists already; it is not opened.
+        OSError: If it cannot be created.
+    """
+    descriptor = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    if hasattr(os, "fchmod"):  # a umask may have taken more than others' rights
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _locked(descriptor: int) -> bool:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _locked(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

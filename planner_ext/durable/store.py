@@ -1,224 +1,278 @@
-"""Runs in a database: everything that workers and approvers do there, each in one transaction."""
+"""The runs in one database: each method is one transaction of a worker or an approver."""
+
+# ruff: noqa: S608  (what is put into a statement is this module's own text)
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
-from planner_ext.durable import statements as sql
-from planner_ext.durable.database import Database, Row, Step, Value
-from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError
-from planner_ext.durable.records import RunRecord, StoredRun, read_run
-from planner_ext.durable.rows import FactRow, read_facts
+from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, redacted
+from planner_ext.durable.records import RunRecord, StoredRun, read_facts, read_run
+from planner_ext.durable.schema import GET_RUN, RUN, Database, Row, Step, Value
 
-__all__ = ["JournalStore", "Question", "RunMove"]
+__all__ = ["JournalStore", "is_address", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
 _STATUSES = ("running", "paused", "answered", "incomplete", "limit_reached", "stopped")
-"""What a run's row says of it; one that waits for an answer, ``asked`` as a result, is ``paused``."""
+"""The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
+
+_OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
+_APPROVAL = """
+    SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
+    FROM planner_approvals
+"""
+_REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
+
+_CONNECTION = re.compile(r"(?i)\s*(?:postgres(?:ql)?:|(?:host|hostaddr|port|dbname|user|password|service)\s*=)")
+"""The beginning of a connection string that is not a URL, or that a path has made of one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A call that a pause asks a person about, as its row; ``call`` is JSON text of what `PendingApproval` shows."""
+def is_address(where: str | Path) -> bool:
+    """Say whether a store is a PostgreSQL database, and not a file.
 
-    id: str
-    fingerprint: str
-    call: str
-    expires_at: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunMove:
-    """What facts mean for the derived tables.
-
-    Attributes:
-        status: The run's new status; None leaves it.
-        wake_at: When the first question expires, where the run pauses.
-        asked: Questions that the pause opens; those that are there already stay as they are.
-        closed: Ids of questions that are answered.
-        decided: The decisions that answered them, by id, as JSON text and with their times, where a person made them.
-        undecided: Ids of further ones, on which nobody may have decided meanwhile: else nothing is recorded.
-        at: When.
+    Raises:
+        StoreError: If it is another kind of address.
     """
+    text = str(where)
+    if text.startswith(("postgresql://", "postgres://")):
+        return True
+    if "://" in text or _CONNECTION.match(text):
+        raise StoreError(
+            f"Expected a path or a postgresql:// address; got {redacted(text)!r}. Write an address as "
+            "postgresql://user@host/database."
+        )
+    return False
 
-    status: str | None = None
-    wake_at: float | None = None
-    asked: tuple[Question, ...] = ()
-    closed: tuple[str, ...] = ()
-    undecided: tuple[str, ...] = ()
-    decided: Mapping[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
-    at: float = 0.0
+
+async def open_database(where: str | Path, *, create: bool = True) -> Database:
+    """Open the SQLite file at a path, or the PostgreSQL database at a ``postgresql://`` address.
+
+    Args:
+        where: The path or address.
+        create: Whether to create a missing file.
+
+    Raises:
+        StoreError: If it cannot be used; says why, and the way out.
+    """
+    if not is_address(where):
+        from planner_ext.durable.sqlite import SqliteDatabase  # noqa: PLC0415  (only for a file)
+
+        return await SqliteDatabase.open(Path(where), create=create)
+    try:
+        from planner_ext.durable.postgres import PostgresDatabase  # noqa: PLC0415  (an optional dependency)
+    except ImportError as error:
+        raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
+    database = PostgresDatabase(str(where))
+    await database.open()
+    return database
+
+
+@asynccontextmanager
+async def opened_store(where: str | Path, *, create: bool = True) -> "AsyncGenerator[JournalStore, None]":
+    """Open a store as `open_database` does, and close it at the end of the block."""
+    store = JournalStore(await open_database(where, create=create))
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 class JournalStore:
     """The runs in one database.
 
-    Safety is the journal's unique ``(run_id, seq)``; owners only keep workers out of each other's way.
+    The journal's unique ``(run_id, seq)`` makes it safe; owners only keep workers out of each other's way.
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     async def create(self, run_id: str, goal: str, *, owner: str | None, at: float) -> bool:
-        """Enter a run, owned at once; False where the name is taken."""
-        values: Mapping[str, Value] = {"run_id": run_id, "goal": json.dumps(goal), "owner": owner, "at": at}
-        return bool(await self._one(sql.CREATE_RUN, values))
+        """Enter a run with its owner; False where the name is taken."""
+        statement = """
+            INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at)
+            VALUES (:run_id, :goal, 'running', :owner, :at, :at)
+            ON CONFLICT DO NOTHING RETURNING run_id
+        """
+        return bool(await self._rows(statement, run_id=run_id, goal=json.dumps(goal), owner=owner, at=at))
 
-    async def append(self, run_id: str, rows: Sequence[FactRow], move: RunMove | None = None) -> None:
-        """Add rows to a run's journal, and what follows from them to the derived tables, durably.
+    async def append(self, run_id: str, *steps: Step) -> None:
+        """Add rows to a run's journal and update the derived tables, durably.
 
         Raises:
-            RunFencedError: If one of the places is taken: somebody else has gone on with the run, or decided of it.
+            RunFencedError: If a place is taken: another worker has continued the run, or it was decided meanwhile.
         """
-        steps: list[Step] = [
-            (sql.ADD_FACT, {"run_id": run_id, "seq": row.seq, "schema": row.schema, "fact": row.fact}) for row in rows
-        ]
-        if move is not None:
-            steps += _moving(run_id, move)
         try:
-            await self._database.transact(*steps)
+            await self.database.transact(*steps)
         except DuplicateRowError as error:
             raise RunFencedError(
-                f"Run {run_id!r} was gone on with elsewhere: row {rows[0].seq} of its journal is taken, or a question "
-                "was decided meanwhile. Nothing was recorded here; read the run again."
+                f"Run {run_id!r} was continued elsewhere: row {steps[0][1]['seq']} of its journal is taken, or a "
+                "question was decided meanwhile. Nothing was recorded here; read the run again."
             ) from error
 
     async def record(self, run_id: str) -> RunRecord:
-        """Read what is listed of a run.
+        """Read a run's row.
 
         Raises:
-            UnknownRunError: If there is none.
+            UnknownRunError: If there is no such run.
         """
-        return _record(run_id, await self._one(sql.GET_RUN, {"run_id": run_id}))
+        return _record(run_id, await self._rows(GET_RUN, run_id=run_id))
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run and its journal.
 
         Raises:
-            UnknownRunError: If there is none.
+            UnknownRunError: If there is no such run.
             InvalidJournalError: If the journal cannot be read.
         """
-        key = {"run_id": run_id}
-        runs, facts = await self._database.transact((sql.GET_RUN, key), (sql.GET_FACTS, key))
+        journal = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq"
+        runs, facts = await self.database.transact((GET_RUN, {"run_id": run_id}), (journal, {"run_id": run_id}))
         return StoredRun(record=_record(run_id, runs), facts=read_facts(run_id, facts))
 
     async def runs(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
-        """List runs, those that moved last first; one whose row is damaged is left out and logged.
+        """List runs, the one updated last first; a damaged row is left out and logged.
 
         Raises:
-            StoreError: If no run can have the status, or the page cannot be one.
+            StoreError: If no run can have the status, or limit or offset is not a whole number from 0 on.
         """
-        page = _page(limit, offset)
-        if status is None:
-            return _readable(await self._one(sql.LIST_RUNS, page))
-        return _readable(await self._one(sql.LIST_RUNS_BY_STATUS, {**page, "status": _checked_status(status)}))
+        order = "ORDER BY updated_at DESC, run_id LIMIT :limit OFFSET :offset"
+        statement = f"SELECT {RUN} FROM planner_runs {_where(status)} {order}"
+        return _readable(await self._rows(statement, status=status, **_page(limit, offset)))
 
     async def count_runs(self, *, status: str | None = None) -> int:
-        """Count runs, only those of a status where one is given.
+        """Count the runs, or those of a status.
 
         Raises:
             StoreError: If no run can have the status.
         """
-        if status is None:
-            return _number(await self._one(sql.COUNT_RUNS, {}))
-        return _number(await self._one(sql.COUNT_RUNS_BY_STATUS, {"status": _checked_status(status)}))
+        return await self._number(f"SELECT COUNT(*) FROM planner_runs {_where(status)}", status=status)
 
     async def due(self, now: float) -> list[RunRecord]:
-        """List the runs that there is something to do for, if nobody does it: unfinished, decided, or expired."""
-        return _readable(await self._one(sql.DUE_RUNS, {"now": now}))
+        """List the runs with something left to do, if no worker drives them: unfinished, decided, or expired."""
+        statement = f"""
+            SELECT {RUN} FROM planner_runs WHERE status = 'running'
+            UNION SELECT {RUN} FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
+            UNION SELECT {RUN} FROM planner_runs
+                  WHERE run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+            ORDER BY created_at, run_id
+        """
+        return _readable(await self._rows(statement, now=now))
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Take a run over, if its owner is still the one that was seen."""
-        return bool(await self._one(sql.CLAIM_RUN, {"run_id": run_id, "owner": owner, "seen": seen or ""}))
+        statement = """
+            UPDATE planner_runs SET owner = :owner
+            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen RETURNING run_id
+        """
+        return bool(await self._rows(statement, run_id=run_id, owner=owner, seen=seen or ""))
 
     async def release(self, run_id: str, owner: str) -> None:
-        """Give a run up, if it is still one's own."""
-        await self._one(sql.RELEASE_RUN, {"run_id": run_id, "owner": owner})
+        """Give a run up, if this worker still owns it."""
+        statement = "UPDATE planner_runs SET owner = NULL WHERE run_id = :run_id AND owner = :owner"
+        await self._rows(statement, run_id=run_id, owner=owner)
 
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
     ) -> Sequence[Row]:
-        """List the rows of questions that are open, of all runs or of one, the oldest first; see `read_approval`.
+        """List the rows of open questions, of all runs or of one, the oldest first; see `read_approval`.
 
         Raises:
-            StoreError: If the page cannot be one.
+            StoreError: If limit or offset is not a whole number from 0 on.
         """
-        page: Mapping[str, Value] = {"now": now, **_page(limit, offset)}
-        if run_id is None:
-            return await self._one(sql.LIST_OPEN_APPROVALS, page)
-        return await self._one(sql.LIST_OPEN_APPROVALS_OF_RUN, {**page, "run_id": run_id})
+        statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {_OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
+        return await self._rows(statement, now=now, run_id=run_id, **_page(limit, offset))
 
     async def count_open_approvals(self, now: float, *, run_id: str | None = None) -> int:
-        """Count the questions that are open, of all runs or of one."""
-        if run_id is None:
-            return _number(await self._one(sql.COUNT_OPEN_APPROVALS, {"now": now}))
-        return _number(await self._one(sql.COUNT_OPEN_APPROVALS_OF_RUN, {"now": now, "run_id": run_id}))
+        """Count the open questions, of all runs or of one."""
+        statement = f"SELECT COUNT(*) FROM planner_approvals WHERE {_of_run(run_id)} {_OPEN}"
+        return await self._number(statement, now=now, run_id=run_id)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
         """Read the row of one question, open or not, and those of the decisions on it that were refused."""
-        rows, refused = await self._database.transact((sql.GET_APPROVAL, {"id": key}), (sql.LIST_REFUSALS, {"id": key}))
+        rows, refused = await self.database.transact(
+            (f"{_APPROVAL} WHERE id = :id", {"id": key}), (f"{_REFUSAL} WHERE id = :id ORDER BY at", {"id": key})
+        )
         return (rows[0] if rows else None), refused
 
     async def refusals(self, *, run_id: str | None = None) -> Sequence[Row]:
-        """List the rows of decisions that were refused: of a run, or of every question that is open."""
-        if run_id is None:
-            return await self._one(sql.LIST_REFUSALS_OF_OPEN, {})
-        return await self._one(sql.LIST_REFUSALS_OF_RUN, {"run_id": run_id})
+        """List the rows of refused decisions: of a run, or of every open question."""
+        opened = "id IN (SELECT id FROM planner_approvals WHERE status = 'open')"
+        chosen = opened if run_id is None else "run_id = :run_id"
+        return await self._rows(f"{_REFUSAL} WHERE {chosen} ORDER BY at", run_id=run_id)
 
     async def refuse(self, run_id: str, key: str, decision: str, *, problem: str, at: float) -> None:
-        """Keep a decision, as JSON text, that was not taken, and why."""
-        values = {"run_id": run_id, "id": key, "decision": decision, "problem": json.dumps(problem), "at": at}
-        await self._one(sql.ADD_REFUSAL, values)
+        """Keep a refused decision, as JSON text, and why it was refused."""
+        statement = """
+            INSERT INTO planner_refusals (run_id, id, decision, problem, at)
+            VALUES (:run_id, :id, :decision, :problem, :at)
+        """
+        await self._rows(statement, run_id=run_id, id=key, decision=decision, problem=json.dumps(problem), at=at)
 
     async def decide(self, key: str, decision: str, *, fingerprint: str, at: float) -> bool:
-        """Put a decision, as JSON text, on an open question; False where it is not open any more."""
-        values: Mapping[str, Value] = {"id": key, "decision": decision, "fingerprint": fingerprint, "at": at}
-        return bool(await self._one(sql.DECIDE_APPROVAL, values))
+        """Put a decision, as JSON text, on an open question; False where it is no longer open."""
+        statement = """
+            UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
+            WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint
+                  AND (expires_at IS NULL OR expires_at > :at)
+            RETURNING id
+        """
+        return bool(await self._rows(statement, id=key, decision=decision, fingerprint=fingerprint, at=at))
 
     async def decisions(self, run_id: str) -> Sequence[Row]:
         """List the rows of a run's questions whose decisions no worker has taken yet."""
-        return await self._one(sql.LIST_DECISIONS, {"run_id": run_id})
+        chosen = "WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
+        return await self._rows(f"{_APPROVAL} {chosen}", run_id=run_id)
 
     async def reopen(self, key: str, problem: str) -> None:
-        """Ask a question again whose decision cannot be taken; keep that decision, and say why."""
-        values = {"id": key, "problem": json.dumps(problem)}
-        await self._database.transact((sql.KEEP_REOPENED, values), (sql.REOPEN_APPROVAL, values))
+        """Open a question again whose decision cannot be taken; keep that decision as refused."""
+        decided, values = "WHERE id = :id AND status = 'decided'", {"id": key, "problem": json.dumps(problem)}
+        keep = f"""
+            INSERT INTO planner_refusals (run_id, id, decision, problem, at)
+            SELECT run_id, id, decision, :problem, decided_at FROM planner_approvals {decided}
+        """
+        reopen = f"""
+            UPDATE planner_approvals SET status = 'open', decision = NULL, decided_at = NULL, problem = :problem
+            {decided}
+        """
+        await self.database.transact((keep, values), (reopen, values))
 
     async def close(self) -> None:
-        """Let go of the database."""
-        await self._database.close()
+        """Close the database."""
+        await self.database.close()
 
-    async def _one(self, statement: str, values: Mapping[str, Value]) -> Sequence[Row]:
-        return (await self._database.transact((statement, values)))[0]
+    async def _rows(self, statement: str, **values: Value) -> Sequence[Row]:
+        return (await self.database.transact((statement, values)))[0]
+
+    async def _number(self, statement: str, **values: Value) -> int:
+        return int((await self._rows(statement, **values))[0][0] or 0)
+
+
+def _where(status: object) -> str:
+    if status is None:
+        return ""
+    if status not in _STATUSES:
+        raise StoreError(f"No run has the status {status!r}. There are: {', '.join(_STATUSES)}.")
+    return "WHERE status = :status"
+
+
+def _of_run(run_id: str | None) -> str:
+    return "" if run_id is None else "run_id = :run_id AND"
 
 
 def _page(limit: object, offset: object) -> dict[str, Value]:
-    """Read which part of a list is wanted.
-
-    Raises:
-        StoreError: If one of the two is no such number.
-    """
-    for name, value in (("limit", limit), ("offset", offset)):
+    page = {"limit": limit, "offset": offset}
+    for name, value in page.items():
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise StoreError(f"{name} must be a whole number, 0 or more; got {value!r}.")
-    return {"limit": cast("int", limit), "offset": cast("int", offset)}
-
-
-def _number(rows: Sequence[Row]) -> int:
-    return int(rows[0][0] or 0)
-
-
-def _checked_status(status: object) -> str:
-    if status not in _STATUSES:
-        raise StoreError(f"No run has the status {status!r}. There are: {', '.join(_STATUSES)}.")
-    return cast("str", status)
+    return cast("dict[str, Value]", page)
 
 
 def _readable(rows: Sequence[Row]) -> list[RunRecord]:
-    """Read the rows of runs; one that cannot be read is no reason to leave the others alone."""
+    """Read the rows of runs; a damaged row does not hide the others."""
     found: list[RunRecord] = []
     for row in rows:
         try:
@@ -232,32 +286,3 @@ def _record(run_id: str, rows: Sequence[Row]) -> RunRecord:
     if not rows:
         raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
     return read_run(rows[0])
-
-
-def _moving(run_id: str, move: RunMove) -> list[Step]:
-    def closing(key: str) -> Mapping[str, Value]:
-        decision, at = move.decided.get(key, (None, None))
-        return {"id": key, "decision": decision, "decided_at": at}
-
-    steps: list[Step] = [(sql.CLOSE_APPROVAL, closing(key)) for key in move.closed]
-    for key in move.undecided:
-        steps += [(sql.CLOSE_UNDECIDED, closing(key)), (sql.REFUSE_DECIDED, {"id": key})]
-    for one in move.asked:
-        asked: Mapping[str, Value] = {
-            "id": one.id,
-            "run_id": run_id,
-            "fingerprint": one.fingerprint,
-            "call": one.call,
-            "asked_at": move.at,
-            "expires_at": one.expires_at,
-        }
-        steps.append((sql.OPEN_APPROVAL, asked))
-    if move.status is not None:
-        moved: Mapping[str, Value] = {
-            "run_id": run_id,
-            "status": move.status,
-            "wake_at": move.wake_at,
-            "at": move.at,
-        }
-        steps.append((sql.MOVE_RUN, moved))
-    return steps

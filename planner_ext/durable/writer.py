@@ -1,46 +1,80 @@
-"""Writes one run's journal into a store: each fact as a row, with what it means for the lists that are kept of runs."""
+"""Writes one run's journal into a store: each fact as a row, and what follows from it for the derived tables."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from planner_ext.approval.pending import WaitingCall, question_id, waiting_calls
-from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, IterationCompleted, Paused, Resumed
+from planner_ext.core.facts import (
+    CallDecided,
+    CallStarted,
+    Clarified,
+    Ended,
+    Fact,
+    IterationCompleted,
+    Paused,
+    Resumed,
+    Rules,
+    RunStarted,
+)
 from planner_ext.core.fold import apply
-from planner_ext.core.state import State
-from planner_ext.durable.decisions import decided_text
-from planner_ext.durable.records import approval_id
-from planner_ext.durable.rows import FactRow, fold_journal, write_facts
-from planner_ext.durable.store import JournalStore, Question, RunMove
+from planner_ext.core.state import Phase, State
+from planner_ext.core.termination import cancellation_reason, stopping_facts
+from planner_ext.durable.errors import RunFencedError
+from planner_ext.durable.records import approval_id, decided_text, fold_journal
+from planner_ext.durable.schema import Step, Value
+from planner_ext.durable.store import JournalStore
+from planner_ext.engine.journal import SCHEMA, dump_facts
+from planner_ext.engine.ports import Clock
 
-__all__ = ["JournalWriter"]
+__all__ = ["ADD_FACT", "JournalWriter", "cancel_run"]
+
+ADD_FACT = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (:run_id, :seq, :schema, :fact)"
+_MOVE_RUN = "UPDATE planner_runs SET status = :status, wake_at = :wake_at, updated_at = :at WHERE run_id = :run_id"
+_OPEN_APPROVAL = """
+    INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at)
+    VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at)
+    ON CONFLICT (id) DO UPDATE
+    SET status = 'open', fingerprint = excluded.fingerprint, call = excluded.call, asked_at = excluded.asked_at,
+        expires_at = excluded.expires_at, decision = NULL, decided_at = NULL,
+        problem = CASE WHEN planner_approvals.status = 'closed' THEN NULL ELSE planner_approvals.problem END
+    WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
+"""
+"""Opens a question, or opens it anew where its call would now get another value, whatever was decided of the old."""
+_CLOSE_APPROVAL = """
+    UPDATE planner_approvals SET status = 'closed', decision = COALESCE(decision, :decision),
+        decided_at = COALESCE(decided_at, :decided_at)
+    WHERE id = :id
+"""
+_CLOSE_UNDECIDED = f"{_CLOSE_APPROVAL} AND status <> 'decided'"
+_REFUSE_DECIDED = """
+    INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at)
+    SELECT id, run_id, status, fingerprint, call, asked_at FROM planner_approvals WHERE id = :id AND status = 'decided'
+"""
+"""Fails with a duplicate key where a question was decided; stands after `_CLOSE_UNDECIDED`, which waits for that."""
 
 
 class JournalWriter:
     """Takes the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
-    A fact that would come out the same if it were worked out again goes to disk with the next one: that a call may run,
-    which nobody in particular decided, and that a batch has settled. It saves two of five waits for the disk in a turn.
+    A fact that would be the same if it were computed again goes to disk with the next one: that a call may run, which
+    no person decided, and that a batch has settled. It saves two of five waits for the disk in an iteration.
 
     Attributes:
         state: The run, as its journal has it.
     """
 
     def __init__(
-        self,
-        store: JournalStore,
-        run_id: str,
-        facts: Sequence[Fact],
-        *,
-        decided: Collection[str] | None = None,
+        self, store: JournalStore, run_id: str, facts: Sequence[Fact], *, decided: Collection[str] | None = None
     ) -> None:
-        """Go on with a journal.
+        """Continue a journal.
 
         Args:
             store: Takes the rows.
             run_id: The run.
             facts: Its journal so far.
             decided: Ids of the questions that were seen to be decided; one that is decided later is not closed, but
-                fences, so that no decision that counts is passed over. None closes them all.
+                fences, so that every decision that counts is taken. None closes them all.
 
         Raises:
             InvalidJournalError: If the facts contradict each other.
@@ -49,46 +83,34 @@ class JournalWriter:
         self._store = store
         self._run_id = run_id
         self._decided = decided
-        self._started = {_place(fact): seq for seq, fact in enumerate(facts) if isinstance(fact, CallStarted)}
-        self._held: tuple[FactRow, ...] = ()
-        self._asked = {id_: index for index, id_ in _asked_before(self.state, self._started)}
+        self._started = {(f.iteration, f.index): seq for seq, f in enumerate(facts) if isinstance(f, CallStarted)}
+        self._held: tuple[Step, ...] = ()
+        self._asked = _asked_before(self.state, self._started)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (it takes one run's)
         """Store facts durably before returning, or hold them until the next; ``seq`` is the place of the first.
 
         Raises:
-            RunFencedError: If somebody else has gone on with the run.
+            RunFencedError: If another worker has continued the run.
             StoreError: If the store cannot be used.
         """
         state = self.state
         for place, fact in enumerate(facts, start=seq):
             state = apply(state, fact)
             if isinstance(fact, CallStarted):
-                self._started[_place(fact)] = place
-        closed = tuple(id_ for id_, index in self._asked.items() if not _is_open(state, index))
-        questions = self._questions(state) if isinstance(facts[-1], Paused) else ()
-        move = RunMove(
-            status=_status(facts[-1]),
-            wake_at=min((one.expires_at for one, _ in questions if one.expires_at is not None), default=None),
-            asked=tuple(one for one, _ in questions),
-            closed=tuple(id_ for id_ in closed if self._is_seen(id_)),
-            undecided=tuple(id_ for id_ in closed if not self._is_seen(id_)),
-            decided=self._decisions(closed, facts),
-            at=state.at,
-        )
-        rows = (*self._held, *write_facts(seq, facts))
+                self._started[fact.iteration, fact.index] = place
+        closed = [id_ for id_, index in self._asked.items() if not _is_open(state, index)]
+        waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else ()
+        opened = {_question_id(state, call.index, self._started): call for call in waiting}
+        written = enumerate(dump_facts(facts), start=seq)
+        steps = (*self._held, *(_fact_step(self._run_id, place, value) for place, value in written))
         if closed or not all(_may_wait(fact) for fact in facts):
-            await self._store.append(self._run_id, rows, move)
-            rows = ()
-        self._held, self.state = rows, state
+            update = (*self._closing(closed, facts), *_opening(state, opened), *_moving(state, facts[-1], waiting))
+            await self._store.append(self._run_id, *steps, *update)
+            steps = ()
+        self._held, self.state = steps, state
         self._asked = {id_: index for id_, index in self._asked.items() if id_ not in closed}
-        self._asked.update((one.id, index) for one, index in questions)
-
-    def _decisions(self, closed: Collection[str], facts: Sequence[Fact]) -> dict[str, tuple[str, float]]:
-        """Give what persons decided of the questions that are closed, by id, with the times."""
-        made = {fact.index: fact for fact in facts if isinstance(fact, CallDecided | Clarified)}
-        texts = {id_: decided_text(made[self._asked[id_]]) for id_ in closed if self._asked[id_] in made}
-        return {id_: (text, made[self._asked[id_]].at) for id_, text in texts.items() if text is not None}
+        self._asked |= {id_: call.index for id_, call in opened.items()}
 
     def asked_about(self, call_id: str) -> str:
         """Name the open question about a call; where none is open, the call."""
@@ -102,39 +124,99 @@ class JournalWriter:
                 return id_
         return call_id
 
-    def _is_seen(self, id_: str) -> bool:
-        return self._decided is None or id_ in self._decided
-
-    def _questions(self, state: State) -> tuple[tuple[Question, int | None], ...]:
-        return tuple((self._question(state, call), call.index) for call in waiting_calls(state))
-
-    def _question(self, state: State, call: WaitingCall) -> Question:
-        decided = call.decided
-        shown = {
-            "iteration": decided.iteration,
-            "call_id": call.request.id,
-            "function": decided.function,
-            "kind": decided.kind,
-            "arguments": call.arguments,
-            "prompt": decided.prompt,
-            "goal": state.goal,
-            "in_doubt": call.in_doubt,
-            "signature": decided.signature,
-        }
-        return Question(
-            id=_question_id(state, call.index, self._started),
-            fingerprint=call.fingerprint,
-            call=json.dumps(shown, separators=(",", ":")),
-            expires_at=decided.expires_at,
-        )
+    def _closing(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
+        """Close questions with the decisions that persons made on them; an unseen decision fences."""
+        made = {fact.index: fact for fact in facts if isinstance(fact, CallDecided | Clarified)}
+        steps: list[Step] = []
+        for id_ in closed:
+            fact = made.get(self._asked[id_])
+            text = None if fact is None else decided_text(fact)
+            values: Mapping[str, Value] = {
+                "id": id_,
+                "decision": text,
+                "decided_at": None if fact is None or text is None else fact.at,
+            }
+            seen = self._decided is None or id_ in self._decided
+            steps += [(_CLOSE_APPROVAL, values)] if seen else [(_CLOSE_UNDECIDED, values), (_REFUSE_DECIDED, values)]
+        return steps
 
 
-def _place(fact: CallStarted) -> tuple[int, int]:
-    return fact.iteration, fact.index
+async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock) -> bool:
+    """Answer every open call of a run, and end it; False where it had ended before.
+
+    Whoever drives the run is fenced by the journal's next rows.
+
+    Raises:
+        UnknownRunError: If there is no such run.
+    """
+    while True:
+        stored = await store.load(run_id)
+        writer = JournalWriter(store, run_id, stored.facts)
+        at = clock.now()
+        with suppress(RunFencedError):  # it was continued meanwhile: read it again
+            match writer.state.phase:
+                case Phase.ENDED:
+                    return False
+                case Phase.NEW:
+                    begun = RunStarted(run_id=run_id, rules=Rules(), messages=(), goal=stored.record.goal, at=at)
+                    await writer.append(run_id, 0, (begun,))
+                case _:
+                    facts = stopping_facts(writer.state, reason=cancellation_reason(by, reason), at=at)
+                    await writer.append(run_id, len(stored.facts), facts)
+                    return True
 
 
-def _question_id(state: State, index: int | None, started: dict[tuple[int, int], int]) -> str:
-    """Name the question about a call; one that a person was asked about before has the number of its start behind."""
+def _fact_step(run_id: str, seq: int, value: object) -> Step:
+    return ADD_FACT, {"run_id": run_id, "seq": seq, "schema": SCHEMA, "fact": _compact(value)}
+
+
+def _opening(state: State, opened: Mapping[str, WaitingCall]) -> list[Step]:
+    return [(_OPEN_APPROVAL, {"id": id_, **_approval_row(state, call)}) for id_, call in opened.items()]
+
+
+def _approval_row(state: State, call: WaitingCall) -> dict[str, Value]:
+    decided = call.decided
+    shown = {
+        "iteration": decided.iteration,
+        "call_id": call.request.id,
+        "function": decided.function,
+        "kind": decided.kind,
+        "arguments": call.arguments,
+        "prompt": decided.prompt,
+        "goal": state.goal,
+        "in_doubt": call.in_doubt,
+        "signature": decided.signature,
+    }
+    return {
+        "run_id": state.run_id,
+        "fingerprint": call.fingerprint,
+        "call": _compact(shown),
+        "asked_at": state.at,
+        "expires_at": decided.expires_at,
+    }
+
+
+def _moving(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> list[Step]:
+    match last:
+        case Paused():
+            status = "paused"
+        case Resumed():
+            status = "running"
+        case Ended():
+            status = last.status
+        case _:
+            return []
+    expiries = [call.decided.expires_at for call in waiting if call.decided.expires_at is not None]
+    values: Mapping[str, Value] = {"status": status, "wake_at": min(expiries, default=None), "at": state.at}
+    return [(_MOVE_RUN, {"run_id": state.run_id, **values})]
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _question_id(state: State, index: int | None, started: Mapping[tuple[int, int], int]) -> str:
+    """Name the question about a call; a question asked again after a start has the number of that start behind."""
     if index is None:
         assert state.reply is not None
         return approval_id(state.run_id, state.reply.iteration, question_id(state.reply))
@@ -145,10 +227,10 @@ def _question_id(state: State, index: int | None, started: dict[tuple[int, int],
     return f"{name}@{started[iteration, index]}" if again else name
 
 
-def _asked_before(state: State, started: dict[tuple[int, int], int]) -> list[tuple[int | None, str]]:
-    """List the calls about which a question may be open: closing one that is not does no harm."""
+def _asked_before(state: State, started: Mapping[tuple[int, int], int]) -> dict[str, int | None]:
+    """Map the questions that may be open to their calls; closing one that is not open does no harm."""
     places = (None,) if state.batch is None else range(len(state.batch.calls))
-    return [(i, _question_id(state, i, started)) for i in places if _is_open(state, i)]
+    return {_question_id(state, index, started): index for index in places if _is_open(state, index)}
 
 
 def _is_open(state: State, index: int | None) -> bool:
@@ -171,15 +253,3 @@ def _may_wait(fact: Fact) -> bool:
             return messages is None and not terminate
         case _:
             return False
-
-
-def _status(fact: Fact) -> str | None:
-    match fact:
-        case Paused():
-            return "paused"
-        case Resumed():
-            return "running"
-        case Ended(status=status):
-            return status
-        case _:
-            return None

@@ -17,7 +17,7 @@ from planner_ext.core.facts import Rules, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.termination import cancellation_reason, stopping_facts
-from planner_ext.durable.segment import Segment
+from planner_ext.durable.worker import Activation
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
@@ -253,7 +253,7 @@ class FunctionCallingStepwisePlanner:
         return result_of(fold(journal), journal, key=options.checkpoint_key)
 
     def journaled(
-        self, kernel: Kernel, segment: Segment, *, arguments: KernelArguments | None = None, streaming: bool = False
+        self, kernel: Kernel, segment: Activation, *, arguments: KernelArguments | None = None, streaming: bool = False
     ) -> KeptRun:
         """Prepare a run out of a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 

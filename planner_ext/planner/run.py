@@ -7,7 +7,7 @@ from planner_ext.approval.policy import missing_guards
 from planner_ext.core.facts import Fact, Rules, RunStarted
 from planner_ext.core.state import TRANSITIONS, Phase, State
 from planner_ext.durable.errors import RunRefusedError
-from planner_ext.durable.segment import Segment
+from planner_ext.durable.worker import Activation
 from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.engine.engine import StopHandle, watch
 from planner_ext.engine.ports import Emit, TextDelta
@@ -79,13 +79,15 @@ class PlannerRun:
 class KeptRun:
     """A run out of a store, ready to be driven to its next pause or end."""
 
-    def __init__(self, options: FunctionCallingStepwisePlannerOptions, context: RunContext, segment: Segment) -> None:
+    def __init__(
+        self, options: FunctionCallingStepwisePlannerOptions, context: RunContext, segment: Activation
+    ) -> None:
         self._options = options
         self._context = context
         self._segment = segment
 
     async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
-        """Drive the run; see `planner_ext.durable.segment.SegmentRun`."""
+        """Drive the run; see `planner_ext.durable.worker.ActivationRun`."""
         new = await _segment_facts(self._options, self._context, self._segment)
         return await PlannerRun(self._context, facts=self._segment.facts, new=new).result(emit)
 
@@ -109,7 +111,7 @@ async def _events(
     yield ResultReady(result=results[0])
 
 
-def rules_kept(segment: Segment) -> Rules | None:
+def rules_kept(segment: Activation) -> Rules | None:
     """Give the rules of a run that goes on; None of one that starts, or that has ended and is only told again.
 
     Raises:
@@ -119,13 +121,13 @@ def rules_kept(segment: Segment) -> Rules | None:
     return None if state.phase is Phase.NEW or _told_again(state, segment) else state.rules
 
 
-def _told_again(state: State, segment: Segment) -> bool:
+def _told_again(state: State, segment: Activation) -> bool:
     """Whether a run has ended and its result is all that is asked for."""
     return state.ended is not None and segment.budget is None and not segment.reopen
 
 
 async def _segment_facts(
-    options: FunctionCallingStepwisePlannerOptions, context: RunContext, segment: Segment
+    options: FunctionCallingStepwisePlannerOptions, context: RunContext, segment: Activation
 ) -> Sequence[Fact]:
     """List the first new facts of a segment; none where there is nothing to continue.
 
@@ -164,7 +166,7 @@ async def _segment_facts(
     )
 
 
-def _check_guards(context: RunContext, segment: Segment) -> None:
+def _check_guards(context: RunContext, segment: Activation) -> None:
     begun = segment.facts[0]
     if not isinstance(begun, RunStarted) or begun.guards is None:
         return
@@ -176,7 +178,7 @@ def _check_guards(context: RunContext, segment: Segment) -> None:
         )
 
 
-def _resumed(context: RunContext, segment: Segment, checkpoint: Checkpoint, at: float) -> Sequence[Fact]:
+def _resumed(context: RunContext, segment: Activation, checkpoint: Checkpoint, at: float) -> Sequence[Fact]:
     state = checkpoint.state()
     if _told_again(state, segment):
         return ()

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from dbos import DBOS
 
-from planner_ext.durable.dbos_host import TABLES
+from planner_ext.durable.dbos import TABLES
 from support.postgres import PostgresServer
 
 

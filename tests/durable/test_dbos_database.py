@@ -13,10 +13,15 @@ import pytest
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.errors import DuplicateRowError, StoreError
 from planner_ext.durable.postgres import PostgresDatabase
-from planner_ext.durable.statements import ADD_FACT, CREATE_RUN, TABLE_SCHEMA
+from planner_ext.durable.schema import TABLE_SCHEMA
+from planner_ext.durable.writer import ADD_FACT
 from support import TESTS
 from support.postgres import PostgresServer
 
+CREATE_RUN = """
+    INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at)
+    VALUES (:run_id, :goal, 'running', :owner, :at, :at) ON CONFLICT DO NOTHING RETURNING run_id
+"""
 COUNT = "SELECT COUNT(*), MAX(seq) FROM planner_journal WHERE run_id = :run_id"
 TRIP_COMMIT = """
     CREATE SEQUENCE trips;

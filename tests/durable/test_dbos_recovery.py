@@ -12,9 +12,8 @@ import psycopg
 import pytest
 
 from planner_ext import Approve
-from planner_ext.durable import Approvals, Runs, dbos_host, dbos_segments
-from planner_ext.durable.opening import open_database
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable import Approvals, Runs, dbos
+from planner_ext.durable.store import JournalStore, open_database
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, PAY, Lives, decide_all, effects_in, open_runs, turn, world
@@ -42,7 +41,7 @@ def labels(request: ScriptedRequest) -> ScriptedReply:
 @pytest.fixture(autouse=True)
 def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker that is gone be taken for dead sooner than in a world where servers restart."""
-    monkeypatch.setattr(dbos_segments, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(dbos, "_GRACE_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ async def test_what_was_parked_by_another_version_is_gone_on_with(
 ) -> None:
     """Parked under one version of the program, decided under the next, by a worker that lives already."""
     with monkeypatch.context() as earlier:
-        earlier.setattr(dbos_host, "_VERSION", "planner_ext-0.1")
+        earlier.setattr(dbos, "_VERSION", "planner_ext-0.1")
         async with open_runs(postgres_url) as runs:
             handle = await runs.start(*world(tmp_path / "effects", pays, **LATER), GOAL, run_id="order-7")
             assert (await handle.result()).status == "paused"

@@ -169,8 +169,7 @@ async def test_a_name_that_is_in_use_is_refused(postgres_url: str) -> None:
 
 async def other_worker(url: str, name: str) -> Any:
     """Take a worker's name, without DBOS, which a process has only once."""
-    from planner_ext.durable.postgres import PostgresDatabase
-    from planner_ext.durable.postgres_workers import PostgresWorkers
+    from planner_ext.durable.postgres import PostgresDatabase, PostgresWorkers
 
     workers = PostgresWorkers(url, name)
     await workers.keep()

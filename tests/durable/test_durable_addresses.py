@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from planner_ext.durable import Approvals, Runs, StoreError
-from planner_ext.durable.addresses import redacted, without_passwords
+from planner_ext.durable.errors import redacted, without_passwords
 
 SPELLINGS = [
     "postgresql://ann:sesame@localhost:1/db",

@@ -12,7 +12,7 @@ import pytest
 from planner_ext import Approve, Deny
 from planner_ext.core.facts import CallDecided
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
-from planner_ext.durable.opening import open_database
+from planner_ext.durable.store import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say

@@ -9,7 +9,7 @@ import pytest
 
 from planner_ext import Approve, Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.core.facts import CallDecided, CallStarted
-from planner_ext.durable import Approvals, Runs, driver
+from planner_ext.durable import Approvals, Runs, worker
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.testing import Script, ScriptedRequest, call, calls, say
 from planner_ext.testing.crash import CrashingStore
@@ -36,7 +36,7 @@ def die(monkeypatch: pytest.MonkeyPatch) -> Die:
         if point is None:
             monkeypatch.undo()
         else:
-            monkeypatch.setattr(driver, "_watched", lambda writer: CrashingStore(writer, point, end=kill))
+            monkeypatch.setattr(worker, "_watched", lambda writer: CrashingStore(writer, point, end=kill))
 
     return at
 

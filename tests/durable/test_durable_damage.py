@@ -13,9 +13,9 @@ import pytest
 
 from planner_ext import Approve
 from planner_ext.durable import Approvals, Runs, StoreError
-from planner_ext.durable.database import Step
-from planner_ext.durable.opening import open_database
 from planner_ext.durable.records import approval_id
+from planner_ext.durable.schema import Step
+from planner_ext.durable.store import open_database
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, PAY, effects_in, open_runs, turn, world
 
@@ -94,7 +94,7 @@ async def test_a_damaged_row_of_a_run_keeps_no_other_from_going_on(
 async def test_a_text_that_is_too_long_fails_alone(tmp_path: Path) -> None:
     """A result that the database does not take ends its own run's segment, and no other one's."""
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        database: Any = runs._store._database  # pyright: ignore[reportPrivateUsage]
+        database: Any = runs._store.database  # pyright: ignore[reportPrivateUsage]
         database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
         goals = {"long": "x" * 20_000, "short": "x"}
         handles = await asyncio.gather(

@@ -10,7 +10,7 @@ import pytest
 from planner_ext import Approve, Deny
 from planner_ext.core.facts import CallDecided
 from planner_ext.durable import Approvals
-from planner_ext.durable.segment import Segment, SegmentRun
+from planner_ext.durable.worker import Activation, ActivationRun
 from planner_ext.hitl_manager import Defer
 from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
@@ -41,7 +41,7 @@ class Late:
     meanwhile: Callable[[], Any]
     segment: Any = None
 
-    def journaled(self, kernel: Any, segment: Segment, *, arguments: Any = None) -> SegmentRun[Any]:
+    def journaled(self, kernel: Any, segment: Activation, *, arguments: Any = None) -> ActivationRun[Any]:
         self.segment = self.planner.journaled(kernel, segment, arguments=arguments)
         return self
 

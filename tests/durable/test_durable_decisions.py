@@ -8,7 +8,7 @@ import pytest
 
 from planner_ext import Approve, Deny
 from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRecord
-from planner_ext.durable.opening import open_database
+from planner_ext.durable.store import open_database
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import ApprovalSettings, Decision, Supply
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say

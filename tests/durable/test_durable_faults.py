@@ -14,8 +14,8 @@ from planner_ext import Approve
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.durable import Approvals, Runs, StoreError
 from planner_ext.durable import sqlite as sqlite_store
-from planner_ext.durable.opening import open_database
 from planner_ext.durable.sqlite import SqliteDatabase
+from planner_ext.durable.store import open_database
 from planner_ext.testing import say
 from support.durable import GOAL, PAY, Lives, effects_in, open_runs, run_life, world
 
@@ -125,7 +125,7 @@ async def test_a_store_that_takes_no_more_stops_the_run(pragma: str, problem: st
         assert await approvals.decide("r/0/pay", Approve(by="ann" * 10_000))
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        database: Any = runs._store._database  # pyright: ignore[reportPrivateUsage]
+        database: Any = runs._store.database  # pyright: ignore[reportPrivateUsage]
         await runs._store.claim("r", runs.worker_id, seen=None)  # pyright: ignore[reportPrivateUsage]
         await asyncio.to_thread(database._connection.execute, pragma)
         handle = await runs.resume("r", planner, kernel)

@@ -12,7 +12,7 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny, FunctionInvokingChatCompletion
+from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Budget, Deny, FunctionInvokingChatCompletion
 from planner_ext.durable import Approvals, RunRefusedError, Runs
 from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import ApprovalSettings, ToolCall
@@ -79,7 +79,7 @@ async def test_a_process_that_has_less_of_a_say_is_refused_by_name(name: str, st
         for again in (
             runs.start(planner_of(), kernel_of(effects), GOAL, run_id="a"),
             runs.resume("a", planner_of(), kernel_of(effects)),
-            runs.resume("a", planner_of(), kernel_of(effects), budget=planner_of(max_iterations=9).options.limits),
+            runs.resume("a", planner_of(), kernel_of(effects), budget=Budget(max_iterations=9)),
         ):
             with pytest.raises(RunRefusedError, match=missing):
                 await (await again).result()
@@ -267,13 +267,13 @@ async def test_a_run_of_an_earlier_version_goes_on(store: str, tmp_path: Path) -
     effects = tmp_path / "effects"
     async with open_runs(store) as runs:
         await interrupted(runs, effects, interceptors=(ASKS,))
-        (row,) = await runs._store._database.transact(  # pyright: ignore[reportPrivateUsage]  (what a journal has)
+        (row,) = await runs._store.database.transact(  # pyright: ignore[reportPrivateUsage]  (what a journal has)
             ("SELECT fact FROM planner_journal WHERE run_id = 'a' AND seq = 0", {})
         )
         fact = json.loads(str(row[0][0]))
         assert fact.pop("guards")["interceptors"] == ['{"default":"ask","rules":[]}']
         values = {"fact": json.dumps(fact)}
-        await runs._store._database.transact(  # pyright: ignore[reportPrivateUsage]  (likewise)
+        await runs._store.database.transact(  # pyright: ignore[reportPrivateUsage]  (likewise)
             ("UPDATE planner_journal SET fact = :fact WHERE run_id = 'a' AND seq = 0", values)
         )
         assert (await (await runs.resume("a", planner_of(), kernel_of(effects))).result()).status == "answered"

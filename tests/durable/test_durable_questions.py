@@ -9,7 +9,7 @@ import pytest
 from planner_ext import Approve, Deny, FunctionCallingStepwisePlannerResult
 from planner_ext.core.state import ASK_USER
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
-from planner_ext.durable.opening import open_database
+from planner_ext.durable.store import open_database
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Question, Supply
 from planner_ext.testing import ScriptedReply, call, calls, say

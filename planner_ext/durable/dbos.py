@@ -1,0 +1,542 @@
+"""Activations on many machines: DBOS queues, times and recovers them in PostgreSQL.
+
+DBOS has a row for each activation, ``{run_id}:{n}``, with ``n`` the length of the journal where it begins: a second
+request for the same activation finds it there. The rows carry nothing else. An activation that runs twice folds the
+journal and finds nothing left to do, or loses a place in the journal and stops: DBOS decides when something runs, and
+never what happened.
+
+DBOS lives in a thread and an event loop of its own, because it blocks the loop that it is launched in, and takes that
+loop's pool of threads for itself and leaves it shut down. Activations run in the loop that opened the queue; only JSON
+ever reaches DBOS's tables.
+"""
+
+import asyncio
+import contextvars
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeVar
+
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, SetWorkflowID, WorkflowStatus
+from dbos import error as dbos_error
+from dbos._serialization import DefaultSerializer
+
+from planner_ext.core.errors import PlannerExtError
+from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
+from planner_ext.durable.postgres import PostgresWorkers
+from planner_ext.durable.records import read_run
+from planner_ext.durable.schema import GET_RUN, TABLE_SCHEMA, Database
+from planner_ext.engine.journal import SCHEMA
+
+__all__ = ["TABLES", "ActivationQueue"]
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_Work = Callable[[str], Coroutine[Any, Any, None]]
+"""Runs an activation of the run of this name, and does not fail: errors are reported elsewhere."""
+
+_APPLICATION = "planner-ext"
+_NUMBERS = (SCHEMA, TABLE_SCHEMA)
+_VERSION = "planner_ext-{}.{}".format(*_NUMBERS)
+"""Pinned: left alone it is a hash of the source, and a worker of the next release would not see what waits."""
+TABLES = "planner_ext_dbos"
+"""The PostgreSQL schema with DBOS's tables."""
+_QUEUE = "planner_ext"
+_POLLING_SECONDS = 0.25
+_CONNECTIONS = 5
+
+_LENGTH = "SELECT COALESCE(MAX(seq) + 1, 0) FROM planner_journal WHERE run_id = :run_id"
+_DUE = """
+    SELECT run_id, owner, status FROM planner_runs
+    WHERE status IN ('running', 'paused')
+          AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+    UNION SELECT run_id, owner, status FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
+    UNION SELECT run_id, owner, status FROM planner_runs
+          WHERE status = 'running'
+                AND NOT EXISTS (SELECT 1 FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
+"""
+"""Runs that were decided; whose question expired, though its timer may be lost; that were entered and never begun."""
+_WATCH_SECONDS = 1.0
+_GRACE_SECONDS = 5.0
+"""How long a worker's session must be seen to be gone: where the server restarts, all are, for about a second."""
+_AGAIN_SECONDS = 0.05
+_REFUSED_SECONDS = 1.0
+_LONGEST_REFUSED_SECONDS = 60.0
+"""How long a run that this worker may not drive waits on the queue for one that may, from the first time on."""
+
+_State = Literal["queued", "delayed", "running", "ended"]
+_STATES: Mapping[str, _State] = {"ENQUEUED": "queued", "DELAYED": "delayed", "PENDING": "running"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """An activation, as DBOS has it.
+
+    Attributes:
+        key: ``{run_id}:{n}``.
+        executor: The process that runs it, or ran it last, or None.
+        state: ``queued``; ``delayed``; ``running``, also where its process died; or ``ended``.
+        older: Whether it is of an earlier version, so that no worker of this version takes it from the queue.
+    """
+
+    key: str
+    executor: str | None
+    state: _State
+    older: bool
+
+
+class ActivationQueue:
+    """The activations of one worker.
+
+    Args:
+        url: ``postgresql://...``.
+        name: The worker's name.
+        database: The store's, on the same server.
+
+    Attributes:
+        workers: This worker, whose session the queue keeps.
+    """
+
+    def __init__(self, url: str, name: str, database: Database) -> None:
+        self.workers = PostgresWorkers(url, name)
+        self._database = database
+        self._host = _DbosHost(url, self.workers.worker_id, self._served)
+        self._serving: Callable[[str], Awaitable[object]] | None = None
+        self._gone: dict[str, float] = {}
+        self._refused: dict[str, float] = {}
+        self._passing: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Take the worker's name, and launch DBOS.
+
+        Raises:
+            WorkerInUseError: If a process that lives has the name.
+            StoreError: If the database or DBOS cannot be used.
+        """
+        await self.workers.keep()
+        try:
+            await self._host.open()
+        except BaseException:
+            await self.workers.leave()
+            raise
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Interrupt the activations that run here, and give the worker's name free: others recover what is left."""
+        tasks = [*self._passing, *([] if self._watching is None else [self._watching])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._host.interrupt()
+        finally:
+            await self._host.close()
+            await self.workers.leave()
+
+    async def serve(self, work: Callable[[str], Awaitable[object]], *, at_most: int) -> None:
+        """Run, from now on, due activations of all runs by ``work``; this many at once."""
+        self._serving = work
+        await self._host.listen(at_most=at_most)
+
+    async def run(self, run_id: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run the activation that is due of a run, in this process; if the process dies, another one does.
+
+        Raises:
+            Exception: What ``work`` raises.
+        """
+        done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+        tasks: list[asyncio.Task[None] | None] = []
+
+        async def activation(run_id: str) -> None:
+            tasks.append(asyncio.current_task())
+            try:
+                result = await work()
+                await self._set_timer(run_id)
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        try:
+            await self._begin(run_id, activation)
+            result = await done
+            self._refused.pop(run_id, None)
+            return result
+        except RunRefusedError:
+            await self._pass_on(run_id)
+            raise
+        finally:  # the caller was cancelled, and so is the activation
+            for task in filter(None, tasks):
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _begin(self, run_id: str, activation: _Work) -> None:
+        """Begin an activation here, in place of one that waits or has ended; wait for one that runs."""
+        while not await self._host.begin(key := await self._key(run_id), run_id, activation):
+            row = await self._host.find(key)
+            if row is None:
+                continue
+            if row.state == "running" and row.executor is not None and await self.workers.alive(row.executor):
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                await self._host.forget(key)
+
+    async def _served(self, run_id: str) -> None:
+        """Run an activation from the queue."""
+        assert self._serving is not None
+        try:
+            await self._serving(run_id)
+            await self._set_timer(run_id)
+        except Exception as error:  # it was reported; to DBOS the activation is done
+            logger.debug("The activation of run %s was left: %s", run_id, error)
+            if isinstance(error, RunRefusedError):  # once DBOS has noted that, it is queued again
+                task = asyncio.create_task(self._pass_on(run_id))
+                self._passing.add(task)
+                task.add_done_callback(self._passed)
+
+    def _passed(self, task: asyncio.Task[None]) -> None:
+        self._passing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
+
+    async def _pass_on(self, run_id: str) -> None:
+        """Queue the activation of a running run that this worker may not drive, for one that may: later each time.
+
+        A run that waits for a decision or a date is begun when that is due, see `_take_due`.
+        """
+        runs = await self._database.transact((GET_RUN, {"run_id": run_id}))
+        key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
+        self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
+        if read_run(runs[0][0]).status != "running":
+            return
+        while (row := await self._host.find(key)) is not None and row.state != "ended":
+            if row.executor != self.workers.worker_id:
+                return
+            await asyncio.sleep(_AGAIN_SECONDS)
+        await self._host.forget(key)
+        await self._host.enqueue(key, run_id, delay=delay or None)
+
+    async def _set_timer(self, run_id: str) -> None:
+        """Where a run waits for an answer that has a date, delay its next activation until then.
+
+        Nothing is set where this activation recorded nothing, since the next one has its name; see `_DUE`.
+        """
+        runs = await self._database.transact((GET_RUN, {"run_id": run_id}))
+        wake_at = read_run(runs[0][0]).wake_at
+        if wake_at is not None:
+            await self._host.enqueue(await self._key(run_id), run_id, delay=max(0.0, wake_at - time.time()))
+
+    async def _key(self, run_id: str) -> str:
+        rows = await self._database.transact((_LENGTH, {"run_id": run_id}))
+        return f"{run_id}:{rows[0][0][0]}"
+
+    async def _watch(self) -> None:
+        """Keep this worker's session, and queue what others left: decisions, and activations of workers that died."""
+        while True:
+            try:
+                await self.workers.keep()
+                await self._take_due()
+                await self._recover()
+            except WorkerInUseError:
+                logger.exception("The session of worker %r was lost, and is not free yet.", self.workers.name)
+            except PlannerExtError as error:
+                logger.warning("The database is away, what is due waits: %s", error)
+            except Exception:  # of DBOS: a worker that stopped looking would leave what others began for good
+                logger.exception("DBOS cannot be asked what is due; it is asked again.")
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    async def _take_due(self) -> None:
+        """Begin the next activation of each due run that no worker drives: once, however many workers see it."""
+        for run_id, owner, status in (await self._database.transact((_DUE, {"now": time.time()})))[0]:
+            if run_id in self._refused or (owner is not None and await self.workers.alive(str(owner))):
+                continue
+            key = await self._key(str(run_id))
+            row = await self._host.find(key)
+            if row is None or (row.older and row.state in ("queued", "delayed")):
+                await self._renew(key, str(run_id))
+            elif row.state == "delayed":
+                await self._host.bring([key])
+            elif row.state == "ended" and status == "paused":  # a run with another status was left by a fault
+                await self._renew(key, str(run_id))
+
+    async def _renew(self, key: str, run_id: str) -> None:
+        """Queue an activation anew, under this version: an earlier version may have no worker any more."""
+        await self._host.forget(key)
+        await self._host.enqueue(key, run_id)
+
+    async def _recover(self) -> None:
+        """Queue the activations of workers that have been gone for a while."""
+        running = await self._host.running()
+        now = time.monotonic()
+        executors = {row.executor for row in running if row.executor is not None}
+        gone = [executor for executor in executors if not await self.workers.alive(executor)]
+        self._gone = {executor: self._gone.get(executor, now) for executor in gone}
+        lost = [row for row in running if now - self._gone.get(row.executor or "", now) >= _GRACE_SECONDS]
+        if lost:
+            logger.warning(
+                "The activations %s of workers that are gone are queued.", ", ".join(row.key for row in lost)
+            )
+            await self._host.bring([row.key for row in lost if not row.older])
+        for row in lost:
+            if row.older:
+                await self._renew(row.key, row.key.rpartition(":")[0])
+
+
+class _DbosHost:
+    """DBOS for this process, which can have it only once.
+
+    Args:
+        url: ``postgresql://...``.
+        executor: The name of this process among all that ever were: with DBOS's default, "local", every process
+            takes every other's live segments for its own, lost ones.
+        work: Runs the activations that come from the queue, in the event loop that opened the host.
+    """
+
+    def __init__(self, url: str, executor: str, work: _Work) -> None:
+        self._url = url
+        self._executor = executor
+        self._work = work
+        self._opened: Future[None] = Future()
+        self._closed: Future[None] = Future()
+        self._given: dict[str, tuple[_Work, contextvars.Context]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._interrupted = False
+        self._filter = _PasswordFilter(url)
+        self._home: asyncio.AbstractEventLoop
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._dbos: DBOS
+
+    async def open(self) -> None:
+        """Launch DBOS; its tables are created where they do not exist.
+
+        Raises:
+            StoreError: If this process has DBOS already, or it cannot be launched.
+        """
+        if _current:
+            raise StoreError(
+                "This process has DBOS runs open already, and DBOS can be had only once in a process. Close them "
+                "first, or use the ones that are open."
+            )
+        _current.append(self)
+        self._home = asyncio.get_running_loop()
+        threading.Thread(target=self._live, name="planner_ext-dbos", daemon=True).start()
+        await asyncio.wrap_future(self._opened)
+
+    async def listen(self, *, at_most: int) -> None:
+        """Take activations from the queue, from now on, while fewer than this many of them run here."""
+
+        async def listen() -> None:
+            await DBOS.register_queue_async(_QUEUE, worker_concurrency=at_most, polling_interval_sec=_POLLING_SECONDS)
+            self._dbos._listening_queues = [_QUEUE]  # pyright: ignore[reportPrivateUsage]  (public before launch only)
+
+        await self._there(listen)
+
+    async def interrupt(self) -> None:
+        """Cancel what runs here, and wait for it, and begin nothing more; to DBOS it still runs."""
+        self._interrupted = True
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End DBOS."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        await asyncio.wrap_future(self._closed)
+
+    async def begin(self, key: str, run_id: str, work: _Work) -> bool:
+        """Run an activation in this process at once, by ``work``; False where DBOS has one of this name already."""
+        self._given[key] = (work, contextvars.copy_context())
+
+        async def begin() -> bool:
+            try:
+                with SetWorkflowID(key, workflow_id_reuse_policy="reject"):
+                    await DBOS.start_workflow_async(_activation, run_id)
+            except dbos_error.DBOSWorkflowIDInUseError:
+                return False
+            return True
+
+        begun = await self._there(begin)
+        if not begun:
+            self._given.pop(key, None)
+        return begun
+
+    async def enqueue(self, key: str, run_id: str, *, delay: float | None = None) -> None:
+        """Queue an activation for any process that listens, now or after some seconds; keep one of this name."""
+        options = EnqueueOptions(workflow_name=_NAME, queue_name=_QUEUE, workflow_id=key, app_version=_VERSION)
+        if delay is not None:
+            options["delay_seconds"] = delay
+        await self._there(lambda: DBOS.enqueue_workflow_with_options_async(options, run_id))
+
+    async def bring(self, keys: Sequence[str]) -> None:
+        """Queue activations to run now: delayed ones, and those whose process is gone."""
+        if keys:
+            await self._there(lambda: DBOS.resume_workflows_async(list(keys), queue_name=_QUEUE))
+
+    async def forget(self, key: str) -> None:
+        """Delete an activation's row."""
+        await self._there(lambda: DBOS.delete_workflow_async(key))
+
+    async def find(self, key: str) -> _Row | None:
+        """Read one activation's row; None where there is no such row."""
+        rows = await self._list(workflow_ids=[key])
+        return rows[0] if rows else None
+
+    async def running(self) -> list[_Row]:
+        """List the activations that some process took and has not ended."""
+        return await self._list(status="PENDING", name=_NAME)
+
+    async def run_here(self, key: str, run_id: str) -> None:
+        """Run an activation in the loop that opened the host, and wait for it in DBOS's."""
+        if self._interrupted:  # the queue hands out activations until DBOS has ended
+            raise asyncio.CancelledError
+        work, context = self._given.pop(key, (self._work, contextvars.Context()))
+        await asyncio.wrap_future(context.run(asyncio.run_coroutine_threadsafe, self._worked(work, run_id), self._home))
+
+    async def _worked(self, work: _Work, run_id: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await work(run_id)
+        finally:
+            self._tasks.discard(task)
+
+    async def _list(self, **chosen: Any) -> list[_Row]:
+        # Without inputs and outputs: to load those, DBOS would read whatever serialization a row names.
+        found: list[WorkflowStatus] = await self._there(
+            lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False)
+        )
+        return [
+            _Row(
+                key=row.workflow_id,
+                executor=row.executor_id,
+                state=_STATES.get(row.status, "ended"),
+                older=_is_older(row.app_version),
+            )
+            for row in found
+        ]
+
+    async def _there(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Run something in DBOS's loop; in an empty context, so that it is never taken for a part of an activation."""
+        future = contextvars.Context().run(asyncio.run_coroutine_threadsafe, work(), self._loop)
+        return await asyncio.wrap_future(future)
+
+    def _live(self) -> None:
+        """Run DBOS in its thread, from launch to the end."""
+        try:
+            with _NoPickle():
+                try:
+                    asyncio.run(self._launched())
+                finally:
+                    DBOS.destroy()
+        except BaseException as error:
+            if not self._opened.done():
+                said = without_passwords(str(error), self._url)
+                self._opened.set_exception(StoreError(f"DBOS cannot be launched: {said}"))
+        finally:
+            logging.getLogger("dbos").removeFilter(self._filter)
+            _current.remove(self)
+            self._closed.set_result(None)
+
+    async def _launched(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        logger = logging.getLogger("dbos")
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())  # else DBOS writes to the console by itself
+        logger.addFilter(self._filter)
+        self._dbos = DBOS(config=_config(self._url, self._executor))
+        if DBOS.executor_id != self._executor:
+            raise StoreError("another application of DBOS lives in this process. Give the planner one of its own")
+        DBOS.listen_queues([])
+        DBOS.launch()
+        self._opened.set_result(None)
+        await self._stop.wait()
+
+
+_NAME = "planner_ext.segment"
+_current: list[_DbosHost] = []
+
+
+@DBOS.workflow(name=_NAME, max_recovery_attempts=None)
+async def _activation(run_id: str) -> None:
+    key = DBOS.workflow_id
+    assert key is not None
+    await _current[0].run_here(key, str(run_id))
+
+
+def _is_older(version: str | None) -> bool:
+    numbers = re.fullmatch(r"planner_ext-(\d+)\.(\d+)", version or "")
+    return numbers is not None and tuple(map(int, numbers.groups())) < _NUMBERS
+
+
+def _config(url: str, executor: str) -> DBOSConfig:
+    return DBOSConfig(
+        name=_APPLICATION,
+        system_database_url=url,
+        dbos_system_schema=TABLES,
+        executor_id=executor,
+        application_version=_VERSION,
+        serializer=DBOSPortableJSONSerializer(),
+        sys_db_pool_size=_CONNECTIONS,
+        log_level="WARNING",
+    )
+
+
+class _PasswordFilter(logging.Filter):
+    """Removes the passwords of an address from DBOS's own log lines."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record where it has to be, and let it pass."""
+        record.msg, record.args = without_passwords(record.getMessage(), self._url), ()
+        if record.exc_info:
+            text = logging.Formatter().formatException(record.exc_info)
+            if (shown := without_passwords(text, self._url)) != text:
+                record.exc_info, record.exc_text = None, shown
+        return True
+
+
+class _NoPickle:
+    """Takes pickle away from DBOS: a row may name its serialization, and so run code, whatever the configuration says.
+
+    With ``DBOSPortableJSONSerializer`` configured, DBOS 3.4 still unpickles a row that says ``py_pickle``.
+    """
+
+    def __init__(self) -> None:
+        self._methods: Mapping[str, Any] = {name: vars(DefaultSerializer)[name] for name in _INSTEAD}
+
+    def __enter__(self) -> None:
+        for name, method in _INSTEAD.items():
+            setattr(DefaultSerializer, name, method)
+
+    def __exit__(self, *_: object) -> None:
+        for name, method in self._methods.items():
+            setattr(DefaultSerializer, name, method)
+
+
+def _write_text(_: DefaultSerializer, data: object) -> str:
+    return json.dumps(str(data))
+
+
+def _refuse_pickle(_: DefaultSerializer, serialized_data: str) -> NoReturn:
+    raise StoreError(
+        f"A row of DBOS is written as pickle ({len(serialized_data)} characters). It was not read, since that may run "
+        "code, and planner_ext writes JSON only: find out who wrote it."
+    )
+
+
+_INSTEAD: Mapping[str, Callable[..., Any]] = {"serialize": _write_text, "deserialize": _refuse_pickle}

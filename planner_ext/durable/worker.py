@@ -1,0 +1,407 @@
+"""Drives runs: a worker claims a run, and runs its activations until it pauses or ends.
+
+An activation goes from a run's start, or a decision, to its next pause or end. A worker knows planners by the protocols
+of this module alone; nothing here needs Semantic Kernel.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
+
+from planner_ext.approval.decisions import Approve, Decision, InvalidDecisionError
+from planner_ext.approval.pending import InDoubt
+from planner_ext.core.facts import Fact
+from planner_ext.core.limits import Limits
+from planner_ext.core.values import Usage
+from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
+from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
+from planner_ext.durable.store import JournalStore
+from planner_ext.durable.writer import JournalWriter
+from planner_ext.engine.ports import Clock, RunStore
+
+if TYPE_CHECKING:
+    from planner_ext.durable.dbos import ActivationQueue
+
+__all__ = [
+    "Activation",
+    "ActivationRun",
+    "ArgumentsFor",
+    "DurablePlanner",
+    "Job",
+    "RunHandle",
+    "Runner",
+    "WorkerPool",
+    "WorkerRegistry",
+]
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+ArgumentsFor = Callable[[str], Any]
+"""Returns the application's arguments for a run, by its name: no store keeps them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """Where a run stands, and what it continues with.
+
+    Attributes:
+        run_id: The run's name.
+        goal: The goal of the run.
+        store: Takes each new fact before what follows from it happens.
+        facts: The journal so far; empty: the run is to start.
+        decisions: On calls that wait, by call id.
+        decided_at: When each was made, in seconds since the epoch, by call id.
+        budget: Replaces the run's limits; None keeps them.
+        price: Prices the requests in place of the planner's own; no journal holds it.
+        in_doubt: Who learns of calls in doubt.
+        reopen: Whether to resume a run that has ended without a new budget, too; else its result is returned again.
+    """
+
+    run_id: str
+    goal: str
+    store: RunStore
+    facts: Sequence[Fact] = ()
+    decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
+    decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
+    budget: Limits | None = None
+    price: Callable[[str, Usage], float] | None = None
+    in_doubt: InDoubt = "person"
+    reopen: bool = False
+
+
+class ActivationRun(Protocol[R_co]):
+    """An activation that is ready to run."""
+
+    async def result(self) -> R_co:
+        """Drive the run to its next pause or end; a run that has ended returns its result without a request.
+
+        Raises:
+            InvalidDecisionError: If a decision cannot be taken, with its ``call_id``; then nothing was recorded.
+            Exception: On a fault; the journal holds what happened before it.
+        """
+        ...
+
+
+class DurablePlanner(Protocol[R_co]):
+    """A planner whose runs can be kept in a store."""
+
+    def journaled(self, kernel: Any, activation: Activation, /, *, arguments: Any = None) -> ActivationRun[R_co]:
+        """Prepare an activation with a kernel, and the application's arguments, which are not stored."""
+        ...
+
+
+class WorkerRegistry(Protocol):
+    """The workers of one store: a hint who may take a run over. The journal alone makes it safe."""
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's own name."""
+        ...
+
+    async def alive(self, worker_id: str) -> bool:
+        """Whether a worker lives; an idle worker, or one that this one cannot see, does."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Job(Generic[R]):
+    """A run, and what a worker drives it with.
+
+    Attributes:
+        run_id: The run's name.
+        planner: Drives it.
+        kernel: Its functions may be called.
+        arguments_for: Called when a worker begins; an exception is a fault of this run alone.
+        decisions: By call id, beside those made through `Approvals`, for the first activation.
+        budget: Replaces the run's limits in the first activation; also of a run that a limit ended.
+        price: Prices the requests of all activations in place of the planner's own.
+    """
+
+    run_id: str
+    planner: DurablePlanner[R]
+    kernel: Any
+    arguments_for: ArgumentsFor | None = None
+    decisions: Mapping[str, Decision] | None = None
+    budget: Limits | None = None
+    price: Callable[[str, Usage], float] | None = None
+
+
+class _Decided(NamedTuple):
+    """A decision that no worker has taken yet, with its row's id and time."""
+
+    key: str
+    decision: Decision
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Drives the activations of runs in one store.
+
+    Safe in two processes at once: the one that loses a place in the journal stops with `RunFencedError`.
+    """
+
+    store: JournalStore
+    in_doubt: InDoubt
+    clock: Clock
+
+    async def drive(self, job: Job[R]) -> R:
+        """Continue a run to its end, or to a pause without an untaken decision.
+
+        Raises:
+            RunFencedError: If another worker continues the run.
+            InvalidDecisionError: If one of the job's decisions cannot be taken; calls of others' ones wait again.
+            Exception: On a fault.
+        """
+        run_id, budget, given = job.run_id, job.budget, job.decisions or {}
+        arguments = None if job.arguments_for is None else job.arguments_for(run_id)
+        seen: set[str] = set()
+        while True:
+            stored = await self.store.load(run_id)
+            made = await self._made(run_id)
+            keys = {one.key for one in made.values()}
+            await self._refuse_second(run_id, made, given)
+            writer = JournalWriter(self.store, run_id, stored.facts, decided=keys)
+            activation = Activation(
+                run_id=run_id,
+                goal=stored.record.goal,
+                store=_watched(writer),
+                facts=stored.facts,
+                decisions={**{call_id: one.decision for call_id, one in made.items()}, **given},
+                decided_at={call_id: one.at for call_id, one in made.items()},
+                budget=budget,
+                price=job.price,
+                in_doubt=self.in_doubt,
+            )
+            try:
+                result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
+            except InvalidDecisionError as error:
+                call_id = error.call_id or ""
+                if call_id not in made or call_id in given:
+                    await self._keep_refused(run_id, writer.asked_about(call_id), given, error)
+                    raise
+                await self._ask_again(made[call_id].key, error)
+                continue
+            budget, given = None, {}
+            if stored.record.status == "paused":
+                seen |= keys
+            if {one.key for one in (await self._made(run_id)).values()} <= seen:
+                return result
+
+    async def _made(self, run_id: str) -> dict[str, _Decided]:
+        """Read the untaken decisions by call id; a damaged row opens its question again, and says why."""
+        made: dict[str, _Decided] = {}
+        for row in await self.store.decisions(run_id):
+            key = str(row[0])
+            try:
+                approval, decision = read_approval(row), read_decision(str(row[7]))
+            except ApprovalRefusedError as error:
+                await self._ask_again(key, error)
+                continue
+            if isinstance(decision, Approve):
+                decision = replace(decision, fingerprint=approval.fingerprint)
+            made[approval.call_id] = _Decided(key, decision, float(row[8] or 0))
+        return made
+
+    async def _refuse_second(self, run_id: str, made: Mapping[str, _Decided], given: Mapping[str, Decision]) -> None:
+        """Let the first decision on a call count, wherever the second is made."""
+        for call_id in given:
+            if call_id in made:
+                problem = (
+                    f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
+                    "Resume the run without it."
+                )
+                error = kernel_error("DecisionRefusedError", problem, call_id=call_id)
+                await self._keep_refused(run_id, made[call_id].key, given, cast("InvalidDecisionError", error))
+                raise error
+
+    async def _keep_refused(
+        self, run_id: str, key: str, given: Mapping[str, Decision], error: InvalidDecisionError
+    ) -> None:
+        if error.call_id is not None and error.call_id in given:
+            text = refused_text(given[error.call_id])
+            await self.store.refuse(run_id, key, text, problem=str(error), at=self.clock.now())
+
+    async def _ask_again(self, key: str, error: Exception) -> None:
+        logger.warning("The decision on %s cannot be taken, it is asked for again: %s", key, error)
+        await self.store.reopen(key, str(error))
+
+
+def _watched(writer: JournalWriter) -> RunStore:
+    """Put the crash points of the tests before a store; see `planner_ext.testing.crash`."""
+    if "PLANNER_EXT_CRASH_AT" not in os.environ:
+        return writer
+    from planner_ext.testing.crash import CrashingStore  # noqa: PLC0415  (not loaded by an application)
+
+    return CrashingStore.of_environment(writer)
+
+
+class WorkerPool:
+    """The runs that this worker drives, each in a task; it waits for a run that another worker drives.
+
+    Args:
+        runner: Drives activations.
+        workers: Knows which workers live.
+        queue: Queues activations; None where a worker finds by itself what is due.
+        poll_seconds: How often to look at what another worker, or an approver, does.
+    """
+
+    def __init__(
+        self, runner: Runner, workers: WorkerRegistry, *, queue: "ActivationQueue | None", poll_seconds: float
+    ) -> None:
+        self._runner = runner
+        self._store, self._clock = runner.store, runner.clock
+        self._workers = workers
+        self._queue = queue
+        self._poll_seconds = poll_seconds
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._faulted: set[str] = set()
+        self._refused: dict[str, DurablePlanner[Any]] = {}
+
+    def __len__(self) -> int:
+        """Count the runs that are driven at this moment."""
+        return len(self._tasks)
+
+    def task_of(self, job: Job[R]) -> "asyncio.Task[R]":
+        """Return the task that drives a run; a new one takes the job's decisions and budget."""
+        task = self._tasks.get(job.run_id)
+        if task is None or task.done():
+            task = self._begun(job.run_id, self._see_through(replace(job)))
+            job.decisions = job.budget = None
+        return cast("asyncio.Task[R]", task)
+
+    async def take(self, record: RunRecord, job: Job[R]) -> "RunHandle[R] | None":
+        """Take over a run that no worker drives.
+
+        Returns:
+            None where it is driven, where a fault interrupted it here, or where it was refused to this planner.
+        """
+        run_id = record.run_id
+        left = run_id in self._faulted or self._refused.get(run_id) is job.planner
+        if run_id in self._tasks or left or not await self._claimed(record):
+            return None
+        return RunHandle(self, job)
+
+    async def run_queued(self, job: Job[Any]) -> None:
+        """Drive a queued activation, unless its run is driven already."""
+        run_id = job.run_id
+        if run_id in self._tasks or not await self._claimed(await self._store.record(run_id)):
+            return
+        if run_id not in self._tasks:
+            await self._begun(run_id, self._see_through(job, queued=True))
+
+    async def wait_until_due(self, run_id: str) -> bool:
+        """Wait until there is something to do for a paused run; False where it has ended."""
+        while (record := await self._store.record(run_id)).unfinished:
+            expired = record.wake_at is not None and record.wake_at <= self._clock.now()
+            if record.status == "running" or expired or await self._store.decisions(run_id):
+                return True
+            await self._clock.sleep(self._poll_seconds)
+        return False
+
+    async def close(self) -> None:
+        """Interrupt the runs that are driven."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begun(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
+        task = self._tasks[run_id] = asyncio.create_task(work)
+        task.add_done_callback(partial(self._let_go, run_id))
+        return task
+
+    def _let_go(self, run_id: str, task: "asyncio.Task[Any]") -> None:
+        if self._tasks.get(run_id) is task:
+            del self._tasks[run_id]
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, RunRefusedError):
+            self._faulted.add(run_id)
+            logger.error("Run %s was interrupted: %s: %s", run_id, type(error).__name__, error)
+
+    async def _see_through(self, job: Job[R], *, queued: bool = False) -> R:
+        """Drive a run to its next pause or end, or wait until the worker that drives it has.
+
+        It is claimed before an activation begins: one that waited for its run would block the worker that has it.
+        """
+        given = job.decisions is not None or job.budget is not None
+        while True:
+            record = await self._store.record(job.run_id)
+            if not await self._claimed(record):
+                await self._clock.sleep(self._poll_seconds)
+                continue
+            try:
+                if self._queue is None or queued or not (given or record.unfinished):
+                    return await self._drive(job)
+                return await self._queue.run(job.run_id, partial(self._drive, job))
+            except RunFencedError as error:
+                logger.info("Run %s is continued elsewhere: %s", job.run_id, error)
+                if queued:
+                    raise
+            finally:
+                with suppress(StoreError):
+                    await self._store.release(job.run_id, self._workers.worker_id)
+
+    async def _drive(self, job: Job[R]) -> R:
+        """Drive a run; log once where it is refused to this planner."""
+        try:
+            return await self._runner.drive(job)
+        except RunRefusedError as error:
+            if self._refused.get(job.run_id) is not job.planner:
+                logger.error("Run %s is left to another worker: %s", job.run_id, error)
+            self._refused[job.run_id] = job.planner
+            raise
+
+    async def _claimed(self, record: RunRecord) -> bool:
+        """Take a run without an owner, or whose worker died."""
+        if record.owner == self._workers.worker_id:
+            return True
+        if record.owner is not None and await self._workers.alive(record.owner):
+            return False
+        return await self._store.claim(record.run_id, self._workers.worker_id, seen=record.owner)
+
+
+class RunHandle(Generic[R]):
+    """A run of a store, which continues whether or not its result is awaited.
+
+    Attributes:
+        run_id: The run's name.
+    """
+
+    def __init__(self, pool: WorkerPool, job: Job[R]) -> None:
+        self.run_id = job.run_id
+        self._pool, self._job = pool, job
+        self._task = pool.task_of(job)
+
+    async def result(self) -> R:
+        """Wait for the run's next pause or end; a paused run's result is a value with what is pending.
+
+        Called again after a pause, it continues with what was decided meanwhile; without decisions it returns the same
+        pause. Where another worker drives the run, this waits for it. Cancelling the wait does not cancel the run.
+
+        Raises:
+            Exception: On a fault, what a planner's ``invoke`` raises; the run is unfinished, and continues when it is
+                started again.
+        """
+        if self._task.done() and not self._task.cancelled() and self._task.exception() is None:
+            self._task = self._pool.task_of(self._job)
+        return await asyncio.shield(self._task)
+
+    async def finished(self) -> R:
+        """Wait for the run's end, over every pause: for decisions, and for questions to expire.
+
+        Raises:
+            Exception: As `result`.
+        """
+        result = await self.result()
+        while await self._pool.wait_until_due(self.run_id):
+            result = await self.result()
+        return result
