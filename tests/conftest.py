@@ -1,0 +1,28 @@
+"""The fast part of the suite: ``pytest -m fast`` checks core, engine and approval, and imports nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+FAST = {"core", "engine", "approval"}
+"""Folders whose tests need neither processes nor servers."""
+TESTS = Path(__file__).parent
+
+
+def folder_of(path: Path) -> str:
+    """Name the folder of the tests that a path lies in."""
+    return path.relative_to(TESTS).parts[0] if path != TESTS else ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what is not asked for."""
+    if config.option.markexpr == "fast" and collection_path.is_relative_to(TESTS):
+        return folder_of(collection_path) not in {"", *FAST} or None
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the fast part."""
+    for item in items:
+        if folder_of(item.path) in FAST:
+            item.add_marker(pytest.mark.fast)
