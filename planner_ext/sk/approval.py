@@ -39,7 +39,7 @@ from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Functions
 from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
 from planner_ext.sk.checkpoint import InvalidCheckpointError, SharedByCopies
-from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message
 
@@ -85,14 +85,14 @@ class ApprovalSettings(ApprovalOptions):
             limit.
 
     Raises:
-        PlannerInvalidConfigurationError: If a value means nothing, naming the field.
+        InvalidOptionError: If a value means nothing, naming the field.
     """
 
     def __post_init__(self) -> None:
         try:
             ApprovalOptions.__post_init__(self)
         except InvalidLimitError as error:
-            raise PlannerInvalidConfigurationError(str(error)) from None
+            raise InvalidOptionError(str(error)) from None
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
         """Merge with the settings of a service that this one takes the place of: what nobody decided, the stricter."""

@@ -1,12 +1,19 @@
-"""``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a stock kernel."""
+"""``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a kernel; and the gate of a run.
+
+On a stock kernel the filter decides a call when it runs. In a run of this package the gate asks the approval filters of
+the kernel with the interceptors of the run, before any call runs: what a filter defers waits as the run's own call, and
+the filter does not ask again when the call runs. A filter that is wrapped in a function of the application is not
+recognised: it decides when its call runs, as any filter.
+"""
 
 import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
@@ -31,7 +38,9 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.core.accounts import Account
 from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval import PendingCall
@@ -43,7 +52,7 @@ from planner_ext.sk.arguments import (
     parse_arguments,
     parse_object,
 )
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
@@ -66,7 +75,7 @@ from planner_ext.sk.waiting_calls import (
     waiting_result,
 )
 
-__all__ = ["ApprovalFilter"]
+__all__ = ["ApprovalFilter", "RunGate", "approval_filters"]
 
 _logger = logging.getLogger(__name__)
 
@@ -109,6 +118,9 @@ class ApprovalFilter:
     In the stock loop Semantic Kernel starts the calls of a batch together, so there a safe sibling may run before a
     risky call is decided, and hidden parameters, bare names and exception texts are handled as the stock kernel does.
     Where that matters, use `FunctionInvokingChatCompletion`.
+
+    Attributes:
+        policy: The interceptor that decides calls.
     """
 
     def __init__(self, policy: Interceptor, approver: Approver | None = None, timeout: float | None = None) -> None:
@@ -120,28 +132,21 @@ class ApprovalFilter:
             timeout: Seconds in which the person has to decide; after that the call is refused. None waits for ever.
 
         Raises:
-            PlannerInvalidConfigurationError: If one of them cannot be used.
+            InvalidOptionError: If one of them cannot be used.
         """
         for name, value in (("policy", policy), ("approver", approver)):
             if not callable(value) and not (name == "approver" and value is None):
-                raise PlannerInvalidConfigurationError(
-                    f"{name} must be something that decides a call; got {shown(value)}."
-                )
+                raise InvalidOptionError(f"{name} must be something that decides a call; got {shown(value)}.")
         try:
             self._options = ApprovalOptions(interceptor_timeout=timeout)
         except InvalidLimitError:
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 f"timeout must be a number of seconds above 0, or None for no limit; got {shown(timeout)}."
             ) from None
-        self._policy = policy
+        self.policy = policy
         self._approver = approver
         self._taken: set[str] = set()
         self._reported = False
-
-    @property
-    def policy(self) -> Interceptor:
-        """The interceptor that decides calls."""
-        return self._policy
 
     async def __call__(self, context: Any, next: _Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
@@ -168,16 +173,16 @@ class ApprovalFilter:
     def decides_as(self, other: object) -> bool:
         """Whether another filter has the same policy and asks the same person."""
         return isinstance(other, ApprovalFilter) and (
-            _is_same(other._policy, self._policy) and _is_same(other._approver, self._approver)
+            _is_same(other.policy, self.policy) and _is_same(other._approver, self._approver)
         )
 
     def report_unused_rules(self, kernel: Kernel) -> None:
         """Log once which rules of a policy match no function of the kernel: a misspelt name guards nothing."""
-        if self._reported or not isinstance(self._policy, ApprovalPolicy):
+        if self._reported or not isinstance(self.policy, ApprovalPolicy):
             return
         self._reported = True
         functions = kernel.get_full_list_of_function_metadata()
-        for number in self._policy.unused_rules([(one.plugin_name or "", one.name) for one in functions]):
+        for number in self.policy.unused_rules([(one.plugin_name or "", one.name) for one in functions]):
             _logger.warning("Rule %d of the approval policy is for no function of this kernel.", number)
 
     async def decide(
@@ -191,9 +196,7 @@ class ApprovalFilter:
             state: The run, whose sticky approvals replace a question; None on a stock kernel.
             asks: Whether the approver is asked.
         """
-        chain = InterceptorChain(
-            options=self._options, interceptors=(self._policy,), marked=lambda _: mark_of(function)
-        )
+        chain = InterceptorChain(options=self._options, interceptors=(self.policy,), marked=lambda _: mark_of(function))
         (decision,) = await chain.review([call], state or State())
         if not asks or not isinstance(decision, Defer) or self._approver is None:
             return decision
@@ -425,3 +428,137 @@ def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) 
 
 def _is_same(one: object, other: object) -> bool:
     return one is other or (inspect.ismethod(one) and one == other)  # a method is made anew where it is looked up
+
+
+def approval_filters(kernel: Kernel) -> tuple[ApprovalFilter, ...]:
+    """List the approval filters of a kernel, of either type; those with the same policy and approver once."""
+    listed: Any = kernel  # its lists of filters are typed in part only
+    found: list[ApprovalFilter] = []
+    for _, one in [*reversed(listed.auto_function_invocation_filters), *reversed(listed.function_invocation_filters)]:
+        if isinstance(one, ApprovalFilter) and not any(one.decides_as(other) for other in found):
+            found.append(one)
+    return tuple(found)
+
+
+class RunGate:
+    """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
+
+    The chains are asked first, the outermost run's first, each about what those before it approved. A function's own
+    ``@requires_approval`` counts once, in the outermost chain. What the chains refuse or supply stands. What they defer
+    is refused where a filter's policy refuses it, and waits otherwise. What they let run, each filter decides: by its
+    policy, the function's mark, and its approver; without an approver the call waits as the run's own.
+
+    Args:
+        chains: Each with its run's account; None is the account of the run that is reviewed.
+        filters: See `approval_filters`.
+        functions: Gives the functions, by fully qualified name.
+        expires_in: Seconds after which a filter's question expires; None: never.
+        marked: Whether ``@requires_approval`` counts here; where the kernel has approval filters, it counts there.
+        can_wait: Whether calls may wait for a person. A run inside a function cannot: there they are denied, by name.
+    """
+
+    def __init__(
+        self,
+        chains: Sequence[tuple[InterceptorChain, Account | None]],
+        filters: Sequence[ApprovalFilter],
+        *,
+        functions: Callable[[], Mapping[str, KernelFunction]],
+        expires_in: float | None = None,
+        marked: bool,
+        can_wait: bool,
+    ) -> None:
+        if marked:
+            (outermost, account), *others = chains
+            chains = [(replace(outermost, marked=partial(_mark_in, functions)), account), *others]
+        self._chains = chains
+        self._filters = tuple(filters)
+        self._functions = functions
+        self._expires_in = expires_in
+        self._can_wait = can_wait
+        self._reviewed: set[tuple[int, str]] = set()
+
+    def watches(self, function: str) -> bool:
+        """Whether a filter or a chain decides the calls of a function."""
+        return bool(self._filters) or any(chain.watches(function) for chain, _ in self._chains)
+
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
+        """Decide each call, in order, before any of them runs."""
+        decisions = [await self._by_chains(call, state) for call in calls]
+        if self._filters:
+            for number, call in enumerate(calls):
+                decisions[number] = await self._by_filters(call, decisions[number], state)
+                self._reviewed.add((call.iteration, call.id))
+        if self._can_wait:
+            return decisions
+        return [
+            _denied(call) if isinstance(decision, Defer) else decision
+            for call, decision in zip(calls, decisions, strict=True)
+        ]
+
+    def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
+        """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
+        if fact is not None and (fact.person or (fact.iteration, fact.call_id) in self._reviewed):
+            return self._filters
+        return ()
+
+    async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:
+        decided: Approve | None = None
+        for chain, account in self._chains:
+            if not chain.watches(call.fully_qualified_name):
+                continue
+            (decision,) = await chain.review([call], state if account is None else account.state)
+            if not isinstance(decision, Approve | None):
+                return decision
+            if decision is not None:
+                decided = _both(decided, decision)
+                call = call if decided.arguments is None else replace(call, arguments=decided.arguments)
+        return decided
+
+    async def _by_filters(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
+        edited = False
+        for one in self._filters:
+            edited = edited or (isinstance(decision, Approve) and decision.arguments is not None)
+            decision = await self._by_filter(one, call, decision, state)
+        if edited and isinstance(decision, Defer):  # an edit does not wait: each policy has to see the call that waits
+            for one in self._filters:
+                decision = await self._by_filter(one, call, decision, state)
+        return decision
+
+    async def _by_filter(
+        self, one: ApprovalFilter, call: ToolCall, decision: Decision | None, state: State
+    ) -> Decision | None:
+        if isinstance(decision, Deny | Supply):
+            return decision
+        function = self._functions()[call.fully_qualified_name]
+        if isinstance(decision, Approve) and decision.arguments is not None:
+            edited = parse_arguments(result_text(dict(decision.arguments)), parameters_of(function))
+            if isinstance(edited, InvalidArguments):
+                return decision  # which is refused where it is applied
+            call = replace(call, arguments=edited)
+        said = await one.decide(function, call, state, asks=not isinstance(decision, Defer))
+        if isinstance(decision, Defer):
+            return said if isinstance(said, Deny | Supply) else decision
+        if said is None or (isinstance(said, Approve) and said.arguments is None and decision is not None):
+            return decision
+        if isinstance(said, Defer) and said.expires_in is None:
+            return replace(said, expires_in=self._expires_in)
+        return said
+
+
+def _mark_in(functions: Callable[[], Mapping[str, KernelFunction]], name: str) -> Defer | None:
+    return mark_of(functions().get(name))
+
+
+def _both(first: Approve | None, then: Approve) -> Approve:
+    """Merge two approvals of a call: the last edit of its arguments, and the last approver's name."""
+    if first is None:
+        return then
+    edited = first.arguments if then.arguments is None else then.arguments
+    return replace(then, arguments=edited, by=then.by or first.by)
+
+
+def _denied(call: ToolCall) -> Deny:
+    return Deny(
+        f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait for one. "
+        "Go on without it."
+    )

@@ -29,7 +29,7 @@ from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.engine.concurrency import in_thread
 from planner_ext.engine.effects import effect_of
 from planner_ext.sk.arguments import convertible_type, unconverted_parameter
-from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError, PlannerException
 
 __all__ = [
     "NOT_WRITABLE",
@@ -98,7 +98,7 @@ class ToolExecution:
             whose thread was abandoned does not count. None is no limit.
 
     Raises:
-        PlannerInvalidConfigurationError: An invalid value; names the field, what it takes and what it got.
+        InvalidOptionError: An invalid value; names the field, what it takes and what it got.
     """
 
     max_concurrency: int | None = None
@@ -135,7 +135,7 @@ class ToolExecution:
 
 def _require(field: str, fits: bool, expected: str, seen: object) -> None:
     if not fits:
-        raise PlannerInvalidConfigurationError(f"ToolExecution.{field} must be {expected}; got {shown(seen)}.")
+        raise InvalidOptionError(f"ToolExecution.{field} must be {expected}; got {shown(seen)}.")
 
 
 def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:

@@ -21,7 +21,7 @@ and charges it. Must not know the planner, nor how a budget is counted: that is 
 """
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -42,10 +42,10 @@ from planner_ext.core.limits import Consumption
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
+from planner_ext.sk.approval_filter import RunGate, approval_filters
 from planner_ext.sk.arguments import INJECTED, InvalidArguments, parameters_of, parse_arguments
 from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
-from planner_ext.sk.gates import RunGate, approval_filters
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter, price_of
 from planner_ext.sk.usage import merge_reported, read_iterations, usage_in
@@ -334,39 +334,22 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
     )
 
 
-class _Services(MutableMapping[str, AIServiceClientBase]):
-    """The services of a view, each wrapped when it is first looked at.
+class _Services(dict[str, AIServiceClientBase]):
+    """The services of a view, each wrapped.
 
     Attributes:
-        kernel: That the view is of.
-        tab: Of the call that the view belongs to.
+        kernel: The kernel that the view is of.
+        tab: The call that the view belongs to.
     """
 
     def __init__(self, kernel: Kernel, tab: Tab, wrap: Wrap) -> None:
+        super().__init__({name: wrap(service, tab) for name, service in kernel.services.items()})
         self.kernel = kernel
         self.tab = tab
-        self._services = dict(kernel.services)
-        self._wrapped: dict[str, AIServiceClientBase] = {}
         self._wrap = wrap
 
-    def __getitem__(self, key: str) -> AIServiceClientBase:
-        if key not in self._wrapped:
-            self._wrapped[key] = self._wrap(self._services[key], self.tab)
-        return self._wrapped[key]
-
-    def __setitem__(self, key: str, value: AIServiceClientBase) -> None:
-        self._services[key] = value
-        self._wrapped.pop(key, None)
-
-    def __delitem__(self, key: str) -> None:
-        del self._services[key]
-        self._wrapped.pop(key, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._services)
-
-    def __len__(self) -> int:
-        return len(self._services)
+    def __setitem__(self, name: str, service: AIServiceClientBase) -> None:
+        super().__setitem__(name, self._wrap(service, self.tab))
 
 
 def _is_inline(context: FunctionInvocationContext) -> bool:

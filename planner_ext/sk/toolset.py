@@ -13,7 +13,7 @@ from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 
 from planner_ext.approval.decisions import Defer, approval_required
 from planner_ext.sk.arguments import injected_parameters
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError
 
 __all__ = ["RequestBehavior", "ToolSet", "mark_of"]
 
@@ -105,7 +105,7 @@ class ToolSet:
         for metadata in self._kernel_functions():
             name = metadata.fully_qualified_name
             if name in functions:
-                raise PlannerInvalidConfigurationError(
+                raise InvalidOptionError(
                     f"The kernel has a function {name!r}, which is the name of one that the planner offers itself. "
                     "Rename the plugin or the function, or exclude it."
                 )
@@ -143,7 +143,7 @@ class ToolSet:
         try:
             config = behavior.get_config(self._kernel)
         except ValueError as error:
-            raise PlannerInvalidConfigurationError(f"The behaviour's filters cannot be used: {error}") from error
+            raise InvalidOptionError(f"The behaviour's filters cannot be used: {error}") from error
         offered = config.available_functions or []
         return offered if self._select is None else self._select(offered)
 
