@@ -105,7 +105,7 @@ class PendingCall:
     """A call that waits for a person, as it will run if it is approved; or a question that waits for an answer.
 
     A question is a call of ``UserInteraction-AskUser`` with ``{"question": text}``, answered with `Supply`, or with
-    `Deny` where nobody will answer; a plain reply that asks is shown as one, too, under an id of its own.
+    `Deny` where it will not be answered; a plain reply that asks is shown as a question, too, under its own id.
 
     Attributes:
         id: The call's id; decisions go by it.
@@ -165,7 +165,7 @@ def _expiry(at: float | None) -> datetime | None:
 
 
 def check_record(state: State) -> None:
-    """Refuse the record of a run that cannot go on, or whose calls do not agree with themselves.
+    """Refuse the record of a run that cannot continue, or whose calls contradict themselves.
 
     Raises:
         InvalidCheckpointError: Naming what is wrong; nothing ran.
@@ -228,7 +228,7 @@ def decision_facts(
     """Turn decisions on a paused run into facts: all of them, or none.
 
     Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
-    another value, as its parameters or this package's conversion changed, waits anew, with a fingerprint of its own.
+    another value, as its parameters or this package's conversion changed, waits anew, with its own fingerprint.
 
     Args:
         state: The run, paused.

@@ -165,10 +165,10 @@ def _to_dict(convert: Convert, value: Any) -> Any:
 
 
 def _to_model(model: type[BaseModel], value: Any) -> Any:
-    """Convert to what a pydantic model reads: near types converted, extra keys left out, its defaults filled in.
+    """Convert to what a pydantic model reads: near types converted, extra keys dropped, its defaults filled in.
 
     A default that is drawn anew each time is no part of the value. What a model writes and does not read again as the
-    same, as one with a serializer of its own may, stays as it was sent: then a condition sees the model's own spelling.
+    same, as one with its own serializer may, stays as it was sent: then a condition sees the model's own spelling.
     """
 
     def reading(data: Any) -> BaseModel:

@@ -132,7 +132,7 @@ def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
     """Find the run in which this code is called as a function, or as a part of one; None outside of every run.
 
     Args:
-        tab: Of the call that the code belongs to where it runs in a context of its own, as threads do.
+        tab: Of the call that the code belongs to where it runs in another context, as threads do.
     """
     tab = current_tab() or tab
     return None if tab is None or tab.around is None else tab.around(tab)

@@ -166,7 +166,7 @@ def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tu
 
 
 def waiting_calls(history: ChatHistory) -> list[WaitingCall]:
-    """Find the results that say that their call waits; one that does not fit a call before it is left out."""
+    """Find the results that say that their call waits; results that do not fit a call before them are skipped."""
     placed = list(_placed_calls(history))
     found: list[WaitingCall] = []
     for item in (item for message in history.messages for item in message.items):
