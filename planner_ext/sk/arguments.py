@@ -168,7 +168,7 @@ def _parameter(name: str, declared: KernelParameterMetadata, function: KernelFun
     optional = not declared.is_required and declared.default_value is None
     # Semantic Kernel's schema of `X | None` is that of X: only the parameter's metadata still knows.
     nullable = "null" in names or schema.get("nullable") is True or (optional and declared.type_object is not None)
-    # A null that Semantic Kernel would convert can only be omitted; where the parameter has a default, that is not null.
+    # A null that Semantic Kernel would convert can only be omitted; where there is a default, that is not null.
     nullable = nullable and (optional or not converted)
     opaque = not _TYPES.keys() >= set(names) or ("object" in names and not _means_object(declared, kind))
     types = () if opaque else tuple(one for one in names if one != "null")
