@@ -275,7 +275,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             chat_history.messages[:] = messages
         at = self._options.clock.now()
         started = RunStarted(run_id=new_run_id(), rules=context.rules(), messages=messages, at=at)
-        return ServiceRun(chat_history, context, request, first=(started,), known=len(messages))
+        return ServiceRun(history=chat_history, context=context, request=request, first=(started,), known=len(messages))
 
     def _resume(
         self,
@@ -295,9 +295,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
         before, first = given.checkpoint.facts, given.facts(context.functions, at)
         return ServiceRun(
-            chat_history,
-            context,
-            request,
+            history=chat_history,
+            context=context,
+            request=request,
             first=first,
             known=len(state.transcript),
             facts=before,

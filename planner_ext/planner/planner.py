@@ -3,17 +3,19 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
-from semantic_kernel.functions import KernelArguments
+from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionMetadata
+from semantic_kernel.prompt_template import KernelPromptTemplate
 
 from planner_ext.approval.decisions import Decision
-from planner_ext.core.facts import Rules, RunStarted
+from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.termination import cancellation_reason, stopping_facts
@@ -21,34 +23,53 @@ from planner_ext.durable.worker import Activation
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-from planner_ext.planner.prepare import (
-    PlannerTemplates,
-    answer_form,
-    check_exclusions,
-    opening,
-    own_functions,
-    planner_rules,
-    resumed_limits,
-    selected,
-    with_completion_limit,
-)
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, result_of
-from planner_ext.planner.run import KeptRun, PlannerRun, rules_kept
+from planner_ext.planner.run import KeptRun, PlannerRun, rules_kept, run_started
 from planner_ext.service import charged_service
 from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken, check_record
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, Price, price_in
 from planner_ext.sk.checkpoint import Checkpoint
-from planner_ext.sk.errors import RunEndedError
-from planner_ext.sk.nested import current_parent_run, tab_in
+from planner_ext.sk.errors import InvalidOptionError, RunEndedError
+from planner_ext.sk.nested import current_parent_run, planner_of, tab_in
 from planner_ext.sk.options import RunSettings, checked_goal, instance_of
-from planner_ext.sk.prompts import PlannerPrompts
+from planner_ext.sk.prompts import (
+    PlannerPrompts,
+    default_plan_prompt,
+    default_step_prompt,
+    plan_template,
+    step_template,
+)
+from planner_ext.sk.questions import OWN_PLUGIN, own_function
 from planner_ext.sk.resumption import ResumeRequest
-from planner_ext.sk.run_context import RunContext, checked_messages, new_run_id, unwrapped
+from planner_ext.sk.run_context import (
+    RunContext,
+    checked_messages,
+    function_names,
+    new_run_id,
+    refuse_unknown,
+    unwrapped,
+)
+from planner_ext.sk.structured import ResponseForm, response_form
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, select_service
 
 __all__ = ["FunctionCallingStepwisePlanner"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Templates:
+    """The prompts of a planner, as they were given and as templates."""
+
+    plan_yaml: str
+    step_prompt: str
+    plan: KernelPromptTemplate
+    plan_settings: dict[str, Any]
+    step: KernelPromptTemplate
+
+    @classmethod
+    def read(cls, plan_yaml: str, step_prompt: str) -> "_Templates":
+        return cls(plan_yaml, step_prompt, *plan_template(plan_yaml), step_template(step_prompt))
 
 
 class FunctionCallingStepwisePlanner:
@@ -71,9 +92,12 @@ class FunctionCallingStepwisePlanner:
             PlannerInvalidConfigurationError: If the options cannot be used, naming what is wrong.
         """
         self.service_id = service_id
-        self.options = FunctionCallingStepwisePlannerOptions() if options is None else options
-        instance_of("options", self.options, FunctionCallingStepwisePlannerOptions)
-        self._templates = PlannerTemplates.of(self.options)
+        given = FunctionCallingStepwisePlannerOptions() if options is None else options
+        self.options = instance_of("options", given, FunctionCallingStepwisePlannerOptions)
+        plan, step = self.options.get_initial_plan, self.options.get_step_prompt
+        self._templates = _Templates.read(
+            default_plan_prompt if plan is None else plan(), default_step_prompt if step is None else step()
+        )
         self._taken = DecisionsTaken()
         self._read: tuple[object, RunSettings] | None = None
         self._settings()  # which checks them
@@ -96,7 +120,7 @@ class FunctionCallingStepwisePlanner:
 
     @generate_plan_yaml.setter
     def generate_plan_yaml(self, text: str) -> None:
-        self._templates = PlannerTemplates.read(text, self._templates.step_prompt)
+        self._templates = _Templates.read(text, self._templates.step_prompt)
 
     @property
     def step_prompt(self) -> str:
@@ -105,7 +129,7 @@ class FunctionCallingStepwisePlanner:
 
     @step_prompt.setter
     def step_prompt(self, text: str) -> None:
-        self._templates = PlannerTemplates.read(self._templates.plan_yaml, text)
+        self._templates = _Templates.read(self._templates.plan_yaml, text)
 
     async def invoke(
         self,
@@ -253,13 +277,18 @@ class FunctionCallingStepwisePlanner:
         return result_of(fold(journal), journal, key=options.checkpoint_key)
 
     def journaled(
-        self, kernel: Kernel, segment: Activation, *, arguments: KernelArguments | None = None, streaming: bool = False
+        self,
+        kernel: Kernel,
+        activation: Activation,
+        *,
+        arguments: KernelArguments | None = None,
+        streaming: bool = False,
     ) -> KeptRun:
         """Prepare a run out of a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
         Args:
             kernel: Its functions may be called; need not be the one that the run began with.
-            segment: Where the run stands, and what it is continued with.
+            activation: Where the run stands, and what it is continued with.
             arguments: The application's arguments; never stored, so given again in each process.
             streaming: Whether its requests are streaming ones, for the events of the run.
 
@@ -268,15 +297,15 @@ class FunctionCallingStepwisePlanner:
         """
         context = self._prepare(
             kernel,
-            segment.goal,
+            activation.goal,
             _merged(arguments, {}),
             streaming=streaming,
-            budget=segment.budget,
-            price=segment.price,
-            kept=rules_kept(segment),
-            store=segment.store,
+            budget=activation.budget,
+            price=activation.price,
+            kept=rules_kept(activation),
+            store=activation.store,
         )
-        return KeptRun(self.options, context, segment)
+        return KeptRun(self.options, context, activation)
 
     async def _start(
         self,
@@ -294,13 +323,8 @@ class FunctionCallingStepwisePlanner:
             given = instance_of("chat_history", chat_history, ChatHistory)
             before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
         context = self._prepare(kernel, question, arguments, streaming=streaming)
-        started = RunStarted(
-            run_id=new_run_id(),
-            rules=planner_rules(self.options, context, plan=chat_history is None),
-            messages=await opening(self.options, context, question, before),
-            goal=question,
-            at=context.options.clock.now(),
-        )
+        goes_on = chat_history is not None
+        started = await run_started(self.options, context, question, new_run_id(), before=before, goes_on=goes_on)
         return PlannerRun(context, new=(started,), stop=stop)
 
     def _resume(
@@ -359,7 +383,7 @@ class FunctionCallingStepwisePlanner:
         """
         planner, templates, options = self.options, self._templates, self._settings()
         if budget is not None:
-            options = replace(options, budget=resumed_limits(budget, options))
+            options = replace(options, budget=_resumed_limits(budget, options))
         if price := price_in(budget) or price:
             options = replace(options, price=price)
         # A run that is kept in a store has its own budget, wherever it begins.
@@ -369,19 +393,29 @@ class FunctionCallingStepwisePlanner:
         if kept is not None and budget is None:
             options = replace(options, budget=kept.limits)
         service, options = unwrapped(service, options)
-        settings = with_completion_limit(connector_settings(service, chosen), planner.max_completion_tokens)
+        settings = _with_completion_limit(connector_settings(service, chosen), planner.max_completion_tokens)
         behavior = settings.function_choice_behavior or _ALL_FUNCTIONS
         if planner.excluded_plugins or planner.excluded_functions:
-            check_exclusions(planner, kernel)
-        final_answer, ask_user = own_functions(planner, options, kernel)
-        form = answer_form(planner, kept)
+            _check_exclusions(planner, kernel)
+        insists = planner.require_final_answer_function
+        asks = options.takes_questions or (insists and options.max_clarifications != 0)
+        final_answer = (
+            _own_function("SendFinalAnswer", planner, kernel) if insists or planner.plan is not False else None
+        )
+        ask_user = _own_function("AskUser", planner, kernel) if asks else None
+        if insists and final_answer is None:
+            raise InvalidOptionError(
+                "require_final_answer_function=True needs UserInteraction-SendFinalAnswer, which is in "
+                "excluded_functions or excluded_plugins. Take it out of them, or accept a plain answer."
+            )
+        form = _answer_form(planner, kept)
         running = (self,) if parent is None else (*parent.planners, self)
         tools = ToolSet(
             kernel,
             None if behavior.type_ is FunctionChoiceType.NONE else behavior,
             settings,
             own=[function for function in (final_answer, ask_user) if function is not None],
-            select=partial(selected, options=planner, running=running, kernel=kernel, goal=goal),
+            select=partial(_selected, options=planner, running=running, kernel=kernel, goal=goal),
         )
         return RunContext(
             kernel=kernel,
@@ -421,3 +455,100 @@ def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> Kernel
     for name, value in kwargs.items():
         merged[name] = value
     return merged
+
+
+def _resumed_limits(budget: object, settings: RunSettings) -> Limits:
+    """Return the limits of a budget that a run is resumed with; ``max_iterations`` is the options' by default.
+
+    A journal keeps limits alone, which are accepted, too.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is not a budget.
+    """
+    limits = budget if type(budget) is Limits else instance_of("budget", budget, Budget).limits
+    return limits if limits.max_iterations else replace(limits, max_iterations=settings.budget.max_iterations)
+
+
+def _answer_form(options: FunctionCallingStepwisePlannerOptions, kept: Rules | None) -> ResponseForm | None:
+    """Read the form of the answer; a run that is resumed needs the one that it began with.
+
+    Raises:
+        PlannerInvalidConfigurationError: If that is missing.
+    """
+    form = response_form(options.response_format)
+    if form is None and kept is not None and kept.structured:
+        raise InvalidOptionError(
+            "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
+            "response_format. Resume it with the one that it began with."
+        )
+    return form
+
+
+def _own_function(
+    name: Literal["SendFinalAnswer", "AskUser"], options: FunctionCallingStepwisePlannerOptions, kernel: Kernel
+) -> KernelFunction | None:
+    """Return a function of the planner itself; None where it is excluded, unless a kernel's of that name is meant."""
+    in_kernel = OWN_PLUGIN in kernel.plugins and name in kernel.plugins[OWN_PLUGIN].functions
+    excluded = {name, f"{OWN_PLUGIN}-{name}"} & options.excluded_functions or OWN_PLUGIN in options.excluded_plugins
+    return None if excluded and not in_kernel else own_function(name)
+
+
+def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Kernel) -> None:
+    """Refuse the exclusion of a name that the kernel does not have: a misspelt name excludes nothing.
+
+    Raises:
+        PlannerInvalidConfigurationError: Naming it, and the names that there are.
+    """
+    refuse_unknown("excluded_plugins", options.excluded_plugins, {*kernel.plugins, OWN_PLUGIN})
+    names = function_names(kernel)
+    own = {name.rpartition("-")[2] for name in names}
+    refuse_unknown("excluded_functions", options.excluded_functions, names, also=own)
+
+
+def _selected(
+    functions: Sequence[KernelFunctionMetadata],
+    *,
+    options: FunctionCallingStepwisePlannerOptions,
+    running: Sequence[object],
+    kernel: Kernel,
+    goal: str,
+) -> Sequence[KernelFunctionMetadata]:
+    """Leave out the functions that the options exclude or do not choose, and the planners that run already.
+
+    Raises:
+        PlannerInvalidConfigurationError: If ``get_available_functions`` chose one that the kernel does not have.
+    """
+    if options.get_available_functions is not None:
+        chosen = {function.fully_qualified_name for function in options.get_available_functions(options, goal)}
+        there = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}
+        if unknown := sorted(chosen - there):
+            raise InvalidOptionError(
+                f"get_available_functions gave {', '.join(unknown)}; the kernel has "
+                f"{', '.join(sorted(there)) or 'no function'}. Give functions of the kernel."
+            )
+        functions = [function for function in functions if function.fully_qualified_name in chosen]
+    return [
+        function
+        for function in functions
+        if function.plugin_name not in options.excluded_plugins
+        and not {function.name, function.fully_qualified_name} & options.excluded_functions
+        and planner_of(kernel.get_function(function.plugin_name, function.name)) not in running
+    ]
+
+
+_COMPLETION_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
+"""What the settings of Semantic Kernel's connectors call the most tokens of a reply."""
+
+
+def _with_completion_limit(settings: PromptExecutionSettings, limit: int | None) -> PromptExecutionSettings:
+    """Limit a reply's tokens, by the name that the connector's settings have for that."""
+    if not limit:
+        return settings
+    kind = type(settings)
+    name = next((name for name in _COMPLETION_LIMITS if name in kind.model_fields), None)
+    if name is None:
+        raise InvalidOptionError(
+            f"max_completion_tokens={limit} cannot be used: {kind.__name__} has none of the fields "
+            f"{', '.join(_COMPLETION_LIMITS)}. Leave it out, and limit the reply in execution_settings."
+        )
+    return settings.model_copy(update={name: limit})

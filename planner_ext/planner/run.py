@@ -1,10 +1,14 @@
 """One run of the planner, driven from its first new facts to its result; likewise a run out of a store."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
 from planner_ext.approval.policy import missing_guards
-from planner_ext.core.facts import Fact, Rules, RunStarted
+from planner_ext.core.facts import Fact, Guards, Rules, RunStarted
 from planner_ext.core.state import TRANSITIONS, Phase, State
 from planner_ext.durable.errors import RunRefusedError
 from planner_ext.durable.worker import Activation
@@ -12,9 +16,9 @@ from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.engine.engine import StopHandle, watch
 from planner_ext.engine.ports import Emit, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-from planner_ext.planner.prepare import opening, planner_rules
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, ResultReady, result_of
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking, check_calls
+from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.options import instance_of
@@ -22,7 +26,52 @@ from planner_ext.sk.outcome import raise_at_limit
 from planner_ext.sk.resumption import ResumeRequest, recovery_facts
 from planner_ext.sk.run_context import RunContext
 
-__all__ = ["KeptRun", "PlannerRun", "rules_kept"]
+__all__ = ["KeptRun", "PlannerRun", "rules_kept", "run_started"]
+
+
+async def run_started(
+    options: FunctionCallingStepwisePlannerOptions,
+    context: RunContext,
+    goal: str,
+    run_id: str,
+    *,
+    before: Sequence[ChatMessageContent] = (),
+    goes_on: bool = False,
+    guards: Guards | None = None,
+) -> RunStarted:
+    """Write the first fact of a run: its rules, and the messages that it opens with.
+
+    Args:
+        options: The planner's.
+        context: What the run works with.
+        goal: What it is to reach.
+        run_id: The run's name.
+        before: The history that it begins with.
+        goes_on: Whether it continues a history, so that no plan is asked for.
+        guards: Who decides on its calls, where it is kept in a store.
+    """
+    behavior, rules = context.behavior, context.rules()
+    if isinstance(behavior, BoundedFunctionChoiceBehavior):
+        attempts = behavior.maximum_use_attempts
+    else:  # the attempts of Semantic Kernel's own are those of its loop, but where each of them forces a call
+        required = behavior.type_ is FunctionChoiceType.REQUIRED
+        attempts = behavior.maximum_auto_invoke_attempts or 1 if required else None
+    rules = replace(
+        rules,
+        use_attempts=attempts,
+        attempts_limit=rules.attempts_limit and "maximum_use_attempts",
+        plan=options.plan is True and not goes_on,
+        charge_plan=options.charge_plan or context.parent is not None,
+        rounds_per_step=1 if options.control == "use_attempts" else None,
+        close_on_denial=options.control == "pre_invoke",
+        require_final_answer=options.require_final_answer_function,
+    )
+    if isinstance(options.plan, str):
+        opening = await context.prompts.opening(options.plan)
+    else:  # a plan that is asked for replaces it later
+        opening = (ChatMessageContent(role=AuthorRole.USER, content=goal),)
+    at = context.options.clock.now()
+    return RunStarted(run_id=run_id, rules=rules, messages=(*before, *opening), goal=goal, guards=guards, at=at)
 
 
 class PlannerRun:
@@ -62,8 +111,9 @@ class PlannerRun:
         """
         context = self._context
         engine = context.engine(self._facts, emit=emit, stop=self._stop)
+        new = await self._first()
         with self._taking.held(engine):
-            for fact in self._new:
+            for fact in new:
                 await engine.record(fact)
             await context.drive(engine)
         key = context.options.checkpoint_key
@@ -71,125 +121,99 @@ class PlannerRun:
         written = context.chat.messages(engine.state.transcript)
         return result_of(engine.state, tuple(engine.facts), context.form, written=written, key=key)
 
-    def events(self) -> AsyncGenerator[PlannerEvent, None]:
+    async def events(self) -> AsyncGenerator[PlannerEvent, None]:
         """Run, and yield what happens; the result comes last."""
-        return _events(self.result)
+        results: list[FunctionCallingStepwisePlannerResult] = []
+
+        async def run(emit: Emit) -> None:
+            results.append(await self.result(emit))
+
+        async with aclosing(watch(run)) as events:
+            async for event in events:
+                if not isinstance(event, TextDelta) or event.text:
+                    yield event
+        yield ResultReady(result=results[0])
+
+    async def _first(self) -> Sequence[Fact]:
+        return self._new
 
 
-class KeptRun:
-    """A run out of a store, ready to be driven to its next pause or end."""
-
-    def __init__(
-        self, options: FunctionCallingStepwisePlannerOptions, context: RunContext, segment: Activation
-    ) -> None:
-        self._options = options
-        self._context = context
-        self._segment = segment
-
-    async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
-        """Drive the run; see `planner_ext.durable.worker.ActivationRun`."""
-        new = await _segment_facts(self._options, self._context, self._segment)
-        return await PlannerRun(self._context, facts=self._segment.facts, new=new).result(emit)
-
-    def events(self) -> AsyncGenerator[PlannerEvent, None]:
-        """Drive the run, and yield what happens; the result comes last."""
-        return _events(self.result)
-
-
-async def _events(
-    result: Callable[[Emit], Awaitable[FunctionCallingStepwisePlannerResult]],
-) -> AsyncGenerator[PlannerEvent, None]:
-    results: list[FunctionCallingStepwisePlannerResult] = []
-
-    async def run(emit: Emit) -> None:
-        results.append(await result(emit))
-
-    async with aclosing(watch(run)) as events:
-        async for event in events:
-            if not isinstance(event, TextDelta) or event.text:
-                yield event
-    yield ResultReady(result=results[0])
-
-
-def rules_kept(segment: Activation) -> Rules | None:
+def rules_kept(activation: Activation) -> Rules | None:
     """Give the rules of a run that goes on; None of one that starts, or that has ended and is only told again.
 
     Raises:
         InvalidCheckpointError: If the journal contradicts itself.
     """
-    state = Checkpoint(tuple(segment.facts)).state()
-    return None if state.phase is Phase.NEW or _told_again(state, segment) else state.rules
+    state = Checkpoint(tuple(activation.facts)).state()
+    return None if state.phase is Phase.NEW or _told_again(state, activation) else state.rules
 
 
-def _told_again(state: State, segment: Activation) -> bool:
+def _told_again(state: State, activation: Activation) -> bool:
     """Whether a run has ended and its result is all that is asked for."""
-    return state.ended is not None and segment.budget is None and not segment.reopen
+    return state.ended is not None and activation.budget is None and not activation.reopen
 
 
-async def _segment_facts(
-    options: FunctionCallingStepwisePlannerOptions, context: RunContext, segment: Activation
-) -> Sequence[Fact]:
-    """List the first new facts of a segment; none where there is nothing to continue.
+class KeptRun(PlannerRun):
+    """A run out of a store: where it stands says how it begins. See `planner_ext.durable.worker.ActivationRun`."""
 
-    Raises:
-        InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
-        DecisionRefusedError: If a decision cannot be taken.
-        RunRefusedError: If less has a say in the run's calls here than when it began; an ended run's result is read
-            all the same.
-        PlannerInvalidConfigurationError: If a run that was answered is given a budget.
-    """
-    at = context.options.clock.now()
-    if not segment.facts:
-        started = RunStarted(
-            run_id=segment.run_id,
-            rules=planner_rules(options, context, plan=True),
-            messages=await opening(options, context, segment.goal),
-            goal=segment.goal,
-            guards=context.guards(),
-            at=at,
+    def __init__(
+        self, options: FunctionCallingStepwisePlannerOptions, context: RunContext, activation: Activation
+    ) -> None:
+        super().__init__(context, facts=activation.facts, new=())
+        self._options = options
+        self._activation = activation
+
+    async def _first(self) -> Sequence[Fact]:
+        """List the first new facts; none where there is nothing to continue.
+
+        Raises:
+            InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
+            DecisionRefusedError: If a decision cannot be taken.
+            RunRefusedError: If less has a say in the run's calls here than when it began; an ended run's result is read
+                all the same.
+            RunEndedError: If a run that was answered is given a budget.
+        """
+        context, activation = self._context, self._activation
+        if not activation.facts:
+            guards = context.guards()
+            return (await run_started(self._options, context, activation.goal, activation.run_id, guards=guards),)
+        checkpoint = Checkpoint(tuple(activation.facts)).checked()
+        state = checkpoint.state()
+        if _told_again(state, activation):
+            return ()
+        self._check_guards()
+        reopened = activation.reopen and (state.phase, "Resumed") in TRANSITIONS
+        if reopened or state.phase in (Phase.PAUSED, Phase.ENDED):
+            return self._resumed(checkpoint)
+        check_calls(state)
+
+        def declared(name: str) -> Effect:
+            return effect_of(getattr(context.tools.functions.get(name), "method", None)) or Effect()
+
+        at, in_doubt = context.options.clock.now(), activation.in_doubt
+        return await recovery_facts(state, effect_of=declared, functions=context.functions, in_doubt=in_doubt, at=at)
+
+    def _check_guards(self) -> None:
+        begun, context = self._facts[0], self._context
+        if not isinstance(begun, RunStarted) or begun.guards is None:
+            return
+        if missing := missing_guards(begun.guards, context.guards(), context.tools.functions):
+            raise RunRefusedError(
+                f"Run {self._activation.run_id!r} cannot be continued here: it began under what this process lacks: "
+                f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "
+                "this; on the command line, --policy and --ask-all give a planner more of a say."
+            )
+
+    def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
+        activation, options, state = self._activation, self._context.options, checkpoint.state()
+        if state.ended is not None and state.ended.status == "answered":
+            raise RunEndedError(
+                f"Run {activation.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
+                "Start a run with a new goal."
+            )
+        budget = None if activation.budget is None else options.budget
+        given = ResumeRequest(
+            checkpoint=checkpoint, decisions=activation.decisions, decided_at=activation.decided_at, budget=budget
         )
-        return (started,)
-    checkpoint = Checkpoint(tuple(segment.facts)).checked()
-    state = checkpoint.state()
-    if not _told_again(state, segment):
-        _check_guards(context, segment)
-    reopened = segment.reopen and (state.phase, "Resumed") in TRANSITIONS
-    if reopened or state.phase in (Phase.PAUSED, Phase.ENDED):
-        return _resumed(context, segment, checkpoint, at)
-    check_calls(state)
-
-    def declared(name: str) -> Effect:
-        return effect_of(getattr(context.tools.functions.get(name), "method", None)) or Effect()
-
-    return await recovery_facts(
-        state, effect_of=declared, functions=context.functions, in_doubt=segment.in_doubt, at=at
-    )
-
-
-def _check_guards(context: RunContext, segment: Activation) -> None:
-    begun = segment.facts[0]
-    if not isinstance(begun, RunStarted) or begun.guards is None:
-        return
-    if missing := missing_guards(begun.guards, context.guards(), context.tools.functions):
-        raise RunRefusedError(
-            f"Run {segment.run_id!r} cannot be continued here: it began under what this process lacks: "
-            f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has this; on "
-            "the command line, --policy and --ask-all give a planner more of a say."
-        )
-
-
-def _resumed(context: RunContext, segment: Activation, checkpoint: Checkpoint, at: float) -> Sequence[Fact]:
-    state = checkpoint.state()
-    if _told_again(state, segment):
-        return ()
-    if state.ended is not None and state.ended.status == "answered":
-        raise RunEndedError(
-            f"Run {segment.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
-            "Start a run with a new goal."
-        )
-    budget = None if segment.budget is None else context.options.budget
-    given = ResumeRequest(
-        checkpoint=checkpoint, decisions=segment.decisions, decided_at=segment.decided_at, budget=budget
-    )
-    facts = given.facts(context.functions, at)
-    return facts if len(facts) > 1 or segment.budget is not None or segment.reopen else ()
+        facts = given.facts(self._context.functions, options.clock.now())
+        return facts if len(facts) > 1 or activation.budget is not None or activation.reopen else ()

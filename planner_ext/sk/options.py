@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Limits
@@ -15,7 +13,6 @@ from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
-from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, Price, tightest
 from planner_ext.sk.checkpoint import SigningKey
 from planner_ext.sk.errors import InvalidOptionError
@@ -263,15 +260,6 @@ class RunSettings:
     def takes_questions(self) -> bool:
         """Whether the model is offered the function that asks the user."""
         return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
-
-    def resumed(self, limits: Limits, price: Price | None) -> "RunSettings":
-        """Take the limits that a resumed run has, and the price of the budget that it was resumed with, if any."""
-        return replace(self, budget=limits, price=price or self.price)
-
-    def under(self, behavior: FunctionChoiceBehavior) -> "RunSettings":
-        """Add the pre-invoke callback of a function choice behaviour, if it has one."""
-        callback = behavior.pre_invoke_callback if isinstance(behavior, BoundedFunctionChoiceBehavior) else None
-        return self if callback is None else replace(self, pre_invoke=(*self.pre_invoke, callback))
 
 
 def _listed(value: Any) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
-"""A request that offers no functions to invoke: one round trip of the connector, and what it cost in the metadata."""
+"""What a service does with a request: a run, which keeps the caller's history up to date; or one round trip."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from semantic_kernel import Kernel
@@ -36,7 +37,7 @@ from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking
 from planner_ext.sk.chat import named_errors, no_reply
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.history import accepted_reply, bring_up_to_date
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, text_of
 from planner_ext.sk.nested import Charge
@@ -46,9 +47,7 @@ from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, received
 from planner_ext.sk.usage import read_iterations
 
-__all__ = ["RequestContext", "ServiceRun", "StreamedRun", "pass_through", "pass_through_streaming", "store"]
-
-# One run of a service, and the caller's history that it keeps up to date.
+__all__ = ["RequestContext", "ServiceRun", "pass_through", "pass_through_streaming"]
 
 _SETTLING = (CallDecided, CallsWithheld, CallFinished, Clarified)
 """Facts with which the last call of a batch may have got its result."""
@@ -71,168 +70,146 @@ class RequestContext:
     store_final: bool = False
 
     def __post_init__(self) -> None:
-        given: dict[str, tuple[object, type]] = {
-            "kernel": (self.kernel, Kernel),
-            "arguments": (self.arguments, KernelArguments),
-            "stop": (self.stop, StopHandle),
-        }
-        for name, (value, kind) in given.items():
+        for name, kind in (("kernel", Kernel), ("arguments", KernelArguments), ("stop", StopHandle)):
+            value: object = getattr(self, name)
             if not isinstance(value, kind) and (value is not None or name == "kernel"):
-                raise PlannerInvalidConfigurationError(
-                    f"{name}= must be a {kind.__name__}; got a {type(value).__name__}."
-                )
+                raise InvalidOptionError(f"{name}= must be a {kind.__name__}; got a {type(value).__name__}.")
 
 
+@dataclass(kw_only=True, eq=False)
 class ServiceRun:
-    """Drives one run and adds each settled batch to the caller's history, as soon as it has settled."""
+    """Drives one run and adds each settled batch to the caller's history, as soon as it has settled.
 
-    def __init__(
-        self,
-        history: ChatHistory,
-        context: RunContext,
-        request: RequestContext,
-        *,
-        first: Sequence[Fact],
-        known: int,
-        facts: Sequence[Fact] = (),
-        taking: Taking = NOTHING_TAKEN,
-        transcript: Sequence[ChatMessageContent] | None = None,
-    ) -> None:
-        """Bind a run to a history.
+    Attributes:
+        history: The caller's.
+        context: What the run works with.
+        request: What the caller handed over with it.
+        first: What the run begins with, or is resumed with.
+        known: How many messages of the run's transcript are in the history already.
+        facts: The journal that is resumed.
+        taking: The decisions in ``first``.
+        transcript: Of a run that is resumed, its messages so far; the history is brought up to date with them.
+    """
 
-        Args:
-            history: The caller's.
-            context: What the run works with.
-            request: What the caller handed over with it.
-            first: What the run begins with, or is resumed with.
-            known: How many messages of the run's transcript are in the history already.
-            facts: The journal that is resumed.
-            taking: The decisions in ``first``.
-            transcript: Of a run that is resumed, its messages so far; the history is brought up to date with them.
-        """
-        self._history = history
-        self._context = context
-        self._request = request
-        self._first = first
-        self._known = known
-        self._facts = tuple(facts)
-        self._taking = taking
-        self._transcript = transcript
-        self._settled: dict[int, list[ChatMessageContent]] = {}
+    history: ChatHistory
+    context: RunContext
+    request: RequestContext
+    first: Sequence[Fact]
+    known: int
+    facts: Sequence[Fact] = ()
+    taking: Taking = NOTHING_TAKEN
+    transcript: Sequence[ChatMessageContent] | None = None
 
     async def message(self) -> ChatMessageContent:
         """Run, and make the message that the caller gets."""
-        return self._returned(await self._drive(None))
+        return self._returned(await self._drive())
 
     async def chunks(self, ai_model_id: str) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Run, and yield the chunks that the caller gets."""
-        streamed = StreamedRun(ai_model_id)
+        stream = _Stream(ai_model_id)
         engines: list[Engine] = []
 
         async def run(emit: Emit) -> None:
-            engines.append(await self._drive(_shown(emit)))
+            async def show(event: Event) -> None:
+                if isinstance(event, _SHOWN):
+                    await emit(event)
+
+            engines.append(await self._drive(show, stream))
 
         async with aclosing(watch(run)) as events:
             async for event in events:
-                if isinstance(event, TextDelta):
-                    if (chunk := streamed.chunk(event)) is not None:
-                        yield chunk
-                elif isinstance(event, IterationCompleted) and event.iteration in self._settled:
-                    for chunk in streamed.settled(self._settled.pop(event.iteration), event.iteration):
-                        yield chunk
-        yield streamed.last(self._returned(engines[0]))
+                for chunk in stream.chunks(event):
+                    yield chunk
+        yield stream.last(self._returned(engines[0]))
 
-    async def _drive(self, emit: Emit | None) -> Engine:
-        engine = self._context.engine(self._facts, emit=emit, stop=self._request.stop, follow=self._follow)
-        with self._taking.held(engine):
-            if self._transcript is not None:
-                returned = returned_message(engine.state, self._facts)
-                bring_up_to_date(self._history, self._transcript, engine.state, self._facts, returned)
-            for fact in self._first:
+    async def _drive(self, emit: Emit | None = None, stream: "_Stream | None" = None) -> Engine:
+        follow = partial(self._follow, stream)
+        engine = self.context.engine(self.facts, emit=emit, stop=self.request.stop, follow=follow)
+        with self.taking.held(engine):
+            if self.transcript is not None:
+                returned = returned_message(engine.state, self.facts)
+                bring_up_to_date(self.history, self.transcript, engine.state, self.facts, returned)
+            for fact in self.first:
                 await engine.record(fact)
-            await self._context.drive(engine)
+            await self.context.drive(engine)
         return engine
 
     def _returned(self, engine: Engine) -> ChatMessageContent:
-        key = self._context.options.checkpoint_key
+        key = self.context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)
         message = final_message(engine.state, engine.facts, key)
-        if self._request.store_final and engine.state.ended is not None:
-            store(self._history, message)
+        if self.request.store_final and engine.state.ended is not None:
+            _store(self.history, message)
         return message
 
-    def _follow(self, state: State, fact: Fact) -> None:
-        """Bring the history up to date with a fact."""
+    def _follow(self, stream: "_Stream | None", state: State, fact: Fact) -> None:
+        """Bring the history up to date with a fact, and show a stream the messages of a settled batch."""
         if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
-            settled = self._added(state)
-            self._history.messages.extend(settled)
-            if self._context.streaming:
-                self._settled[fact.iteration] = settled
+            added = self._added(state)
+            self.history.messages.extend(added)
+            if stream is not None:
+                stream.settled[fact.iteration] = added
         elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
-            self._history.messages.extend(self._added(state))
+            self.history.messages.extend(self._added(state))
         elif isinstance(fact, IterationCompleted) and fact.messages is not None:
-            self._known = 0
-            self._history.messages[:] = self._added(state)
+            self.known = 0
+            self.history.messages[:] = self._added(state)
 
     def _added(self, state: State) -> list[ChatMessageContent]:
         """Give the messages of the transcript that are not in the history yet."""
-        transcript = self._context.chat.messages(state.transcript)
-        known, self._known = self._known, len(transcript)
+        transcript = self.context.chat.messages(state.transcript)
+        known, self.known = self.known, len(transcript)
         return transcript[known:]
 
 
-def _shown(emit: Emit) -> Emit:
-    """Hand over only what a stream of chunks has a use for."""
-
-    async def show(event: Event) -> None:
-        if isinstance(event, _SHOWN):
-            await emit(event)
-
-    return show
-
-
-def store(history: ChatHistory, message: ChatMessageContent) -> None:
+def _store(history: ChatHistory, message: ChatMessageContent) -> None:
     """Add a final message to a history, unless there is nothing in it."""
     if calls_of(message) or text_of(message):
         history.add_message(message)
 
 
-# A run's events as the chunks of one Semantic Kernel stream.
-
-
-class StreamedRun:
+class _Stream:
     """Makes chunks that carry their round trip and one model id, so that those of a round trip can be added up.
 
     Text is passed on as it comes. Calls are shown once their batch has its results, or where they go back to the
     caller: whole, under the ids and with the arguments of the history, and never left without a result in the stream.
+
+    Attributes:
+        settled: The messages of each batch that has its results, by iteration.
     """
 
     def __init__(self, ai_model_id: str) -> None:
+        self.settled: dict[int, list[ChatMessageContent]] = {}
         self._model = ai_model_id
         self._trip = 0
         self._text: list[str] = []
 
-    def chunk(self, delta: TextDelta) -> StreamingChatMessageContent | None:
-        """Pass a connector's chunk on, but for the calls in it; None where nothing is left, or results are in it."""
+    def chunks(self, event: Event) -> Iterator[StreamingChatMessageContent]:
+        """Write an event as chunks."""
+        if isinstance(event, TextDelta):
+            yield from self._passed_on(event)
+        elif isinstance(event, IterationCompleted) and event.iteration in self.settled:
+            messages = self.settled.pop(event.iteration)
+            self._trip, self._text = event.iteration, []
+            calls = [call for message in messages for call in _numbered(calls_of(message))]
+            results = [
+                each for message in messages for each in message.items if isinstance(each, FunctionResultContent)
+            ]
+            for role, items in ((AuthorRole.ASSISTANT, calls), (AuthorRole.TOOL, results)):
+                if items:
+                    yield self._message(role, items)
+
+    def _passed_on(self, delta: TextDelta) -> Iterator[StreamingChatMessageContent]:
+        """Pass a connector's chunk on without the calls in it, unless nothing is left, or it holds results."""
         chunk: StreamingChatMessageContent = delta.chunk
         if delta.iteration != self._trip:  # a question that was answered is no part of the answer
             self._trip, self._text = delta.iteration, []
         items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
         if chunk.role == AuthorRole.TOOL or (chunk.items and not items and chunk.finish_reason is None):
-            return None
+            return
         self._text.append(delta.text)
         own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
-        return chunk.model_copy(update=own)
-
-    def settled(self, messages: Sequence[ChatMessageContent], iteration: int) -> Iterator[StreamingChatMessageContent]:
-        """Show a batch that has its results: its calls, then the results in one tool message."""
-        self._trip, self._text = iteration, []
-        calls = [call for message in messages for call in _numbered(calls_of(message))]
-        results = [item for message in messages for item in message.items if isinstance(item, FunctionResultContent)]
-        if calls:
-            yield self._message(AuthorRole.ASSISTANT, calls)
-        if results:
-            yield self._message(AuthorRole.TOOL, results)
+        yield chunk.model_copy(update=own)
 
     def last(self, message: ChatMessageContent) -> StreamingChatMessageContent:
         """Close the stream with the final message's metadata, and with what of it was not sent yet."""
@@ -280,7 +257,7 @@ async def pass_through(
     if stored:
         messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
         for message in messages:
-            store(chat_history, message)
+            _store(chat_history, message)
     own = [_one_request(message.metadata) | _ended(message) for message in messages]
     return [m.model_copy(update={"metadata": metadata}) for m, metadata in zip(messages, own, strict=True)]
 
@@ -318,7 +295,7 @@ async def pass_through_streaming(
     if not reply.any:
         raise no_reply("a stream without any choice")
     if stored:
-        store(chat_history, _accepted(reply.message(), kwargs.get("kernel")))
+        _store(chat_history, _accepted(reply.message(), kwargs.get("kernel")))
 
 
 def _accepted(message: ChatMessageContent, kernel: Kernel | None) -> ChatMessageContent:

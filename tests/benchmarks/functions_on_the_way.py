@@ -79,11 +79,11 @@ def planner(options: FunctionCallingStepwisePlannerOptions | None = None) -> Run
 
 def service() -> Run:
     """Make a run of the service."""
+    settings = ScriptedPromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
 
     async def run(kernel: Kernel) -> object:
         history = ChatHistory()
         history.add_user_message("What is 1 + 2?")
-        settings = ScriptedPromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
         asked: FunctionInvokingChatCompletion = kernel.get_service("chat")  # pyright: ignore[reportAssignmentType]
         return await asked.get_chat_message_content(history, settings, kernel=kernel)
 
