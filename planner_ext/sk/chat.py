@@ -71,11 +71,9 @@ class KernelChat:
         kernel: Kernel | None,
         arguments: KernelArguments | None,
         offer: ToolSet,
+        meter: RequestMeter,
         streaming: bool,
         strict_finish_reason: bool = False,
-        price: Price | None = None,
-        max_prompt_tokens: int = 0,
-        estimates: bool = False,
         plan_settings: Mapping[str, Any] | None = None,
         answer_settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -87,16 +85,11 @@ class KernelChat:
             kernel: Handed to the connector, with ``arguments``.
             arguments: The application's.
             offer: The functions that requests offer.
+            meter: Counts and prices the requests.
             streaming: Whether requests are streamed.
             strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-            price: Of a request; None counts no cost.
-            max_prompt_tokens: Most tokens of a request; 0 is no limit.
-            estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
             plan_settings: Those of the plan request that differ.
             answer_settings: Those of the answer request that differ.
-
-        Raises:
-            PlannerInvalidConfigurationError: If the price cannot be used.
         """
         self._service = service
         self._connector = connector_of(service)
@@ -105,9 +98,7 @@ class KernelChat:
         self._offer = offer
         self._streaming = streaming
         self._strict = strict_finish_reason
-        self._meter = RequestMeter(
-            service, settings, max_prompt_tokens=max_prompt_tokens, price=price, estimates=estimates
-        )
+        self._meter = meter
         self._plan_settings = plan_settings or {}
         self._answer_settings = answer_settings or {}
         self._rendered: list[ChatMessageContent] = []
@@ -376,9 +367,8 @@ class ModelClarifier:
             kernel=None,
             arguments=None,
             offer=ToolSet(kernel, None, own),
+            meter=RequestMeter(self._service, own, price=price, estimates=True),
             streaming=False,
-            price=price,
-            estimates=True,
         )
 
     async def __call__(self, question: Question) -> Clarification | None:

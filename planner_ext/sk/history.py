@@ -104,7 +104,10 @@ def given_arguments(written: str) -> str:
 
 
 def _accepted_item(item: Any, offered: Container[str] | None) -> Any:
-    """Write a call as servers accept it; one that needs no change, and any other item, is returned itself."""
+    """Write a call, or a text, as servers accept it; an item that needs no change is returned itself."""
+    if isinstance(item, TextContent):
+        text = sendable(item.text)
+        return item if text == item.text else item.model_copy(update={"text": text})
     if not isinstance(item, FunctionCallContent):
         return item
     name, arguments = name_of(item), _accepted_arguments(item.arguments)
@@ -117,7 +120,7 @@ def _accepted_item(item: Any, offered: Container[str] | None) -> Any:
 
 
 def _accepted_message(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
-    """Write the calls of an assistant message as servers accept them; one that needs no change is returned itself."""
+    """Write an assistant message as servers accept it; one that needs no change is returned itself."""
     if message.role != AuthorRole.ASSISTANT:
         return message
     items = [_accepted_item(item, offered) for item in message.items]
@@ -136,7 +139,12 @@ def accepted_reply(
     calls = requested_calls(message)
     if _needs_no_change(message, calls, offered):
         return message, calls
-    written = _accepted_message(_as_assistant(message), offered)
+    update: dict[str, Any] = {}
+    if message.role != AuthorRole.ASSISTANT:
+        update["role"] = AuthorRole.ASSISTANT
+    if message.name is not None and not _SPEAKER.fullmatch(message.name):
+        update["name"] = None
+    written = _accepted_message(message.model_copy(update=update) if update else message, offered)
     names = [name_of(item) for item in calls_of(written)]
     return written, tuple(
         call
@@ -162,25 +170,6 @@ def _needs_no_change(message: ChatMessageContent, calls: Sequence[RequestedCall]
             for item in message.items
         )
     )
-
-
-def _as_assistant(message: ChatMessageContent) -> ChatMessageContent:
-    """Make a reply the assistant's, whatever role and speaker it names, with text that UTF-8 can encode."""
-    update: dict[str, Any] = {}
-    if message.role != AuthorRole.ASSISTANT:
-        update["role"] = AuthorRole.ASSISTANT
-    if message.name is not None and not _SPEAKER.fullmatch(message.name):
-        update["name"] = None
-    items = [_encodable(item) for item in message.items]
-    if not all(map(is_, items, message.items)):
-        update["items"] = items
-    return message.model_copy(update=update) if update else message
-
-
-def _encodable(item: Any) -> Any:
-    if not isinstance(item, TextContent) or (text := sendable(item.text)) == item.text:
-        return item
-    return item.model_copy(update={"text": text})
 
 
 def is_written_as(message: ChatMessageContent, calls: Sequence[RequestedCall]) -> bool:
@@ -317,15 +306,13 @@ def repair_history(
     Results stay in the order in which they stand. Idempotent; a history that is fit already comes back as it is, and
     so does every message that needs no change.
     """
-    mended = [_with_own_calls(message, offered) for message in messages]
-    if all(map(is_, mended, messages)) and not find_problems(messages, offered):
-        return list(messages)
     repaired: list[ChatMessageContent] = []
     owed: list[_OwedCall] = []
-    for message, own in zip(messages, mended, strict=True):
+    for message in messages:
         if message.role == AuthorRole.TOOL:
             repaired += _answering(message, owed)
             continue
+        own = _with_own_calls(message, offered)
         repaired += [*map(_missing_result, owed), own]
         owed = [*zip(_calls(message), _calls(own), strict=True)]
     return [*repaired, *map(_missing_result, owed)]
@@ -344,13 +331,13 @@ def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None)
 
 def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatMessageContent]:
     """Keep the results of a tool message that answer owed calls, which are then no longer owed."""
-    items: list[FunctionResultContent] = []
-    for result in _results(message):
+    results, items = _results(message), list[FunctionResultContent]()
+    for result in results:
         answered = next((pair for pair in owed if (pair[0].id or "") == (result.id or "")), None)
         if answered is not None:
             owed.remove(answered)
             items.append(_result_of(*answered, result))
-    if len(items) == len(message.items) and all(map(is_, items, message.items)):
+    if items and len(items) == len(results) and all(map(is_, items, results)):
         return [message]
     return [message.model_copy(update={"items": items})] if items else []
 

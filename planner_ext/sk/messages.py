@@ -141,9 +141,7 @@ def merge_reply(messages: Sequence[ChatMessageContent]) -> ChatMessageContent:
     first = messages[0]
     if len(messages) == 1 and not calls_of(first):
         return first
-    metadata: dict[str, Any] = {}
-    for message in messages:
-        metadata |= message.metadata
+    metadata = {key: value for message in messages for key, value in message.metadata.items()}
     return with_items(first, with_own_ids(item for message in messages for item in message.items), metadata)
 
 

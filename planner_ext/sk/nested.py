@@ -47,7 +47,7 @@ from planner_ext.sk.arguments import INJECTED, InvalidArguments, parameters_of, 
 from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.options import RunSettings
-from planner_ext.sk.prices import RequestMeter, price_of
+from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.usage import merge_reported, read_iterations, usage_in
 
 __all__ = [
@@ -194,12 +194,8 @@ def charged(
     parent.check()
     tab = parent.tab
     left = tab.left()
-    meter = RequestMeter(
-        service,
-        settings,
-        price=price_of(service, settings, price or parent.price, left.cost),
-        estimates=left.tokens is not None,
-    )
+    price = price or parent.price
+    meter = RequestMeter(service, settings, price=price, max_cost=left.cost, estimates=left.tokens is not None)
     request, expected = object(), meter.used(Usage(), sent, None, None)
     if (limit := tab.take_request()) is not None:
         raise nothing_left(limit)

@@ -18,6 +18,7 @@ from typing import Any, cast
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, FunctionResultContent, TextContent
+from semantic_kernel.functions import KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.values import Usage
@@ -26,7 +27,7 @@ from planner_ext.sk.errors import InvalidPriceError, PlannerInvalidConfiguration
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_of
 
-__all__ = ["RequestMeter", "checked_price", "estimated_tokens", "price_of"]
+__all__ = ["RequestMeter", "estimated_tokens", "price_of"]
 
 _PROBES = (Usage(), Usage(prompt_tokens=1, completion_tokens=1))
 """What a price is tried with before the first request: no token, and if that raises, the least there is."""
@@ -57,7 +58,7 @@ def price_of(
     return price if chosen is None else lambda _, usage: price(chosen, usage)
 
 
-def checked_price(price: Price, model: str) -> Price:
+def _checked(price: Price, model: str) -> Price:
     """Try a price before the first request; the price returned raises `InvalidPriceError` for all but US dollars.
 
     Args:
@@ -107,13 +108,17 @@ def _refused(model: str, usage: Usage, problem: str) -> str:
 
 
 def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
-    """Read the list's price of a model: of the provider at the service's URL, of the connector's, or of any."""
+    """Read the list's price of a model: of the provider at the service's URL, of the connector's, or of any.
+
+    Raises:
+        PlannerInvalidConfigurationError: If there is none.
+    """
+    why, way = "genai-prices knows no such model", "Use the name of a known model, or pass"
+    prices: Any = None
     try:
         prices = import_module("genai_prices")
     except ImportError:
-        raise _unknown(
-            model, max_cost, "genai-prices is not installed", "pip install 'planner-ext[prices]', or pass"
-        ) from None
+        why, way = "genai-prices is not installed", "pip install 'planner-ext[prices]', or pass"
 
     def cost(_: str, usage: Usage, **place: str) -> float:
         tokens = prices.Usage(
@@ -123,20 +128,12 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
         )
         return float(prices.calc_price(tokens, model, **place).total_price)
 
-    for place in (
-        {"provider_api_url": service.service_url() or ""},
-        {"provider_id": connector_of(service).provider},
-        {},
-    ):
-        if all(place.values()):
-            with suppress(LookupError):
-                cost(model, Usage(), **place)
-                return partial(cost, **place)
-    raise _unknown(model, max_cost, "genai-prices knows no such model", "Use the name of a known model, or pass")
-
-
-def _unknown(model: str, max_cost: float, why: str, way: str) -> PlannerInvalidConfigurationError:
-    return PlannerInvalidConfigurationError(
+    places = {"provider_api_url": service.service_url(), "provider_id": connector_of(service).provider}
+    for place in [*({name: value} for name, value in places.items() if value), {}] if prices else []:
+        with suppress(LookupError):
+            cost(model, Usage(), **place)
+            return partial(cost, **place)
+    raise PlannerInvalidConfigurationError(
         f"max_cost={max_cost:g} needs a price for the model {model!r}, and there is none: {why}. Nothing was sent. "
         f"{way} price= to Budget, a function of the model's name and the tokens used that returns US dollars."
     )
@@ -171,7 +168,7 @@ class RequestMeter:
     With ``tiktoken`` (extra ``tokens``) texts are counted by the encoding of the model, where tiktoken knows the model
     and has the encoding at hand: loaded by the application, or in its cache folder. It is never downloaded for this.
     Else they are estimated, see `estimated_tokens`. What a provider adds around the texts is estimated in both cases.
-    Each message and function is counted once.
+    Each message and function is counted when it is first sent.
 
     What stands around the texts was fitted to the prompt tokens that OpenAI's API reported for nine short requests of
     42 to 129 tokens (gpt-4o, gpt-4o-mini and gpt-4.1-mini, eight of them with functions), which the estimate then
@@ -184,8 +181,9 @@ class RequestMeter:
         service: AIServiceClientBase,
         settings: PromptExecutionSettings,
         *,
-        max_prompt_tokens: int = 0,
         price: Price | None = None,
+        max_cost: float | None = None,
+        max_prompt_tokens: int = 0,
         estimates: bool = False,
     ) -> None:
         """Bind the meter to a model.
@@ -193,19 +191,20 @@ class RequestMeter:
         Args:
             service: The connector, whose model counts where the settings name none.
             settings: Of the requests.
+            price: See `price_of`, as for ``max_cost``.
+            max_cost: The limit that needs a price.
             max_prompt_tokens: The most tokens that a request may send; 0 is no limit, and nothing is counted.
-            price: Of a request; None counts no cost.
             estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
 
         Raises:
-            PlannerInvalidConfigurationError: If the price cannot be used.
+            PlannerInvalidConfigurationError: If a price is needed and none is known, or it cannot be used.
         """
         self._limit = max_prompt_tokens
         self._model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
-        self._price = None if price is None else checked_price(price, self._model)
+        price = price_of(service, settings, price, max_cost)
+        self._price = None if price is None else _checked(price, self._model)
         self._estimates = estimates or price is not None
-        self._messages: dict[int, tuple[ChatMessageContent, int]] = {}
-        self._functions: dict[str, tuple[Any, int]] = {}
+        self._known: dict[int, tuple[ChatMessageContent | KernelFunction, int]] = {}
 
     def check(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> None:
         """Count a request.
@@ -255,12 +254,17 @@ class RequestMeter:
         return replace(usage, cost=self._price(model or self._model, usage))
 
     def _prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> int:
-        return _REQUEST + self._of_messages(messages) + (0 if offer is None else self._of_functions(offer))
+        functions = [] if offer is None else [*offer.functions.values()]
+        known = self._known
+        self._known = {id(one): known.get(id(one)) or (one, self._of_part(one)) for one in (*messages, *functions)}
+        tools = sum(self._known[id(function)][1] for function in functions)
+        tools += sum(map(self._of_schema, () if offer is None else offer.schemas))
+        return _REQUEST + sum(self._known[id(one)][1] for one in messages) + (tools and tools + _TOOLS)
 
-    def _of_messages(self, messages: Sequence[ChatMessageContent]) -> int:
-        known = self._messages
-        self._messages = {id(one): known.get(id(one)) or (one, self._of_message(one)) for one in messages}
-        return sum(self._messages[id(one)][1] for one in messages)
+    def _of_part(self, part: ChatMessageContent | KernelFunction) -> int:
+        if isinstance(part, ChatMessageContent):
+            return self._of_message(part)
+        return self._of_schema(kernel_function_metadata_to_function_call_format(part.metadata))
 
     def _of_message(self, message: ChatMessageContent) -> int:
         tokens = _MESSAGE
@@ -276,28 +280,15 @@ class RequestMeter:
                     pass
         return tokens
 
-    def _of_functions(self, offer: ToolSet) -> int:
-        tokens = 0
-        for name, function in offer.functions.items():
-            seen, count = self._functions.get(name, (None, 0))
-            if seen is not function:
-                count = self._of_schema(kernel_function_metadata_to_function_call_format(function.metadata))
-                self._functions[name] = (function, count)
-            tokens += count
-        tokens += sum(self._of_schema(schema) for schema in offer.schemas)
-        return tokens + _TOOLS if tokens else 0
-
     def _of_schema(self, tool: Mapping[str, Any]) -> int:
         function: Mapping[str, Any] = tool.get("function") or {}
-        head = f"{function.get('name', '')}:{function.get('description') or ''}"
-        properties = _properties(function.get("parameters"))
-        return _TOOL + self._of(head) + sum(self._of_property(name, schema) for name, schema in properties)
-
-    def _of_property(self, name: str, schema: Mapping[str, Any]) -> int:
-        description = _text(schema.get("description"))
-        tokens = _PROPERTY + self._of(f"{name} {_text(schema.get('type'))}")
-        tokens += _DESCRIBED + self._of(description) if description else 0
-        return tokens + sum(_PROPERTY + self._of(_text(value)) for value in schema.get("enum") or ())
+        tokens = _TOOL + self._of(f"{function.get('name', '')}:{function.get('description') or ''}")
+        for name, schema in _properties(function.get("parameters")):
+            tokens += _PROPERTY + self._of(f"{name} {_text(schema.get('type'))}")
+            if description := _text(schema.get("description")):
+                tokens += _DESCRIBED + self._of(description)
+            tokens += sum(_PROPERTY + self._of(_text(value)) for value in schema.get("enum") or ())
+        return tokens
 
     def _of(self, text: str) -> int:
         encoding = self._encoding

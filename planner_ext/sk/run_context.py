@@ -43,7 +43,7 @@ from planner_ext.sk.iteration import IterationCompletedHook
 from planner_ext.sk.nested import ParentRun, Wrap, nothing_left, whole
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.outcome import carry_run
-from planner_ext.sk.prices import price_of
+from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.prompts import NoPrompts
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
 from planner_ext.sk.structured import ResponseForm
@@ -127,11 +127,16 @@ class RunContext:
             kernel=self.kernel,
             arguments=self.arguments,
             offer=tools,
+            meter=RequestMeter(
+                self.service,
+                self.settings,
+                price=options.price,
+                max_cost=options.budget.max_cost,
+                max_prompt_tokens=options.max_prompt_tokens,
+                estimates=options.budget.max_total_tokens is not None,
+            ),
             streaming=self.streaming,
             strict_finish_reason=options.strict_finish_reason,
-            price=price_of(self.service, self.settings, options.price, options.budget.max_cost),
-            max_prompt_tokens=options.max_prompt_tokens,
-            estimates=options.budget.max_total_tokens is not None,
             plan_settings=dict(self.plan_settings),
             answer_settings=None if form is None else form.settings,
         )

@@ -25,6 +25,7 @@ from planner_ext.core.values import CallResult
 from planner_ext.errors import PlannerExtError, PlannerInvalidConfigurationError
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.history import find_problems
+from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.served import Answer, Served, Tools
@@ -221,7 +222,15 @@ def test_a_transcript_is_written_once_for_as_long_as_it_only_goes_on(kernel: Ker
     service = ScriptedChatCompletion([])
     settings = service.instantiate_prompt_execution_settings()
     offer = ToolSet(kernel, AUTO(), settings)
-    chat = KernelChat(service, settings, kernel=kernel, arguments=None, offer=offer, streaming=False)
+    chat = KernelChat(
+        service,
+        settings,
+        kernel=kernel,
+        arguments=None,
+        offer=offer,
+        meter=RequestMeter(service, settings),
+        streaming=False,
+    )
     results = tuple(CallResult(call_id=f"c{number}", name="t-add", text="3") for number in range(3))
     first = chat.messages(results[:2])
     first.clear()
