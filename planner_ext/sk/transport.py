@@ -7,7 +7,7 @@ comes out. `GenericTransport` suits every connector; a faster one falls back on 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from semantic_kernel import Kernel
@@ -286,25 +286,23 @@ class ChatTransport(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class GenericTransport:
     """Uses the connector's public methods, which convert the whole history each time."""
 
-    def __init__(
-        self, service: ChatCompletionClientBase, *, kernel: Kernel | None, arguments: KernelArguments | None
-    ) -> None:
-        self._service = service
-        self._kernel = kernel
-        self._arguments = arguments
-        self._connector = connector_of(service)
+    service: ChatCompletionClientBase
+    _: KW_ONLY
+    kernel: Kernel | None
+    arguments: KernelArguments | None
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
-        messages = await self._service.get_chat_message_contents(**self._given(request))
+        messages = await self.service.get_chat_message_contents(**self._given(request))
         return [_one_text(received(message)) for message in messages]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
-        async with aclosing(self._service.get_streaming_chat_message_contents(**self._given(request))) as groups:
+        async with aclosing(self.service.get_streaming_chat_message_contents(**self._given(request))) as groups:
             async for group in groups:
                 for chunk in group:
                     if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
@@ -313,14 +311,14 @@ class GenericTransport:
     def _given(self, request: ChatRequest) -> dict[str, Any]:
         """Write a request as the arguments of the connector's methods."""
         sent, settings = request.sent, request.settings  # a list of its own: connectors may add to it
-        if self._connector.joins is not None:
-            sent = _joined(sent, self._connector.joins)
+        if (joins := connector_of(self.service).joins) is not None:
+            sent = _joined(sent, joins)
         if request.choice is not None:
             behavior = RequestBehavior.of(list(request.functions), request.choice, schemas=request.schemas)
             settings = settings.model_copy(update={"function_choice_behavior": behavior})
         return {
             "chat_history": ChatHistory.model_construct(messages=sent),
             "settings": settings,
-            "kernel": self._kernel,
-            "arguments": self._arguments,
+            "kernel": self.kernel,
+            "arguments": self.arguments,
         }
