@@ -151,7 +151,7 @@ class WaitingCall:
         index: Its place in the batch; None for a plain reply.
         request: As the model asked for it.
         decided: What was decided so far; for a call in doubt, with the question that is open now and does not expire.
-        fingerprint: Digest of run, trip, call, function and the arguments that will be used.
+        fingerprint: Digest of run, iteration, call, function and the arguments that will be used.
         in_doubt: Whether it had started.
     """
 

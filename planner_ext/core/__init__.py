@@ -67,7 +67,7 @@ What excludes what
       has a reply, and a paused run has exactly one of them.
     - ``stopping`` wins over ``limit``: a run that is stopped ends ``stopped``. While it is set no request is made and
       no person is asked.
-    - ``ending`` is set in CALLING only.
+    - ``ending`` is set while calls run, and stays only over a pause or an end in the middle of a batch.
     - ``structuring`` excludes steps and questions: only the answer, in its form, is still due.
     - ``checked`` and ``structuring`` are used only under `Rules.structured`, ``step_rounds`` only under
       `Rules.rounds_per_step`.

@@ -26,10 +26,10 @@ __all__ = [
     "divided",
     "is_count",
     "is_positive_number",
+    "out_of_time",
     "released",
     "remaining_limits",
     "spent_limit",
-    "time_left",
 ]
 
 
@@ -228,20 +228,11 @@ def spent_limit(limits: Limits, ledger: Ledger, at: float) -> str | None:
     return next((name for name, limit, used in spent if limit is not None and used >= limit), None)
 
 
-def time_left(limits: Limits, ledger: Ledger, at: float) -> tuple[float, str] | None:
-    """Compute the seconds until the first of the time limits, and name it; None where time is not limited.
-
-    Args:
-        limits: What may be spent.
-        ledger: What was spent.
-        at: Now, in seconds since the epoch.
-    """
-    left: list[tuple[float, str]] = []
-    if limits.max_active_seconds is not None:
-        left.append((limits.max_active_seconds - ledger.usage.active_seconds, "max_active_seconds"))
-    if limits.deadline is not None:
-        left.append((limits.deadline.timestamp() - at, "deadline"))
-    return min(left, default=None)
+def out_of_time(limits: Limits, ledger: Ledger, at: float) -> bool:
+    """Return whether a time limit has passed: unlike the other limits, it leaves no request for an answer."""
+    most = limits.max_active_seconds
+    worked = most is not None and ledger.usage.active_seconds >= most
+    return worked or (limits.deadline is not None and at >= limits.deadline.timestamp())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from planner_ext.core.facts import CallDecided, ModelReplied
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, remaining_limits, spent_limit, time_left
+from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, out_of_time, remaining_limits, spent_limit
 from planner_ext.core.state import Batch, Phase, State, asks
 from planner_ext.core.values import Status
 
@@ -145,7 +145,7 @@ class AskPerson:
 
     Attributes:
         question: Its words.
-        iteration: The trip in which it was asked.
+        iteration: The iteration in which it was asked.
         index: The index of the call that asks; None for a plain reply.
         iterations: Round trips that the answer may take, so that one is left to use it; None is not limited.
     """
@@ -230,9 +230,7 @@ def _no_request(state: State) -> str | None:
 
 
 def _no_time(state: State) -> bool:
-    """Whether a time limit has passed: unlike the other limits, it leaves no request for an answer."""
-    left = time_left(state.rules.limits, state.ledger, state.at)
-    return left is not None and left[0] <= 0
+    return out_of_time(state.rules.limits, state.ledger, state.at)
 
 
 def _plan(state: State) -> Action:

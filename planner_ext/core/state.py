@@ -23,7 +23,6 @@ __all__ = [
     "Call",
     "Phase",
     "State",
-    "as_mermaid",
     "asks",
     "only_asks",
     "waiting_reply",
@@ -175,19 +174,8 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
 }
 """In which phase which fact may happen, and which phases it may lead to.
 
-`planner_ext.core.fold.apply` refuses everything else, and the diagram in the ADR is printed from this table.
+`planner_ext.core.fold.apply` refuses everything else, and a test compares the diagram in the ADR with this table.
 """
-
-
-def as_mermaid() -> str:
-    """Draw the table as a Mermaid state diagram, one arrow for each pair of phases."""
-    arrows: dict[tuple[Phase, Phase], list[str]] = {}
-    for (phase, fact), targets in TRANSITIONS.items():
-        for target in targets:
-            if fact != "StopRequested" or target is not phase:
-                arrows.setdefault((phase, target), []).append(fact)
-    lines = [f"    {source} --> {target}: {', '.join(facts)}" for (source, target), facts in arrows.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> new", *lines, "    ended --> [*]"])
 
 
 ASK_USER = "UserInteraction-AskUser"

@@ -106,6 +106,20 @@ def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
     assert [found for _, state in prefixes(facts) for found in violations(state.transcript)] == []
 
 
+@tried(100)
+@given(plans)
+def test_the_flags_of_a_state_exclude_each_other_as_described(plan: object) -> None:
+    """What `planner_ext.core` says of the fields of a state holds after every fact."""
+    for _, state in prefixes(finished(World(plan))):  # type: ignore[arg-type]
+        assert state.batch is None or state.reply is None
+        assert (state.phase in (Phase.REVIEWING, Phase.CALLING)) <= (state.batch is not None)
+        assert (state.phase is Phase.ANSWERING) <= (state.reply is not None)
+        assert (state.phase is Phase.PAUSED) <= ((state.batch is None) is not (state.reply is None))
+        assert (state.ending is not None) <= (state.phase in (Phase.CALLING, Phase.PAUSED, Phase.ENDED))
+        assert (state.checked is not None or state.structuring > 0) <= state.rules.structured
+        assert (state.ended is not None) is (state.phase is Phase.ENDED)
+
+
 @tried(200)
 @given(plans)
 def test_the_ledger_is_what_the_facts_say(plan: object) -> None:

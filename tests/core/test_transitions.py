@@ -6,10 +6,21 @@ from typing import get_args
 
 from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.limits import Limits
-from planner_ext.core.state import TRANSITIONS, Phase, as_mermaid
+from planner_ext.core.state import TRANSITIONS, Phase
 from support.core import RESUMED, Play, calls, clarified, decided, says, stop
 
 LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
+
+
+def as_mermaid() -> str:
+    """Draw the table as a Mermaid state diagram, one arrow for each pair of phases."""
+    arrows: dict[tuple[Phase, Phase], list[str]] = {}
+    for (phase, fact), targets in TRANSITIONS.items():
+        for target in targets:
+            if fact != "StopRequested" or target is not phase:
+                arrows.setdefault((phase, target), []).append(fact)
+    lines = [f"    {source} --> {target}: {', '.join(facts)}" for (source, target), facts in arrows.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> new", *lines, "    ended --> [*]"])
 
 
 def played() -> set[tuple[Phase, str, Phase]]:
