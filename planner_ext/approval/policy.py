@@ -7,6 +7,7 @@ compared: a process that runs other code under the same name is the application'
 """
 
 import json
+import operator
 import sys
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -72,10 +73,8 @@ class ArgumentPredicate(_Data):
 
     def holds(self, value: object) -> bool | None:
         """Return whether a value fulfils every condition; None where one cannot be evaluated on it."""
-        results = [self._condition(name, value) for name in sorted(self.model_fields_set)]
-        if None in results:
-            return None
-        return all(results)
+        results = {self._condition(name, value) for name in self.model_fields_set}
+        return None if None in results else all(results)
 
     def _condition(self, name: str, value: object) -> bool | None:
         wanted: Any = getattr(self, name)
@@ -87,7 +86,8 @@ class ArgumentPredicate(_Data):
             case "glob":
                 return fnmatchcase(value, wanted) if isinstance(value, str) else None
             case _:
-                return _compare(name, value, wanted)
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                return getattr(operator, name)(value, wanted) if number else None
 
 
 class ApprovalRule(_Data):
@@ -258,12 +258,6 @@ def _is_one_of(value: object, wanted: Sequence[object]) -> bool | None:
 def _all(results: Iterable[bool | None]) -> bool | None:
     known = set(results)
     return False if False in known else None if None in known else True
-
-
-def _compare(name: str, value: object, wanted: float) -> bool | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return {"gt": value > wanted, "ge": value >= wanted, "lt": value < wanted, "le": value <= wanted}[name]
 
 
 def _explain(error: ValidationError) -> str:
