@@ -9,7 +9,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line; without its extra, say how to install it and exit with 2."""
     try:
-        from planner_ext.cli.app import app  # noqa: PLC0415  (so that a missing extra is told in words)
+        from planner_ext.cli.app import app  # noqa: PLC0415  (so that a missing extra is a message)
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

@@ -1,4 +1,4 @@
-"""The commands of the root; what one does is imported when it is called."""
+"""The commands; what a command does is imported when it is called, since Semantic Kernel takes its time to import."""
 
 import asyncio
 import io
@@ -10,16 +10,21 @@ import typer
 from planner_ext.cli.approvals import approvals
 from planner_ext.cli.options import (
     RUN_EXIT_CODES,
+    STORE_VARIABLE,
+    By,
     CompareArgs,
     Exit,
     GoalArgs,
+    Json,
+    ListArgs,
+    MoreIterations,
     ResumeArgs,
     RunOptions,
+    Store,
+    StoredRunOptions,
     WorkerArgs,
     command,
 )
-from planner_ext.cli.runs import runs
-from planner_ext.cli.store import STORE_VARIABLE
 from planner_ext.cli.text import stdout_console
 
 __all__ = ["app"]
@@ -31,6 +36,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="A bounded, interruptible, auditable agent loop for Semantic Kernel.",
 )
+
+runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show, resume and cancel runs of a store.")
+
+RUNS_EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    the run had ended before; nothing changed
+  2    the store or the run cannot be used
+"""
 
 WORKER_EXIT_CODES = """\b
 Exit codes:
@@ -85,7 +99,7 @@ def demo() -> Exit:
     Examples:
       planner-ext demo
     """
-    from planner_ext.cli.demo import run_demo  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.demo import run_demo  # noqa: PLC0415  (see above)
 
     return 0 if asyncio.run(run_demo(stdout_console())) else 1
 
@@ -102,13 +116,13 @@ def run(goal: GoalArgs, options: RunOptions) -> Exit:
       planner-ext run "Refund order 7." --kernel shop:make_kernel --ask-all --checkpoint run.json
     """
     if goal.store is not None:
-        from planner_ext.cli.stored_run import start_run  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+        from planner_ext.cli.runs import start_run  # noqa: PLC0415  (see above)
 
         return start_run(goal, goal.store, options)
     if goal.run_id is not None:
         problem = f"it names a run in a store; give --store, too, or {STORE_VARIABLE}."
         raise typer.BadParameter(problem, param_hint="--run-id")
-    from planner_ext.cli.run import run_goal  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.run import run_goal  # noqa: PLC0415  (see above)
 
     return run_goal(goal, options)
 
@@ -126,7 +140,7 @@ def resume(args: ResumeArgs, options: RunOptions) -> Exit:
       planner-ext resume run.json --kernel shop:make_kernel --ask-all --approve call_1
       planner-ext resume run.json --cancel 'too late'
     """
-    from planner_ext.cli.resume import resume_run  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.resume import resume_run  # noqa: PLC0415  (see above)
 
     return resume_run(args, options)
 
@@ -142,7 +156,7 @@ def compare(args: CompareArgs) -> Exit:
       planner-ext compare --only never-ending --max-iterations 3
       planner-ext compare --kernel shop:make_kernel --goal "What does a lamp cost?" --html page.html
     """
-    from planner_ext.cli.compare import run_compare  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.compare import run_compare  # noqa: PLC0415  (see above)
 
     return run_compare(args)
 
@@ -158,9 +172,69 @@ def worker(args: WorkerArgs) -> Exit:
       planner-ext worker --store runs.db --app shop:make_app
       planner-ext worker --store postgresql://ann@host/runs --app shop:make_app --once
     """
-    from planner_ext.cli.worker import work  # noqa: PLC0415  (Semantic Kernel takes its time to import)
+    from planner_ext.cli.worker import work  # noqa: PLC0415  (see above)
 
     return work(args)
+
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
+
+
+@command(runs, epilog=RUNS_EXIT_CODES, name="list")
+def list_(args: ListArgs, status: Annotated[str | None, typer.Option(metavar="STATUS")] = None) -> Exit:
+    """List runs, the ones that changed last first.
+
+    Examples:
+      planner-ext runs list --store runs.db --status paused
+
+    Options:
+        status: Only runs that are running, paused, answered, incomplete, limit_reached or stopped. Default: all.
+    """
+    from planner_ext.cli.store import list_runs  # noqa: PLC0415  (see above)
+
+    return list_runs(args, status=status)
+
+
+@command(runs, epilog=RUNS_EXIT_CODES, name="show")
+def show_run(run: RunName, store: Store, as_json: Json = False) -> Exit:
+    """Show what happened in a run, what waits, and its answer.
+
+    Examples:
+      planner-ext runs show order-7 --store runs.db
+    """
+    from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
+
+    return stored.show_run(run, store, as_json=as_json)
+
+
+@command(runs, epilog=RUN_EXIT_CODES, name="resume")
+def resume_run(run: RunName, store: Store, options: StoredRunOptions, max_iterations: MoreIterations = None) -> Exit:
+    """Continue a run in this process, with what was decided meanwhile.
+
+    Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
+
+    Examples:
+      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel
+      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel --max-iterations 30
+    """
+    from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
+
+    return stored.resume_run(run, store, options, max_iterations=max_iterations)
+
+
+@command(runs, epilog=RUNS_EXIT_CODES, name="cancel")
+def cancel_run(run: RunName, store: Store, by: By, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> Exit:
+    """End a run for good, whatever process drives it; no waiting call runs.
+
+    Examples:
+      planner-ext runs cancel order-7 --store runs.db --reason 'too late'
+
+    Options:
+        reason: Why, for the record.
+    """
+    from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
+
+    return stored.cancel_run(run, store, by=by, reason=reason)
 
 
 app.add_typer(runs, name="runs")

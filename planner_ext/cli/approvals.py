@@ -13,10 +13,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from planner_ext import durable
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
 from planner_ext.cli.options import CallId, DecisionArgs, ExitCode, Json, ListArgs, Store, command
-from planner_ext.cli.store import print_part, store_name
 from planner_ext.cli.text import (
     exact,
     exact_json,
@@ -30,7 +28,6 @@ from planner_ext.cli.text import (
     warnings_shown,
 )
 from planner_ext.core.errors import shown
-from planner_ext.durable.errors import ApprovalRefusedError
 
 if TYPE_CHECKING:
     from planner_ext.durable import DecisionRecord, PendingApproval
@@ -58,7 +55,10 @@ async def list_(args: ListArgs) -> int:
     Examples:
       planner-ext approvals list --store runs.db
     """
-    async with durable.Approvals.connect(args.store) as store:
+    from planner_ext.cli.store import print_part, store_name  # noqa: PLC0415  (it takes its time to import)
+    from planner_ext.durable import Approvals  # noqa: PLC0415  (it takes its time to import)
+
+    async with Approvals.connect(args.store) as store:
         with warnings_shown("planner_ext.durable"):
             waiting = await store.pending(limit=args.limit, offset=args.offset)
         total = await store.count()
@@ -80,7 +80,9 @@ async def show(id: CallId, store: Store, as_json: Json = False) -> int:
     Examples:
       planner-ext approvals show order-7/1/call_2 --store runs.db
     """
-    async with durable.Approvals.connect(store) as opened:
+    from planner_ext.durable import Approvals  # noqa: PLC0415  (it takes its time to import)
+
+    async with Approvals.connect(store) as opened:
         call = await opened.show(id)
     if as_json:
         print(_document(asdict(call)))
@@ -159,7 +161,9 @@ async def supply(
 
 
 async def _decide(args: DecisionArgs, decide: Callable[["PendingApproval"], Decision]) -> int:
-    async with durable.Approvals.connect(args.store) as store:
+    from planner_ext.durable import ApprovalRefusedError, Approvals  # noqa: PLC0415  (it takes its time to import)
+
+    async with Approvals.connect(args.store) as store:
         call = await store.show(args.id)
         decision = decide(call)
         if call.kind == "question" and isinstance(decision, Approve):
@@ -169,7 +173,7 @@ async def _decide(args: DecisionArgs, decide: Callable[["PendingApproval"], Deci
             )
         counts = await store.decide(args.id, decision)
     if not counts:
-        say(stderr_console(), f"{exact(args.id)} was decided already, by somebody else or before; nothing changed.")
+        say(stderr_console(), f"{exact(args.id)} was decided already; nothing changed.")
         return ExitCode.NO_ANSWER
     say(stdout_console(), f"{exact(args.id)} {_said(call, decision)}")
     return ExitCode.ANSWERED
@@ -204,6 +208,8 @@ def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, A
     Raises:
         ApprovalRefusedError: If a change is neither.
     """
+    from planner_ext.durable import ApprovalRefusedError  # noqa: PLC0415  (it takes its time to import)
+
     if len(changes) == 1 and changes[0].lstrip().startswith("{"):
         try:
             return json.loads(changes[0])
@@ -283,7 +289,7 @@ def _print_whole(console: Console, call: "PendingApproval") -> None:
 
 def decision_text(record: "DecisionRecord") -> str:
     """Say who decided what, when and with which arguments, and why it was refused if it was."""
-    said = f"{record.kind} by {exact(record.by) or 'nobody named'}, {moment_text(record.at)}"
+    said = f"{record.kind} by {exact(record.by) or 'an unnamed person'}, {moment_text(record.at)}"
     if record.arguments is not None and record.arguments != record.requested:
         before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"
         said += f", with {exact_json(dict(record.arguments))}{before}"

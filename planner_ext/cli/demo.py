@@ -38,11 +38,11 @@ from planner_ext import (
 )
 from planner_ext.cli import demo_shop as shop
 from planner_ext.cli.show import Progress, Signs, print_answer
-from planner_ext.cli.store import opened_store
 from planner_ext.cli.text import TextFlow
 from planner_ext.compare import run_comparison
 from planner_ext.core.facts import CallFinished
 from planner_ext.durable.records import fold_journal
+from planner_ext.durable.store import opened_store
 from planner_ext.testing import Script, ScriptedOpenAIServer
 
 __all__ = ["run_demo"]
@@ -231,7 +231,7 @@ async def _refund(shell: "_Shell") -> None:
 
 async def _print_refund(console: Console, folder: Path, server: ScriptedOpenAIServer) -> bool:
     """Print what the run was charged beside what others counted; return whether it is the same."""
-    async with opened_store(str(folder / _STORE)) as store:
+    async with opened_store(str(folder / _STORE), create=False) as store:
         stored = await store.load(_RUN)
     state = fold_journal(_RUN, stored.facts)
     paid = [fact for fact in stored.facts if isinstance(fact, CallFinished) and fact.function == "shop-refund"]

@@ -14,12 +14,12 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ParameterInfo
 
-from planner_ext.cli.store import STORE_VARIABLE
 from planner_ext.cli.text import complain, stderr_console
 from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
     "RUN_EXIT_CODES",
+    "STORE_VARIABLE",
     "ApprovalArgs",
     "By",
     "CallId",
@@ -50,6 +50,9 @@ class ExitCode(IntEnum):
     PAUSED = 4
     INTERRUPTED = 130
 
+
+STORE_VARIABLE = "PLANNER_EXT_STORE"
+"""The environment variable in place of ``--store``: other users of the machine can read a command line."""
 
 RUN_EXIT_CODES = """\b
 Exit codes:

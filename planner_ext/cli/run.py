@@ -205,7 +205,7 @@ class CliRun:
             Exception: As `start`.
         """
         state = fold(self._facts)
-        segment = Activation(
+        activation = Activation(
             run_id=state.run_id,
             goal=state.goal,
             store=FileJournal(self._file, self._facts),
@@ -214,7 +214,7 @@ class CliRun:
             budget=new_limits(state, max_iterations),
             reopen=True,
         )
-        run = self.planner.journaled(self.kernel, segment, streaming=self._stream)
+        run = self.planner.journaled(self.kernel, activation, streaming=self._stream)
         return self.drive(self._progress.watch(run.events()) if self._stream else run.result())
 
     def drive(self, stretch: Coroutine[Any, Any, Result]) -> Result:
@@ -274,7 +274,7 @@ class Job:
         run: The run.
         first: Opens the run and drives its first stretch.
         file: Keeps the run after each stretch; None does not keep it.
-        prompt: Asks a person about the calls that wait; None asks nobody.
+        prompt: Asks a person about the calls that wait; None leaves them undecided.
         run_id: The run's name, if it is in a store.
     """
 
@@ -334,8 +334,8 @@ class Job:
         elif self.prompt is None:
             say(
                 console,
-                "Nobody can be asked, this is no terminal; none of these calls was run. Start again in a terminal, or "
-                "with --checkpoint FILE, which keeps the run for planner-ext resume FILE.",
+                "This is not a terminal, so these calls cannot be decided here; they did not run. Start again in a "
+                "terminal, or with --checkpoint FILE, which keeps the run for planner-ext resume FILE.",
             )
         else:
             say(console, "Left undecided, and not kept. With --checkpoint FILE a run waits in a file instead.")

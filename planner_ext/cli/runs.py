@@ -1,123 +1,176 @@
-"""``planner-ext runs``: the runs of a store, listed, shown, resumed and cancelled."""
+"""One run in a store, from the command line: started, resumed, shown and cancelled."""
 
+import asyncio
 import json
-from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
-import typer
 from rich.text import Text
 
-from planner_ext.cli.options import (
-    RUN_EXIT_CODES,
-    By,
-    Exit,
-    ExitCode,
-    Json,
-    ListArgs,
-    MoreIterations,
-    Store,
-    StoredRunOptions,
-    command,
+from planner_ext.cli.approvals import decision_text
+from planner_ext.cli.ask import print_pending
+from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptions, StoredRunOptions
+from planner_ext.cli.run import (
+    CliRun,
+    Job,
+    Result,
+    document,
+    execute,
+    goal_options,
+    new_limits,
+    print_result,
+    run_words,
 )
-from planner_ext.cli.store import opened_store, print_part, store_name
-from planner_ext.cli.text import exact, moment_text, one_line, say, stderr_console, stdout_console, warnings_shown
+from planner_ext.cli.show import Progress, spent_line
+from planner_ext.cli.store import command_on, opened_runs, store_name
+from planner_ext.cli.text import exact, print_command, printable, say, stderr_console
+from planner_ext.durable import Approvals, RunHandle, Runs, StoredRun, StoreError, UnknownRunError, writer
+from planner_ext.durable.records import fold_journal
+from planner_ext.durable.store import opened_store
+from planner_ext.engine.concurrency import SystemClock
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.planner.result import result_of
 
-if TYPE_CHECKING:
-    from planner_ext.durable import RunRecord
-
-__all__ = ["runs"]
-
-runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show, resume and cancel runs of a store.")
-
-EXIT_CODES = """\b
-Exit codes:
-  0    done
-  1    the run had ended before; nothing changed
-  2    the store or the run cannot be used
-"""
-
-Name = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
+__all__ = ["cancel_run", "resume_run", "show_run", "start_run"]
 
 
-@command(runs, epilog=EXIT_CODES, name="list")
-async def list_(args: ListArgs, status: Annotated[str | None, typer.Option(metavar="STATUS")] = None) -> int:
-    """List runs, the ones that changed last first.
+@dataclass(kw_only=True)
+class StoreJob(Job):
+    """A run that is kept in a store.
 
-    Examples:
-      planner-ext runs list --store runs.db --status paused
-
-    Options:
-        status: Only runs that are running, paused, answered, incomplete, limit_reached or stopped. Default: all.
+    Attributes:
+        store: Where.
     """
-    async with opened_store(args.store) as store:
-        with warnings_shown("planner_ext.durable"):
-            records = await store.runs(status=status, limit=args.limit, offset=args.offset)
-        total = await store.count_runs(status=status)
-    print_part(len(records), limit=args.limit, offset=args.offset, total=total)
-    if args.as_json:
-        print(json.dumps([_document(record) for record in records], indent=2))
-    elif not total:
-        say(stderr_console(), f"No run{f' is {status}' if status else ''} in {store_name(args.store)}.")
+
+    store: str
+
+    def finish(self) -> Result:
+        """Drive the run here to its next pause, or its end."""
+        return self.first()
+
+    def drive(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
+        """Start or resume the open run in its store, and drive it."""
+        return self.run.drive(self._driven(begin))
+
+    def interrupted(self) -> None:
+        """Print how the run is resumed."""
+        self.explain_fault()
+
+    def explain_fault(self) -> None:
+        """Print how the run is resumed, if it is in the store already."""
+        if self.run_id:
+            say(self.run.console, "The run is kept. A planner-ext worker resumes it, or:")
+            words = ("runs", "resume", self.run_id, *run_words(self.run.options))
+            print_command(self.run.console, command_on(self.store, *words))
+
+    def explain_pause(self, result: Result) -> None:
+        """Print what waits, and how the run is resumed."""
+        asyncio.run(_print_waiting(self.run_id, result, self.store))
+        self.explain_fault()
+
+    async def _driven(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
+        async with opened_runs(self.store) as runs:
+            handle = await begin(runs)
+            self.run_id = handle.run_id
+            say(self.run.console, f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
+            return await handle.result()
+
+
+def start_run(goal: GoalArgs, store: str, options: RunOptions) -> int:
+    """Start a run in a store, or continue the one of this name; return the exit code."""
+    for name, given in (("--checkpoint", goal.checkpoint), ("--timeout", goal.timeout)):
+        if given is not None:
+            raise PlannerInvalidConfigurationError(
+                f"{name} and --store contradict each other: a kept run is not cut short, and needs no file. Leave "
+                f"one of them out; {STORE_VARIABLE} in the environment counts as --store."
+            )
+    facts = ()
+    if goal.run_id is not None:
+        with suppress(StoreError, UnknownRunError):  # a store that cannot be used says so when it is opened
+            facts = asyncio.run(_stored(goal.run_id, store)).facts
+    run = CliRun(options, facts=facts)
+
+    def first() -> Result:
+        run.open(**goal_options(goal))
+        return job.drive(lambda runs: runs.start(run.planner, run.kernel, goal.goal, run_id=goal.run_id))
+
+    job = StoreJob(run=run, first=first, store=store)
+    return execute(job)
+
+
+def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterations: int | None) -> int:
+    """Resume a run of a store; return the exit code."""
+    facts = asyncio.run(_stored(run_id, store)).facts
+    state = fold_journal(run_id, facts)
+    run = CliRun(options, facts=facts)
+
+    def first() -> Result:
+        if facts:
+            run.reopen(state)
+        else:
+            run.open()
+        return job.drive(
+            lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=new_limits(state, max_iterations))
+        )
+
+    job = StoreJob(run=run, first=first, store=store)
+    return execute(job)
+
+
+async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
+    """Print a run from its journal, without resuming it."""
+    stored = await _stored(run_id, store)
+    record, facts = stored.record, stored.facts
+    result = result_of(fold_journal(run_id, facts), facts)
+    async with Approvals.connect(store) as approvals:
+        refused = await approvals.refused(run_id)
+    if as_json:
+        shown = {"run_id": run_id, "goal": record.goal, **document(result), "status": record.status}
+        print(json.dumps({**shown, "refused": [one.as_dict() for one in refused]}, indent=2))
+        return ExitCode.ANSWERED
+    console = stderr_console()
+    say(console, Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
+    with Progress(console) as progress:
+        for fact in facts:
+            progress.show(fact)
+    for one in (*result.decisions, *refused):
+        state = "Not taken" if one.refused else "Decided"
+        what = " ".join(filter(None, (exact(one.call), exact(one.fully_qualified_name))))
+        say(console, f"{state}, of {what}: {decision_text(one)}")
+    if record.unfinished:
+        await _print_waiting(run_id, result, store)
+        say(console, spent_line(result, ended=record.status), "dim")
     else:
-        _print_runs(records)
+        print_result(result, sys.stdout, console, as_json=False)
     return ExitCode.ANSWERED
 
 
-def _print_runs(records: list["RunRecord"]) -> None:
-    console = stdout_console()
-    names = max((len(exact(record.run_id)) for record in records), default=0)
-    states = max((len(record.status) for record in records), default=0)
-    for record in records:
-        changed = moment_text(datetime.fromtimestamp(record.updated_at, UTC))
-        name = (f"{exact(record.run_id):<{names}}", "bold")
-        line = Text.assemble(name, f"  {record.status:<{states}}  {one_line(record.goal)}  ", (changed, "dim"))
-        console.print(line, soft_wrap=True)
+async def cancel_run(run_id: str, store: str, *, by: str | None, reason: str) -> int:
+    """End a run of a store."""
+    async with opened_store(store, create=False) as opened:
+        ended = await writer.cancel_run(opened, run_id, by=by or "", reason=reason, clock=SystemClock())
+    say(stderr_console(), f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
+    return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
-def _document(record: "RunRecord") -> dict[str, object]:
-    times = {name: getattr(record, name) for name in ("wake_at", "created_at", "updated_at")}
-    written = {name: at and datetime.fromtimestamp(at, UTC).isoformat() for name, at in times.items()}
-    return {**asdict(record), **written}
+async def _stored(run_id: str, store: str) -> StoredRun:
+    async with opened_store(store, create=False) as opened:
+        return await opened.load(run_id)
 
 
-@command(runs, epilog=EXIT_CODES)
-def show(run: Name, store: Store, as_json: Json = False) -> Exit:
-    """Show what happened in a run, what waits, and its answer.
-
-    Examples:
-      planner-ext runs show order-7 --store runs.db
-    """
-    from planner_ext.cli.stored_run import show_run  # noqa: PLC0415  (Semantic Kernel takes its time to import)
-
-    return show_run(run, store, as_json=as_json)
-
-
-@command(runs, epilog=RUN_EXIT_CODES)
-def resume(run: Name, store: Store, options: StoredRunOptions, max_iterations: MoreIterations = None) -> Exit:
-    """Continue a run in this process, with what was decided meanwhile.
-
-    Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
-
-    Examples:
-      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel
-      planner-ext runs resume order-7 --store runs.db --kernel shop:make_kernel --max-iterations 30
-    """
-    from planner_ext.cli.stored_run import resume_run  # noqa: PLC0415  (Semantic Kernel takes its time to import)
-
-    return resume_run(run, store, options, max_iterations=max_iterations)
-
-
-@command(runs, epilog=EXIT_CODES)
-def cancel(run: Name, store: Store, by: By, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> Exit:
-    """End a run for good, whatever process drives it; no waiting call runs.
-
-    Examples:
-      planner-ext runs cancel order-7 --store runs.db --reason 'too late'
-
-    Options:
-        reason: Why, for the record.
-    """
-    from planner_ext.cli.stored_run import cancel_run  # noqa: PLC0415  (Semantic Kernel takes its time to import)
-
-    return cancel_run(run, store, by=by, reason=reason)
+async def _print_waiting(run_id: str, result: Result, store: str) -> None:
+    """Print what waits, and for each call or question the command that decides it."""
+    console = stderr_console()
+    for call in result.pending:
+        print_pending(console, call)
+    if not result.pending:
+        return
+    async with Approvals.connect(store) as approvals:
+        waiting = await approvals.pending(run_id, limit=len(result.pending))
+    if waiting:
+        say(console, "Decided from this or any other process; a call also with deny, edit or supply:")
+    for item in waiting:
+        words = ("supply", item.id, "ANSWER") if item.kind == "question" else ("approve", item.id)
+        print_command(console, command_on(store, "approvals", *words))

@@ -53,7 +53,7 @@ async def _worked(args: WorkerArgs, made: object) -> int:
         if not working.cancelling():  # a second signal does not interrupt the cleanup
             working.cancel()
 
-    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers: Ctrl-C interrupts as ever
+    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers: Ctrl-C interrupts
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, end)
     try:
@@ -129,23 +129,23 @@ class _WatchedPlanner:
     planner: FunctionCallingStepwisePlanner
     console: Console
 
-    def journaled(self, kernel: Kernel, segment: Activation, *, arguments: Any = None) -> ActivationRun[Result]:
-        """Get ready to drive a segment."""
-        return _WatchedRun(self, kernel, segment, arguments)
+    def journaled(self, kernel: Kernel, activation: Activation, *, arguments: Any = None) -> ActivationRun[Result]:
+        """Get ready to drive an activation."""
+        return _WatchedRun(self, kernel, activation, arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class _WatchedRun:
     watched: _WatchedPlanner
     kernel: Kernel
-    segment: Activation
+    activation: Activation
     arguments: Any
 
     async def result(self) -> Result:
         """Drive it."""
-        self._say("goes on" if self.segment.facts else "starts", "dim")
+        self._say("is resumed" if self.activation.facts else "starts", "dim")
         try:
-            run = self.watched.planner.journaled(self.kernel, self.segment, arguments=self.arguments)
+            run = self.watched.planner.journaled(self.kernel, self.activation, arguments=self.arguments)
             result = await run.result()
         except Exception as error:
             self._say(*_said(error))
@@ -154,7 +154,7 @@ class _WatchedRun:
         return result
 
     def _say(self, text: str, style: str = "") -> None:
-        name = exact(self.segment.run_id)
+        name = exact(self.activation.run_id)
         self.watched.console.print(Text.assemble((name, "bold"), "  ", (text, style)), soft_wrap=True)
 
 

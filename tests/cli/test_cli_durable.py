@@ -70,7 +70,7 @@ def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here
         assert second.code == 2
         assert "is in use by a process that lives" in second.err
         assert command("approvals", "deny", CALL, "--reason", "too much", *STORE).code == 0
-        assert "goes on" in next(lines)
+        assert "is resumed" in next(lines)
         assert "order-7  answered: 3 round trips, 1 function call," in next(lines)
         worker.terminate()
         assert worker.wait() == 0
@@ -109,7 +109,10 @@ def test_a_call_that_was_cut_short_is_in_doubt(command: Command, here: Path) -> 
 
 @pytest.mark.usefixtures("till")
 def test_an_approver_needs_no_semantic_kernel(command: Command, here: Path) -> None:
-    """Listing runs, and listing, showing and deciding calls, import neither Semantic Kernel nor OpenAI's client."""
+    """Listing runs, and listing, showing and deciding calls, import neither Semantic Kernel nor OpenAI's client.
+
+    The commands and their help need no store either.
+    """
     assert command(*RUN).code == 4
     commands = [
         ["runs", "list", *STORE],
@@ -120,6 +123,8 @@ def test_an_approver_needs_no_semantic_kernel(command: Command, here: Path) -> N
     program = f"""
 import sys
 from planner_ext.cli.__main__ import main
+import planner_ext.cli.app
+assert not sys.modules.keys() & {{"planner_ext.durable", "pydantic"}}
 for words in {commands!r}:
     sys.argv = ["planner-ext", *words]
     try:

@@ -11,6 +11,8 @@ from typer.main import get_command
 from planner_ext.cli.app import app
 from support.command_line import Command
 
+GROUPS = [(), ("runs",), ("approvals",)]
+
 
 def levels() -> list[tuple[str, ...]]:
     """List every command, and every group of commands, by its words."""
@@ -31,6 +33,15 @@ def test_help_is_given_at_every_level(command: Command, words: tuple[str, ...]) 
     short, long = command(*words, "-h"), command(*words, "--help")
     assert (short.code, short.out) == (0, long.out)
     assert short.out.lstrip().startswith(" ".join(("Usage: planner-ext", *words)))
+
+
+@pytest.mark.parametrize("words", [words for words in levels() if words not in GROUPS], ids=" ".join)
+def test_the_help_of_a_command_has_examples_and_exit_codes(command: Command, words: tuple[str, ...]) -> None:
+    """An example is on a line of its own and begins with the command; each exit code is on a line of its own."""
+    shown = command(*words, "--help").out
+    assert f"\n  Examples:\n    planner-ext {' '.join(words)}" in shown
+    assert "\n  Exit codes:\n    0    " in shown
+    assert max(map(len, shown.splitlines())) <= 120
 
 
 def shell(here: Path, line: str) -> subprocess.CompletedProcess[str]:
