@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import reduce
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeGuard, cast
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.values import Tally, Usage
@@ -87,12 +87,12 @@ def _check(name: str, value: object) -> None:
         raise InvalidLimitError(f"{name} must be a whole number, {least}, or None for no limit; got {shown(value)}.")
 
 
-def is_count(value: object, *, least: int) -> bool:
+def is_count(value: object, *, least: int) -> TypeGuard[int]:
     """Whether a value is a whole number, this one or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def is_positive_number(value: object) -> bool:
+def is_positive_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False

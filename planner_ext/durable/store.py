@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
+from planner_ext.core.limits import is_count
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, redacted
 from planner_ext.durable.records import RunRecord, StoredRun, read_facts, read_run
 from planner_ext.durable.schema import GET_RUN, RUN, Database, Row, Step, Value
@@ -266,7 +267,7 @@ def _of_run(run_id: str | None) -> str:
 def _page(limit: object, offset: object) -> dict[str, Value]:
     page = {"limit": limit, "offset": offset}
     for name, value in page.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        if not is_count(value, least=0) or value >= 2**63:
             raise StoreError(f"{name} must be a whole number, 0 or more; got {value!r}.")
     return cast("dict[str, Value]", page)
 

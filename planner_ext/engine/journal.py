@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
 from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Consumption
+from planner_ext.core.limits import Consumption, is_count
 from planner_ext.core.state import State
 from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import EditedReply, Message
@@ -67,7 +67,7 @@ def dump_message(message: Message) -> Any:
 
 def check_schema(schema: object) -> None:
     """Refuse a schema number that this version cannot read."""
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+    if not is_count(schema, least=1):
         raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {shown(schema)}.")
     if schema > SCHEMA:
         raise NewerSchemaError(

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Limits, is_count
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
@@ -362,6 +362,6 @@ def non_negative(name: str, value: object) -> int:
     """
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not is_count(value, least=0):
         raise InvalidOptionError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
     return value

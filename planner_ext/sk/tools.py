@@ -25,7 +25,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.state import Call, State
+from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
@@ -92,13 +92,14 @@ class _Prepared:
     restarts: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Run:
     """One call that is about to run; ``target`` is what is invoked: guarded where there are filters around it."""
 
     call: RequestedCall
     checked: ResolvedCall
     prepared: _Prepared
+    decided: CallDecided | None
     arguments: KernelArguments
     target: KernelFunction
 
@@ -208,16 +209,12 @@ class KernelFunctions:
         if function is None:
             text = self._unknown(checked.function)
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
-        batch = state.batch
-        assert batch is not None, "a call is run while its batch is open"
-        planned = batch.calls[index]
-        key = idempotency_key(state.run_id, batch.iteration, call.id)
-        run = self._start(call, checked, self._prepare(function), planned, key)
+        run = self._start(call, checked, self._prepare(function), state, index)
         kernel: Any = self._kernel  # its lists of filters are typed in part only
         if not (kernel.auto_function_invocation_filters or kernel.function_invocation_filters):
             return _unfiltered(await self._invoke(run, function, run.arguments))
-        guard = self._guard(run, planned.decided)
-        run = replace(run, target=guard.guarding(run.target))
+        guard = self._guard(run)
+        run.target = guard.guarding(run.target)
         try:
             if kernel.auto_function_invocation_filters:
                 return await self._run_filtered(run, guard, state, index)
@@ -260,19 +257,22 @@ class KernelFunctions:
             )
         return prepared
 
-    def _start(self, call: RequestedCall, checked: ResolvedCall, prepared: _Prepared, planned: Call, key: str) -> _Run:
+    def _start(self, call: RequestedCall, checked: ResolvedCall, prepared: _Prepared, state: State, index: int) -> _Run:
+        batch = state.batch
+        assert batch is not None, "a call is run while its batch is open"
         arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
         values = cast("dict[str, Any]", arguments)
         prepared.parameters.put(checked.arguments, values)
         if KEY_PARAMETER in prepared.injected:
-            values[KEY_PARAMETER] = key
-        if planned.decided is not None and planned.decided.edited is not None:
-            call = replace(call, arguments=planned.decided.edited)
-        return _Run(call=call, checked=checked, prepared=prepared, arguments=arguments, target=prepared.runnable)
+            values[KEY_PARAMETER] = idempotency_key(state.run_id, batch.iteration, call.id)
+        decided = batch.calls[index].decided
+        if decided is not None and decided.edited is not None:
+            call = replace(call, arguments=decided.edited)
+        return _Run(call, checked, prepared, decided, arguments, prepared.runnable)
 
-    def _guard(self, run: _Run, decided: CallDecided | None) -> CallGuard:
+    def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
-        binds, filters = decided is not None and decided.binds, self._decided_by(decided)
+        binds, filters = run.decided is not None and run.decided.binds, self._decided_by(run.decided)
         bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.parameters.by_name}
         return CallGuard(
             run.checked.function,
@@ -284,7 +284,7 @@ class KernelFunctions:
 
     async def _run_filtered(self, run: _Run, guard: CallGuard, state: State, index: int) -> Finished:
         function, batch = run.prepared.function, state.batch
-        assert batch is not None
+        assert batch is not None, "a call is run while its batch is open"
         context = _context_class()(
             function=function,
             kernel=self._kernel,

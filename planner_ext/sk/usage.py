@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import ChatMessageContent
 
+from planner_ext.core.limits import is_count
 from planner_ext.core.values import Usage
 
 __all__ = [
@@ -98,7 +99,7 @@ _COUNTS = frozenset(name for api in _APIS for name in (*api.prompt, *api.complet
 def read_iterations(metadata: Mapping[str, Any]) -> int:
     """Read how many round trips a reply took; 1 where that is missing, or not a whole number of 1 or more."""
     for value in map(metadata.get, _KEYS):
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        if is_count(value, least=1):
             return value
     return 1
 
@@ -222,7 +223,7 @@ def _sum(reported: object, paths: tuple[str, ...]) -> int:
 
 def _count(reported: object, path: str) -> int:
     value = reduce(part_of, path.split("."), reported)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST else 0
+    return value if is_count(value, least=1) and value < _MOST else 0
 
 
 def part_of(reported: object, name: str) -> object:

@@ -19,7 +19,6 @@ from semantic_kernel.contents import (
     ChatMessageContent,
     FunctionCallContent,
     FunctionResultContent,
-    TextContent,
 )
 from semantic_kernel.exceptions import KernelException
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
@@ -41,6 +40,7 @@ from planner_ext.core.errors import shown
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall
 from planner_ext.sk.arguments import InvalidArguments, parameters_of, parse_arguments, parse_object
 from planner_ext.sk.execution import result_text, signature_of
+from planner_ext.sk.messages import calls_of, text_of
 
 __all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_calls", "waiting_result"]
 
@@ -211,10 +211,9 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
     for message in history.messages:
         if message.role not in (AuthorRole.USER, AuthorRole.ASSISTANT):
             continue
-        text = "".join(item.text for item in message.items if isinstance(item, TextContent))
-        calls = [item for item in message.items if isinstance(item, FunctionCallContent)]
+        calls = calls_of(message)
         listed = [[one.id, one.plugin_name, one.function_name, arguments_text(one.arguments)] for one in calls]
-        said.update(json.dumps([str(message.role), text, listed]).encode())
+        said.update(json.dumps([str(message.role), text_of(message), listed]).encode())
         for number, one in enumerate(calls):
             yield one, f"{said.hexdigest()}/{number}"
 
