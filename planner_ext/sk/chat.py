@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from semantic_kernel import Kernel
@@ -56,57 +57,45 @@ _TOOL_SETTINGS = ("tools", "tool_choice", "tool_config")
 """The settings that hold functions which are offered."""
 
 
+@dataclass(eq=False)
 class KernelChat:
-    """Asks one connector. Implements `planner_ext.engine.ports.Chat`.
+    """Asks one connector for one run. Implements `planner_ext.engine.ports.Chat`.
 
     Attributes:
+        service: The connector.
+        settings: Of every request.
+        kernel: Handed to the connector, with ``arguments``.
+        arguments: The application's.
+        offer: The functions that requests offer.
+        meter: Counts and prices the requests.
+        streaming: Whether requests are streamed.
+        strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
+        plan_settings: The settings of the plan request that differ.
+        answer_settings: The settings of the answer request that differ.
         unanswered: Tokens, and their cost, of a request that was cancelled, estimated where estimates are wanted.
     """
 
-    def __init__(
-        self,
-        service: ChatCompletionClientBase,
-        settings: PromptExecutionSettings,
-        *,
-        kernel: Kernel | None,
-        arguments: KernelArguments | None,
-        offer: ToolSet,
-        meter: RequestMeter,
-        streaming: bool,
-        strict_finish_reason: bool = False,
-        plan_settings: Mapping[str, Any] | None = None,
-        answer_settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Bind a run to its connector.
+    service: ChatCompletionClientBase
+    settings: PromptExecutionSettings
+    _: KW_ONLY
+    kernel: Kernel | None
+    arguments: KernelArguments | None
+    offer: ToolSet
+    meter: RequestMeter
+    streaming: bool
+    strict_finish_reason: bool = False
+    plan_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    answer_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unanswered: Usage = field(default=Usage(), init=False)
+    _rendered: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent], init=False)
+    _entries: Sequence[TranscriptItem] = field(default=(), init=False)
 
-        Args:
-            service: The connector.
-            settings: Of every request.
-            kernel: Handed to the connector, with ``arguments``.
-            arguments: The application's.
-            offer: The functions that requests offer.
-            meter: Counts and prices the requests.
-            streaming: Whether requests are streamed.
-            strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-            plan_settings: Those of the plan request that differ.
-            answer_settings: Those of the answer request that differ.
-        """
-        self._service = service
-        self._connector = connector_of(service)
-        self._settings = settings
-        self._transport = _transport_for(service, kernel, arguments)
-        self._offer = offer
-        self._streaming = streaming
-        self._strict = strict_finish_reason
-        self._meter = meter
-        self._plan_settings = plan_settings or {}
-        self._answer_settings = answer_settings or {}
-        self._rendered: list[ChatMessageContent] = []
-        self._entries: Sequence[TranscriptItem] = ()
-        self.unanswered = Usage()
+    def __post_init__(self) -> None:
+        self._connector = connector_of(self.service)
+        self._transport = _transport_for(self.service, self.kernel, self.arguments)
 
     def messages(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
-        """Write a transcript as messages; what was written before is not written again."""
+        """Write a transcript as messages; those of an earlier, shorter transcript are reused."""
         return list(self._written(transcript))
 
     def _written(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
@@ -115,7 +104,7 @@ class KernelChat:
             known = len(self._entries)
             if self._entries != transcript[:known]:
                 self._rendered, known = [], 0
-            self._rendered += render(transcript[known:], self._offer.functions)
+            self._rendered += render(transcript[known:], self.offer.functions)
             self._entries = transcript
         return self._rendered
 
@@ -127,28 +116,28 @@ class KernelChat:
             ServiceCallError: If the connector raised an error that is not Semantic Kernel's.
             KernelException: Any such error of the connector.
         """
-        self._offer.refresh()
+        self.offer.refresh()
         sent = self._request(transcript, request)
-        messages, offer = sent.sent, self._offer if request.tool_choice else None
-        self._meter.check(messages, offer)
+        messages, offer = sent.sent, self.offer if request.tool_choice else None
+        self.meter.check(messages, offer)
         try:
-            with named_errors(self._service):
+            with named_errors(self.service):
                 message = await self._send(sent, request.iteration, emit)
         except asyncio.CancelledError:
-            self.unanswered = self._meter.used(Usage(), messages, offer, None)
+            self.unanswered = self.meter.used(Usage(), messages, offer, None)
             raise
-        usage = self._meter.used(read_usage(message.metadata.get("usage")), messages, offer, message)
+        usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, offer, message)
         return self._reply(with_usage(message, usage), usage)
 
     def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
-        """Write a request, with settings of its own."""
+        """Write a request, with a copy of the settings."""
         update: dict[str, Any] = {"function_choice_behavior": None}
         if request.iteration < 0:
-            update |= {k: v for k, v in self._plan_settings.items() if k in type(self._settings).model_fields}
-        if request.structured and not (request.offer and self._offer.available):
-            update |= self._answer_settings
+            update |= {k: v for k, v in self.plan_settings.items() if k in type(self.settings).model_fields}
+        if request.structured and not (request.offer and self.offer.available):
+            update |= self.answer_settings
         messages = self._written(transcript)
-        choice, offer = request.tool_choice, self._offer
+        choice, offer = request.tool_choice, self.offer
         if choice == "none" and not self._connector.takes_none:
             choice = None
         offered = choice is not None and bool(offer.functions)
@@ -156,20 +145,20 @@ class KernelChat:
         if choice == "none" and not offered and offer.schemas:
             update["tool_choice"] = choice
         elif choice is None:
-            update |= {key: None for key in _TOOL_SETTINGS if hasattr(self._settings, key)}
+            update |= {key: None for key in _TOOL_SETTINGS if hasattr(self.settings, key)}
             if self._connector.needs_tools and has_calls(messages):
                 choice, functions = "auto", (NO_FUNCTION,)
         return ChatRequest(
             messages=messages,
             last=with_budget_note(messages, request.left),
-            settings=self._settings.model_copy(update=update),
+            settings=self.settings.model_copy(update=update),
             choice=choice if functions else None,
             functions=functions,
             schemas=tuple(offer.schemas) if offered else (),
         )
 
     async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
-        if not self._streaming:
+        if not self.streaming:
             messages = await self._transport.ask(request)
             if not messages:
                 raise no_reply("a response without choices")
@@ -185,9 +174,9 @@ class KernelChat:
         return merge_reply([assembly.message()])
 
     def _reply(self, message: ChatMessageContent, usage: Usage) -> Reply:
-        message, calls = accepted_reply(message, self._offer.functions)
+        message, calls = accepted_reply(message, self.offer.functions)
         reason = message.finish_reason.value if message.finish_reason is not None else None
-        if self._strict and (reason == "tool_calls") != bool(calls):
+        if self.strict_finish_reason and (reason == "tool_calls") != bool(calls):
             raise InvalidReplyError(
                 f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "
                 "calls. Set strict_finish_reason=False to judge replies by their content."
@@ -199,7 +188,7 @@ class KernelChat:
             finish_reason=reason,
             usage=usage,
             iterations=read_iterations(message.metadata),
-            functions_available=self._offer.available,
+            functions_available=self.offer.available,
         )
 
 
@@ -221,7 +210,7 @@ def _transport_for(
 # The errors of a request.
 
 _NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
-"""What connectors raise on a response that is not what they expect."""
+"""The errors that connectors raise on an unexpected response."""
 
 
 def no_reply(seen: str) -> InvalidReplyError:
@@ -324,10 +313,10 @@ default_clarifier_instructions = (
 class ModelClarifier:
     """Answers questions with a model. A `planner_ext.hitl_manager.Clarifier`.
 
-    Each question is one request without functions, charged to the run as a round trip of its own, with its tokens,
-    estimated where the service reports none, and its time; the run's ``max_iterations`` holds for them, too. Where no
-    trip is left beside the one that uses the answer, nothing is sent, and nothing said. A reply of the single word
-    PASS says nothing either; its request counts.
+    Each question is one request without functions. It is charged to the run as a further round trip, with its time and
+    its tokens, estimated where the service reports none; the run's ``max_iterations`` holds for it, too. Where no trip
+    is left beside the one that uses the answer, nothing is sent, and the question stays open. A reply of the single
+    word PASS leaves it open, too; its request counts.
     """
 
     is_model = True
@@ -348,8 +337,8 @@ class ModelClarifier:
             service_id: The chat completion service; None leaves it to the kernel's own selection.
             instructions: The system message of each request.
             settings: Of each request; None is the service's defaults.
-            price: Of a request in US dollars, from the model's name and the `Usage`; None leaves its cost unknown, so
-                that ``max_cost`` does not see it.
+            price: The price of a request in US dollars, from the model's name and the `Usage`; None leaves its cost
+                unknown, so that ``max_cost`` does not limit it.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.

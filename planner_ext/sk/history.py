@@ -319,7 +319,7 @@ def repair_history(
 
 
 _OwedCall = tuple[FunctionCallContent, FunctionCallContent]
-"""A call without a result as the history has it, whose id its result names, and as it was mended."""
+"""A call without a result: as the history has it, whose id its result names, and as it is repaired."""
 
 
 def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
@@ -345,7 +345,7 @@ def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatM
 def _result_of(
     sent: FunctionCallContent, call: FunctionCallContent, result: FunctionResultContent
 ) -> FunctionResultContent:
-    """Give a result the id and the name of its call, where these were mended."""
+    """Copy a result with the id and the name of its call, where repair changed these."""
     update: dict[str, Any] = {} if call.id == result.id else {"id": call.id}
     if name_of(call) != name_of(sent):
         update |= {"name": call.name, "plugin_name": call.plugin_name, "function_name": call.function_name}

@@ -116,7 +116,7 @@ def has_accepted_id(call: FunctionCallContent) -> bool:
 
 
 def with_own_ids(items: Iterable[Any]) -> list[Any]:
-    """Give each call an id of its own, and arguments that a connector parsed as JSON text again."""
+    """Give each call a unique id, and write arguments that a connector parsed as JSON text again."""
     seen: set[str] = set()
     kept: list[Any] = []
     for item in items:
@@ -241,7 +241,7 @@ class ReplyAssembly:
         )
 
     def _add_metadata(self, metadata: dict[str, Any]) -> None:
-        """Keep what any chunk says; usage that is reported more than once is cumulative."""
+        """Merge the metadata of all chunks; usage that is reported more than once is cumulative."""
         usage = merge_reported(self._metadata.get("usage"), metadata.get("usage"))
         for key, value in metadata.items():
             if value is not None or key not in self._metadata:

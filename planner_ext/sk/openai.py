@@ -38,16 +38,7 @@ from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diag
 
 from planner_ext.sk.transport import ChatRequest, ChatTransport
 
-__all__ = [
-    "CALLED",
-    "REPLACED",
-    "OpenAITransport",
-    "ReadChunk",
-    "ReadCompletion",
-    "is_own",
-    "is_supported",
-    "source_digest",
-]
+__all__ = ["OpenAITransport"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +65,10 @@ CALLED: Mapping[str, tuple[str, ...]] = {
 """Methods of the connector that are called, and the parameters that they are given by position."""
 
 BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {"self"}
-"""What the client takes as a request; it raises TypeError for a setting of any other name."""
+"""The fields of a request that the client takes; it raises TypeError for any other."""
 
 _POSTED = {"cast_to", "content", "options", "stream", "stream_cls"}
-"""What the client's ``post`` is given by name."""
+"""The keyword arguments of the client's ``post`` that are used here."""
 
 _OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
 """Settings that are sent beside the body, by the names that the client has for them."""
@@ -295,7 +286,7 @@ class OpenAITransport:
     ) -> bytes | bytearray:
         """Encode messages without the brackets around them, converting only those that are new.
 
-        What is sent in place of the newest message is not kept.
+        The encoding of ``last``, which is sent in place of the newest message, is not kept.
         """
         lasting = len(messages) - (last is not None)
         if messages is not self._source or lasting < self._known:
@@ -309,7 +300,7 @@ class OpenAITransport:
         return b"%b%b%b" % (self._messages, b"," if lasting else b"", self._written([last]))
 
     def _written(self, messages: list[ChatMessageContent]) -> bytes:
-        """Convert messages as the connector does, which also renames the role of instructions where it is told to."""
+        """Convert messages as the connector does, which may have its own name for the role of instructions."""
         written = [message.to_dict() for message in messages]
         if self._service.instruction_role == "developer":
             for sent in written:

@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property, partial
 from importlib import import_module
@@ -30,7 +30,7 @@ from planner_ext.sk.transport import connector_of
 __all__ = ["RequestMeter", "estimated_tokens", "price_of"]
 
 _PROBES = (Usage(), Usage(prompt_tokens=1, completion_tokens=1))
-"""What a price is tried with before the first request: no token, and if that raises, the least there is."""
+"""The usages that a price is tried with before the first request: no token, and if that raises, one of each."""
 
 
 def price_of(
@@ -111,7 +111,7 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
     """Read the list's price of a model: of the provider at the service's URL, of the connector's, or of any.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is none.
+        PlannerInvalidConfigurationError: If the list has no such model, or is not installed.
     """
     why, way = "genai-prices knows no such model", "Use the name of a known model, or pass"
     prices: Any = None
@@ -162,6 +162,7 @@ def _piece_tokens(piece: str) -> int:
     return math.ceil(len(piece) / (9 if piece.isalpha() else 3))
 
 
+@dataclass(eq=False)
 class RequestMeter:
     """Counts and prices the requests to one model, and refuses those that are too large.
 
@@ -174,37 +175,33 @@ class RequestMeter:
     42 to 129 tokens (gpt-4o, gpt-4o-mini and gpt-4.1-mini, eight of them with functions), which the estimate then
     meets within -3 % to +7 %. How far it is off for long prompts and for other languages was not measured.
     Images, audio and files are not counted, nor is the form in which an answer is asked for.
+
+    Attributes:
+        service: The connector, whose model counts where the settings name none.
+        settings: Of the requests.
+        price: The application's own function, see `price_of`.
+        max_cost: The limit that needs a price.
+        max_prompt_tokens: The most tokens that a request may send; 0 is no limit, and nothing is counted.
+        estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
+
+    Raises:
+        PlannerInvalidConfigurationError: If a price is needed and none is known, or it cannot be used.
     """
 
-    def __init__(
-        self,
-        service: AIServiceClientBase,
-        settings: PromptExecutionSettings,
-        *,
-        price: Price | None = None,
-        max_cost: float | None = None,
-        max_prompt_tokens: int = 0,
-        estimates: bool = False,
-    ) -> None:
-        """Bind the meter to a model.
+    service: AIServiceClientBase
+    settings: PromptExecutionSettings
+    _: KW_ONLY
+    price: Price | None = None
+    max_cost: float | None = None
+    max_prompt_tokens: int = 0
+    estimates: bool = False
+    _known: dict[int, tuple[object, int]] = field(default_factory=dict[int, tuple[object, int]], init=False)
 
-        Args:
-            service: The connector, whose model counts where the settings name none.
-            settings: Of the requests.
-            price: See `price_of`, as for ``max_cost``.
-            max_cost: The limit that needs a price.
-            max_prompt_tokens: The most tokens that a request may send; 0 is no limit, and nothing is counted.
-            estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
-
-        Raises:
-            PlannerInvalidConfigurationError: If a price is needed and none is known, or it cannot be used.
-        """
-        self._limit = max_prompt_tokens
-        self._model: str = getattr(settings, "ai_model_id", None) or service.ai_model_id
-        price = price_of(service, settings, price, max_cost)
-        self._price = None if price is None else _checked(price, self._model)
-        self._estimates = estimates or price is not None
-        self._known: dict[int, tuple[ChatMessageContent | KernelFunction, int]] = {}
+    def __post_init__(self) -> None:
+        self._model: str = getattr(self.settings, "ai_model_id", None) or self.service.ai_model_id
+        price = price_of(self.service, self.settings, self.price, self.max_cost)
+        if price is not None:
+            self.price, self.estimates = _checked(price, self._model), True
 
     def check(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> None:
         """Count a request.
@@ -216,15 +213,15 @@ class RequestMeter:
         Raises:
             PromptTooLargeError: If it is over the limit, naming count and limit. Nothing was sent.
         """
-        if self._limit and (tokens := self._prompt_tokens(messages, offer)) > self._limit:
+        if self.max_prompt_tokens and (tokens := self._prompt_tokens(messages, offer)) > self.max_prompt_tokens:
             name = None if self._encoding is None else self._encoding.name
             how = "an estimate" if name is None else f"counted in the encoding {name}"
             raise PromptTooLargeError(
-                f"The prompt has {tokens} tokens ({how}), and max_prompt_tokens is {self._limit}. Nothing was "
-                "sent, and nothing is lost: the run can be resumed from its checkpoint with a larger limit or fewer "
-                "functions; iteration_completed can keep a history short.",
+                f"The prompt has {tokens} tokens ({how}), and max_prompt_tokens is {self.max_prompt_tokens}. Nothing "
+                "was sent, and nothing is lost: the run can be resumed from its checkpoint with a larger limit or "
+                "fewer functions; iteration_completed can keep a history short.",
                 prompt_tokens=tokens,
-                max_prompt_tokens=self._limit,
+                max_prompt_tokens=self.max_prompt_tokens,
             )
 
     def used(
@@ -237,21 +234,21 @@ class RequestMeter:
         """Return what a request used: tokens as reported, else as estimated, and their cost.
 
         Args:
-            reported: What the reply reports; 0 is not reported: every request sends something.
+            reported: The tokens that the reply reports; 0 counts as not reported.
             messages: All that were sent.
             offer: The functions whose schemas were sent with them, if any.
-            reply: The reply, of which what a model thinks beside it is not seen; None where there was none.
+            reply: The reply; a model's hidden reasoning is not counted. None if no reply came.
         """
         usage = reported
-        if self._estimates:
+        if self.estimates:
             sent = usage.prompt_tokens or self._prompt_tokens(messages, offer)
             received = usage.completion_tokens or (0 if reply is None else self._of_message(reply) - _MESSAGE)
             if estimated := sent + received - usage.total_tokens:
                 usage = replace(usage, prompt_tokens=sent, completion_tokens=received, estimated_tokens=estimated)
-        if self._price is None:
+        if self.price is None:
             return usage
         model = reply.ai_model_id if reply is not None else None
-        return replace(usage, cost=self._price(model or self._model, usage))
+        return replace(usage, cost=self.price(model or self._model, usage))
 
     def _prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> int:
         functions = [] if offer is None else [*offer.functions.values()]

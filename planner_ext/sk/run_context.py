@@ -138,7 +138,7 @@ class RunContext:
             streaming=self.streaming,
             strict_finish_reason=options.strict_finish_reason,
             plan_settings=dict(self.plan_settings),
-            answer_settings=None if form is None else form.settings,
+            answer_settings={} if form is None else form.settings,
         )
         filters = approval_filters(self.kernel)
         own = InterceptorChain(

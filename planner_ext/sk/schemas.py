@@ -31,7 +31,7 @@ def schema_problem(schema: dict[str, Any]) -> str:
     try:
         validator_for(schema).check_schema(schema)
     except SchemaError as error:
-        return f"its schema is none: {error.message}."
+        return f"its schema is not valid: {error.message}."
     resolver = _ITSELF_ALONE.resolver_with_root(DRAFT202012.create_resource(schema))
     for reference in _references(schema):
         try:

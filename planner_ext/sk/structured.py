@@ -80,7 +80,7 @@ class ResponseForm:
         except RecursionError:
             raise ValueError("The answer is nested too deeply.") from None
         except ValueError as error:
-            raise ValueError(f"The answer is no JSON: {error}.") from None
+            raise ValueError(f"The answer is not JSON: {error}.") from None
         from planner_ext.sk.schemas import answer_problems  # noqa: PLC0415  (loaded for runs with a form only)
 
         if problem := answer_problems(self.schema, value):
@@ -95,7 +95,7 @@ class ResponseForm:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def response_form(given: object) -> ResponseForm | None:
@@ -117,7 +117,7 @@ def response_form(given: object) -> ResponseForm | None:
     try:
         data = json.loads(json.dumps(given, allow_nan=False))  # a copy
     except (TypeError, ValueError, RecursionError) as error:
-        raise _refused(f"what was given is no JSON: {error}.") from error
+        raise _refused(f"it cannot be written as JSON: {error}.") from error
     return _form(data)
 
 
@@ -153,7 +153,7 @@ def _named(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _accepted(settings: type[PromptExecutionSettings], wanted: Any) -> dict[str, Any] | None:
-    """Let a settings class take a form, and return what it sets for it, flags included; None if it refuses the form."""
+    """Return the fields that a settings class sets for a form, flags included; None if it refuses the form."""
     if "response_format" not in settings.model_fields:
         return None
     try:

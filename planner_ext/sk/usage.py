@@ -265,7 +265,7 @@ def _adds_up(reported: Any) -> bool:
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine two numbers, or those in two usage objects or their parts; what only one has is kept."""
+    """Combine two numbers, or all numbers of two usage objects; those that only one of them has are kept."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         sane = [value for value in (first, second) if _is_sane(value, depth=0)]
         return combine(first, second) if len(sane) == 2 else next(iter(sane), None)

@@ -271,7 +271,7 @@ def test_a_form_that_is_not_whole_is_refused_by_name(given: Any, named: str) -> 
 
 
 def test_a_schema_may_refer_to_itself() -> None:
-    """References within the schema hold, by pointer and by anchor; what is no number in JSON is none."""
+    """References within the schema hold, by pointer and by anchor; a number that JSON does not have is refused."""
     tree: dict[str, Any] = {
         "$id": "https://example.org/tree",
         "$defs": {"leaf": {"$anchor": "leaf", "type": "integer"}},
@@ -281,7 +281,7 @@ def test_a_schema_may_refer_to_itself() -> None:
     assert form is not None
     assert form.problem('{"left": {"leaf": 3}, "other": 4}') == ""
     assert form.problem('{"left": {"leaf": "x"}}') == "$.left.leaf: 'x' is not of type 'integer'"
-    assert "NaN is no number" in form.problem('{"leaf": NaN}')
+    assert "NaN is not a number of JSON" in form.problem('{"leaf": NaN}')
 
 
 def test_any_object_is_a_form() -> None:
