@@ -38,14 +38,18 @@ class CheckpointFile:
 
     @contextmanager
     def locked(self) -> Generator[Self]:
-        """Lock the file against other processes; without write access nothing is locked, since nothing can run.
+        """Check that the run can be kept here, and lock the file against other processes.
 
         Raises:
-            PlannerInvalidConfigurationError: If another process has locked it.
+            PlannerInvalidConfigurationError: If the file cannot be written, or another process has locked it.
         """
-        if not self._is_writable():
-            yield self
-            return
+        folder = self._target.parent
+        if self._target.is_dir():
+            raise PlannerInvalidConfigurationError(f"{self.path} is a directory; name a file for the checkpoint.")
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise PlannerInvalidConfigurationError(
+                f"The checkpoint cannot be written to {self.path}: {folder} is no directory that can be written to."
+            )
         try:
             descriptor = take_lock(self._lock)
         except StoreError as error:
@@ -59,23 +63,6 @@ class CheckpointFile:
             yield self
         finally:
             drop_lock(self._lock, descriptor)
-
-    def _is_writable(self) -> bool:
-        return self._target.parent.is_dir() and os.access(self._target.parent, os.W_OK | os.X_OK)
-
-    def check_place(self) -> None:
-        """Check before the run whether it can be kept here.
-
-        Raises:
-            PlannerInvalidConfigurationError: If not.
-        """
-        if self._target.is_dir():
-            raise PlannerInvalidConfigurationError(f"{self.path} is a directory; name a file for the checkpoint.")
-        if not self._is_writable():
-            raise PlannerInvalidConfigurationError(
-                f"The checkpoint cannot be written to {self.path}: {self._target.parent} is no directory that can be "
-                "written to."
-            )
 
     def read(self) -> Checkpoint:
         """Read the run.

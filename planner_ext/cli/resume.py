@@ -23,7 +23,6 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
     """Resume or cancel a run; return the exit code."""
     with CheckpointFile(args.file).locked() as file:
         checkpoint = file.read()
-        file.check_place()
         state = checkpoint.state()
         decisions = _decisions(args, state, options.by)
         cut_short = (state.phase, "Resumed") not in TRANSITIONS  # amid the calls of a batch: its process was killed

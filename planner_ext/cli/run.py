@@ -75,8 +75,6 @@ def run_goal(goal: GoalArgs, options: RunOptions) -> int:
     """Reach a goal; return the exit code."""
     file = None if goal.checkpoint is None else CheckpointFile(goal.checkpoint)
     with nullcontext() if file is None else file.locked():
-        if file is not None:
-            file.check_place()
         if goal.timeout is not None and not 0 < goal.timeout < math.inf:
             raise PlannerInvalidConfigurationError(
                 f"--timeout must be a number of seconds above 0; got {goal.timeout:g}."

@@ -97,7 +97,7 @@ class Progress:
         self._rest()
         match event:
             case TextDelta():
-                self._trip(plan=event.iteration < 0).write(event.text)
+                self._reply(plan=event.iteration < 0).write(event.text)
             case ResultReady():
                 pass
             case _:
@@ -122,19 +122,15 @@ class Progress:
         match fact:
             case facts.Planned() if not self._charge_plan:
                 pass
-            case (
-                facts.Planned(iterations=charged)
-                | facts.ModelReplied(iterations=charged)
-                | facts.Clarified(iterations=charged)
-            ):
-                self._charged += charged
+            case facts.Planned() | facts.ModelReplied() | facts.Clarified():
+                self._charged += fact.iterations
             case facts.CallFinished(spent=Consumption(iterations=charged)):
                 self._charged += charged
             case _:
                 pass
 
-    def _trip(self, *, plan: bool) -> TextFlow:
-        """Return the open round trip, or open one with its header."""
+    def _reply(self, *, plan: bool) -> TextFlow:
+        """Return the text of the reply that comes in; a new one begins with its header."""
         if self._flow is None:
             number = self._charged + 1
             what = "Plan" if plan and not self._charge_plan else f"Round trip {number}"
@@ -147,7 +143,7 @@ class Progress:
     def _close_reply(self, fact: facts.Fact) -> None:
         """End a reply's text; one that was not streamed is printed whole."""
         if isinstance(fact, facts.Planned | facts.ModelReplied):
-            flow = self._trip(plan=isinstance(fact, facts.Planned))
+            flow = self._reply(plan=isinstance(fact, facts.Planned))
             if flow.empty:
                 flow.write(fact.plan if isinstance(fact, facts.Planned) else fact.text)
             flow.close()

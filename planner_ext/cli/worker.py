@@ -93,7 +93,8 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
         PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the file cannot be read.
         InvalidPolicyError: If the file holds no policy.
     """
-    given = approval_options(args)
+    if not (given := approval_options(args)):
+        return planner
     options, settings = planner.options, planner.options.approval or ApprovalSettings()
     if args.ask_all and any(isinstance(one, ApprovalPolicy) for one in options.interceptors):
         raise PlannerInvalidConfigurationError(

@@ -135,10 +135,10 @@ def test_always_is_asked_once(command: Command, typed: list[str], way: str, answ
     assert outcome.err.count("A call waits for your decision") == asked - 1
 
 
-def test_nobody_at_the_terminal_leaves_the_run_in_its_file(
+def test_a_person_who_leaves_the_terminal_leaves_the_run_in_its_file(
     command: Command, kept: Path, typed: list[str], server: ScriptedOpenAIServer
 ) -> None:
-    """Ctrl-D is quit; the file is the run still, and the next one to be asked goes on."""
+    """Ctrl-D is quit; the file still holds the run, and the next person decides."""
     before = kept.read_text()
     assert command(*RESUME, *at(server)).code == 4
     assert kept.read_text() == before
@@ -164,7 +164,7 @@ def test_what_is_decided_in_part_waits_on(command: Command, here: Path) -> None:
     assert "Error: " in again.err
 
 
-def test_a_spent_run_goes_on_with_more_round_trips(command: Command, here: Path) -> None:
+def test_a_spent_run_continues_with_more_round_trips(command: Command, here: Path) -> None:
     """Exit code 1 at the limit, 0 with a larger one; what was spent stays spent."""
     with ScriptedOpenAIServer([LAMP, say("I do not know."), say("It is 42.")]) as server:
         options = ("--kernel", "shop:make", *at(server))
@@ -184,7 +184,7 @@ def test_a_run_is_cancelled_for_good(command: Command, kept: Path, server: Scrip
 
 
 def test_a_fault_leaves_the_run_in_its_file(command: Command, here: Path) -> None:
-    """Exit code 3, and resume goes on where the request failed."""
+    """Exit code 3, and resume continues where the request failed."""
     with ScriptedOpenAIServer([LAMP, ScriptedFault(status=400), say("It is 42.")]) as server:
         options = ("--kernel", "shop:make", *at(server))
         assert command("run", "What?", *options, "--no-plan", "--checkpoint", "run.json").code == 3
@@ -216,7 +216,7 @@ def test_a_policy_says_what_waits(command: Command, here: Path) -> None:
         ("default: ask", ["--checkpoint", "no/run.json"], "The checkpoint cannot be written to no/run.json: "),
     ],
 )
-def test_a_bad_policy_or_place_is_told_before_anything_is_asked(
+def test_a_bad_policy_or_place_is_reported_before_anything_is_asked(
     command: Command, here: Path, server: ScriptedOpenAIServer, policy: str | None, more: list[str], complaint: str
 ) -> None:
     """Exit code 2 and one paragraph."""
@@ -285,7 +285,7 @@ def test_a_file_that_is_not_what_was_written_is_refused(
 
 
 def test_a_call_that_expired_is_settled_without_a_question(command: Command, here: Path, typed: list[str]) -> None:
-    """Nobody is asked what nobody can answer any more; the model reads that it was too late."""
+    """A call that expired is not asked about; the model reads that it was too late."""
     (here / "policy.yaml").write_text("default: deny\nrules: [{function: price, action: ask, expires_in: 0.000001}]")
     with ScriptedOpenAIServer([LAMB, say("Too late.")]) as server:
         options = ("--kernel", "shop:make", "--no-plan", "--policy", "policy.yaml", *at(server))
@@ -295,7 +295,7 @@ def test_a_call_that_expired_is_settled_without_a_question(command: Command, her
 
 
 def test_what_a_person_would_not_see_is_written_as_an_escape(command: Command) -> None:
-    """Control and direction characters, and blanks that are none, in what is to be approved."""
+    """Control and direction characters, and invisible blanks, in the arguments to approve."""
     with ScriptedOpenAIServer([call("shop-price", {"article": "la\u202emp\x1b[2J\u200b\u00a0"})]) as server:
         outcome = command("run", "Go", *ASK, *at(server))
     assert '"article": "la\\u202emp\\u001b[2J\\u200b\\u00a0"' in outcome.err

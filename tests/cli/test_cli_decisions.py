@@ -54,7 +54,7 @@ def test_every_command_says_who_decided_what_and_what_was_refused(command: Comma
 
 
 def test_what_waits_says_who_decided_as_json(command: Command) -> None:
-    """A call that nobody decided says so, and lists the decisions on it that were refused."""
+    """An undecided call says so, and lists the decisions on it that were refused."""
     assert command(*RUN).code == 4
     (waiting,) = json.loads(command("approvals", "list", *STORE, "--json").out)
     assert (waiting["decision"], waiting["refused"]) == (None, [])

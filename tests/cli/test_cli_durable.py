@@ -1,4 +1,4 @@
-"""Runs kept in a store, as whole stories in real processes: decided elsewhere, killed, finished by whoever lives."""
+"""Runs kept in a store, as whole stories in real processes: decided elsewhere, killed, finished by a living worker."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
 
 @pytest.mark.usefixtures("till")
 def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here: Path) -> None:
-    """A living worker goes on as soon as another process decides; SIGTERM ends it with 0; its name is its own."""
+    """A living worker continues as soon as another process decides; SIGTERM ends it with 0; its name is unique."""
     assert command(*RUN).code == 4
     with living(command_line("worker", *STORE, *APP, "--worker-id", "w1"), here) as (worker, lines):
         assert next(line for line in lines if line.startswith("Worker")) == "Worker w1 of runs.db\n"
@@ -79,7 +79,7 @@ def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here
 
 @pytest.mark.usefixtures("till")
 def test_an_interrupted_run_is_kept(command: Command, here: Path) -> None:
-    """A process killed before anything was decided leaves a run that the same command goes on with."""
+    """A process killed before anything was decided leaves a run that the same command continues."""
     words = command_line(*RUN)
     environment = {"PLANNER_EXT_CRASH_AT": "after_outcome"}
     assert subprocess.run(words, cwd=here, env={**os.environ, **environment}, timeout=LIMIT_SECONDS).returncode == -9

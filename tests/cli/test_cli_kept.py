@@ -25,7 +25,7 @@ def paused(command: Command, here: Path, till: None) -> Path:
 
 
 def resumed(command: Command, *options: str) -> tuple[int, str]:
-    """Go on with the run, and give its exit code and answer."""
+    """Resume the run, and return the exit code and the answer."""
     outcome = command("runs", "resume", "order-7", *STORE, "--kernel", "till:kernel", *options)
     return outcome.code, outcome.out
 
@@ -50,7 +50,7 @@ def test_what_waits_is_listed_exactly_as_it_will_run(command: Command) -> None:
 
 @pytest.mark.usefixtures("paused")
 def test_the_first_decision_counts(command: Command) -> None:
-    """Whoever comes second is told so, with exit code 1, and changes nothing."""
+    """The second decision gets exit code 1 and a message, and changes nothing."""
     assert command("approvals", "deny", CALL, "--reason", "not today", "--by", "ann", *STORE).code == 0
     second = command("approvals", "approve", CALL, "--by", "bo", *STORE)
     assert (second.code, second.out) == (1, "")
@@ -116,7 +116,7 @@ def test_a_decision_that_cannot_be_taken_is_refused_in_words(
     "words", [("approvals", "list"), ("runs", "list"), ("runs", "show", "a"), ("runs", "cancel", "a")]
 )
 def test_a_store_that_is_not_there_is_not_made(command: Command, here: Path, words: tuple[str, ...]) -> None:
-    """Looking into a store makes none: a mistyped path is told."""
+    """Reading a store does not create it: a mistyped path is an error."""
     looked = command(*words, "--store", "other.db")
     assert (looked.code, looked.err) == (
         2,
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_store_is_named(command: Command, here: Path) -> None:
 
 
 def test_an_altered_row_is_refused_by_name(command: Command, paused: Path) -> None:
-    """Arguments that somebody changed in the database are not shown as if they would run."""
+    """Arguments that were changed in the database are not shown as if they would run."""
     with sqlite3.connect(paused) as database:
         database.execute("UPDATE planner_approvals SET call = replace(call, '98.0', '9.0')")
     database.close()
@@ -190,8 +190,8 @@ def test_a_run_is_begun_once(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("paused")
-def test_runs_are_listed_and_told_again(command: Command) -> None:
-    """The list has a line for each; what happened in one is shown with what waits, and nothing goes on by it."""
+def test_runs_are_listed_and_shown(command: Command) -> None:
+    """The list has a line for each; a run is shown with what happened and what waits, and is not resumed."""
     listed = command("runs", "list", *STORE)
     assert listed.out.startswith(f"order-7  paused  {GOAL}")
     (record,) = json.loads(command("runs", "list", *STORE, "--json").out)
@@ -205,8 +205,8 @@ def test_runs_are_listed_and_told_again(command: Command) -> None:
     assert command("runs", "show", "nobody", *STORE).code == 2
 
 
-def test_a_limit_is_raised_when_a_run_goes_on(command: Command) -> None:
-    """A run that spent its round trips goes on with more; those made count."""
+def test_a_limit_is_raised_when_a_run_is_resumed(command: Command) -> None:
+    """A run that spent its round trips continues with more; those made count."""
     limited = command(
         "run", GOAL, "--kernel", "till:restless", "--no-plan", "--max-iterations", "2", "--run-id", "a", *STORE
     )
@@ -216,7 +216,7 @@ def test_a_limit_is_raised_when_a_run_goes_on(command: Command) -> None:
 
 
 def test_a_fault_leaves_the_run_in_its_store(command: Command) -> None:
-    """Exit code 3, the way to go on is told, and it works."""
+    """Exit code 3, the command that resumes it is shown, and it works."""
     failed = command("run", GOAL, "--kernel", "till:failing", "--no-plan", "--run-id", "order-7", *STORE)
     assert (failed.code, failed.out) == (3, "")
     assert "planner-ext runs resume order-7 --kernel till:failing --store runs.db" in failed.err

@@ -40,7 +40,7 @@ def asked(command: Command, here: Path, at: tuple[str, ...]) -> str:
 
 
 def test_a_run_that_asks_says_how_it_is_answered(asked: str, command: Command) -> None:
-    """The question, the command with the id that answers it, and the command that goes on; also when it is shown."""
+    """The question, the command that answers it, and the one that resumes the run; also when the run is shown."""
     for told in (asked, command("runs", "show", "price-7", *STORE).err):
         assert "The model asks you" in told
         assert f"planner-ext approvals supply {ROW} ANSWER --store runs.db" in told
@@ -64,7 +64,7 @@ def test_a_question_is_shown_as_one(command: Command) -> None:
 def test_an_answer_is_text_and_the_next_question_waits_under_its_own_id(
     command: Command, server: ScriptedOpenAIServer, at: tuple[str, ...]
 ) -> None:
-    """What looks like a number stays as it was written; the run keeps its questions when it goes on."""
+    """What looks like a number stays as it was written; the run keeps its questions when it is resumed."""
     answered = command("approvals", "supply", ROW, "007", "--by", "ann", *STORE)
     assert (answered.code, answered.out, answered.err) == (0, f"{ROW} is answered: 007\n", "")
     again = command(*RESUME, *at, "--json")

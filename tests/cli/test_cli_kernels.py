@@ -86,7 +86,7 @@ def test_the_environment_fills_in_what_the_options_leave_out(monkeypatch: pytest
 
 
 def test_a_url_in_the_environment_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the variable, not an option that nobody gave."""
+    """The message names the variable, not an option that was not given."""
     monkeypatch.setenv("OPENAI_BASE_URL", "llm.example")
     with pytest.raises(PlannerInvalidConfigurationError, match="OPENAI_BASE_URL must look like"):
         openai_service(None, "m")

@@ -33,7 +33,7 @@ def test_a_list_says_which_part_of_it_was_shown(command: Command, what: str) -> 
 
 
 def test_a_damaged_row_is_named_and_not_taken_for_none(command: Command, here: Path) -> None:
-    """The list says which run's row is damaged, that it left one out, and where it goes on behind that."""
+    """The list says which run's row is damaged, that one row is missing, and how to list the rest."""
     for name in "abc":
         assert command(*WAITS, name).code == 4
     with sqlite3.connect(here / "runs.db") as database:

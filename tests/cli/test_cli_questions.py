@@ -40,7 +40,7 @@ def test_a_person_answers_in_the_terminal(command: Command, typed: list[str], se
 def test_a_question_waits_in_a_file_and_is_answered_from_the_command_line(
     command: Command, here: Path, server: ScriptedOpenAIServer
 ) -> None:
-    """Exit code 4 and the question in the document; --answer goes on, in another process, and says who answered."""
+    """Exit code 4 and the question in the document; --answer resumes the run and records who answered."""
     waits = command(*RUN, *at(server), "--checkpoint", "run.json", "--json")
     assert (waits.code, waits.document["status"]) == (4, "asked")
     assert [one["arguments"] for one in waits.document["pending"]] == [{"question": "Which article?"}]

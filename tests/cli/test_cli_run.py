@@ -121,7 +121,7 @@ def test_json_is_one_document_whatever_the_kernel_prints(command: Command) -> No
 
 @pytest.mark.parametrize("way", ["--stream", "--no-stream"])
 def test_streamed_and_plain_runs_show_and_answer_the_same(command: Command, way: str) -> None:
-    """Both ask as they are told and print the same story, apart from durations."""
+    """Both print the same story, apart from durations."""
     script: Script = [calls(PRICE, text="I look it up."), say("It is 42.")]
     with ScriptedOpenAIServer(script) as server:
         outcome = command("run", "What is a lamp?", *SHOP_AT, *at(server), way)
@@ -261,7 +261,7 @@ def test_a_fault_after_some_work_says_what_was_spent(command: Command) -> None:
         (["--kernel", "shop:with_service", "--timeout", "0"], "--timeout must be a number of seconds above 0; got 0."),
     ],
 )
-def test_what_cannot_be_used_is_told_in_a_paragraph(command: Command, arguments: list[str], complaint: str) -> None:
+def test_what_cannot_be_used_is_reported_in_a_paragraph(command: Command, arguments: list[str], complaint: str) -> None:
     """Exit code 2, stdout empty, and one paragraph that names the option and the way out."""
     outcome = command("run", "Hello", *arguments, "--json")
     assert (outcome.code, outcome.out) == (2, "")
@@ -277,7 +277,7 @@ def test_an_empty_goal_is_refused(command: Command) -> None:
 
 
 def test_a_module_that_fails_says_where(command: Command, here: Path) -> None:
-    """An exception on import, a missing dependency among them, is told with file and line."""
+    """An exception on import, a missing dependency included, is reported with file and line."""
     (here / "lost.py").write_text("import os\nimport no_such_package_here\n")
     outcome = command("run", "Hello", "--kernel", "lost:make")
     assert outcome.code == 2

@@ -118,7 +118,7 @@ async def test_a_failure_shows_the_exception_that_the_model_does_not_read() -> N
     assert "KeyError" not in str(result.chat_history.messages[2].items[0])
 
 
-async def test_a_stop_is_told_with_its_reason() -> None:
+async def test_a_stop_is_shown_with_its_reason() -> None:
     """What was asked of the run from outside stands where it happened."""
     on, stop = console(), StopHandle()
 
@@ -142,7 +142,7 @@ async def test_a_stop_is_told_with_its_reason() -> None:
     ],
 )
 def test_arguments_read_like_a_call(sent: str, shown: str) -> None:
-    """An object is written as keywords; what is none stays as it was sent, on one line."""
+    """An object is written as keywords; anything else stays as it was sent, on one line."""
     on = console()
     asked = RequestedCall(id="c", name="f", arguments=sent)
     replied = ModelReplied(
@@ -209,7 +209,7 @@ async def test_an_uncharged_plan_has_no_number() -> None:
     assert lines_of(on) == ["Plan", "    1. Answer.", "Round trip 1 of 15", "    42"]
 
 
-async def test_the_next_step_is_told_where_the_planner_asks_for_it() -> None:
+async def test_the_next_step_is_shown_when_the_planner_asks_for_it() -> None:
     """With one tool round a step, the planner's own request for the next one is shown."""
     on = console()
     script = [call("shop-price", {"article": "lamp"}), say("42 so far."), say("It is 42.")]
@@ -240,7 +240,7 @@ async def test_a_terminal_shows_what_is_waited_for_and_is_left_as_it_was() -> No
 
 
 def test_leaving_in_the_middle_ends_the_line() -> None:
-    """Whatever comes next on the terminal starts on a line of its own."""
+    """The next output on the terminal starts on a new line."""
     on = console()
     with Progress(on) as progress:
         progress.show(TextDelta(text="Half a sen", iteration=0))
