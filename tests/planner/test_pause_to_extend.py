@@ -55,12 +55,14 @@ def check_first(status: str, limit: str | None, expected: str, sums: list[Any]) 
 
 
 every_limit = pytest.mark.parametrize("limit", LIMITS)
+ended_in_each_way = pytest.mark.parametrize(
+    ("on_limit", "streamed"), [("answer", False), ("answer", True), ("stop", True), ("return_calls", False)]
+)
 every_way = pytest.mark.parametrize("on_limit", ON_LIMIT)
 
 
 @every_limit
-@every_way
-@both_ways
+@ended_in_each_way
 async def test_a_planners_run_is_extended(limit: str, on_limit: str, streamed: bool) -> None:
     """Whatever limit ended it, and however: from JSON and with a larger budget the planner's run is answered."""
     clock, math = Clock(), Math()
@@ -79,8 +81,7 @@ async def test_a_planners_run_is_extended(limit: str, on_limit: str, streamed: b
 
 
 @every_limit
-@every_way
-@both_ways
+@ended_in_each_way
 async def test_a_services_run_is_extended(limit: str, on_limit: str, streamed: bool) -> None:
     """The same through the service, whose history is brought up to date."""
     clock, math = Clock(), Math()
