@@ -16,7 +16,8 @@ from planner_ext.durable import Approvals, Runs, dbos
 from planner_ext.durable.store import JournalStore, open_database
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
-from support.durable import GOAL, PAY, Lives, decide_all, effects_in, open_runs, turn, world
+from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, turn, world
+from support.processes import Lives
 
 RECOVERY_SECONDS = 30
 CUT_OFF = """

@@ -18,8 +18,9 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.durable import Approvals, Runs, StoreError, WorkerInUseError
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, PAY, Lives, check_history, decide_all, effects_in, open_runs, world
+from support.durable import GOAL, PAY, check_history, decide_all, effects_in, open_runs, world
 from support.postgres import PostgresServer
+from support.processes import Lives
 
 RECOVERY_SECONDS = 30
 TABLES = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname IN ('public', 'planner_ext_dbos')"

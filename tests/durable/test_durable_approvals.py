@@ -16,7 +16,8 @@ from planner_ext.durable.store import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, PAY, Lives, deciding_life, effects_in, open_runs, world
+from support.durable import GOAL, PAY, deciding_life, effects_in, open_runs, world
+from support.processes import Lives
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from planner_ext.core.facts import CallDecided, CallFinished, Clarified, Fact, R
 from planner_ext.durable import Runs
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing.crash import CRASH_POINTS, CrashingStore
-from support.durable import Lives, check_history, effects_in, run_life, see_through
+from support.durable import check_history, effects_in, run_life, see_through
+from support.processes import Lives
 
 KILLED = -9
 CALLS = ["book", "label", "charge", "pay"]

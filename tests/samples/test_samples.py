@@ -8,8 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -18,6 +17,7 @@ import pytest
 
 import planner_ext
 from planner_ext.testing import ScriptedOpenAIServer, say
+from support.processes import Lives, run_program
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 OUTPUT = re.compile(r"^Output(?:, if you answer (?P<typed>\w+))?:\n\n(?P<printed>(?: {4}.*\n|\n)+)", re.MULTILINE)
@@ -55,44 +55,30 @@ PROGRAMS = sorted(file for file in SAMPLES.glob("step*.py") if '__name__ == "__m
 RUNS = [run for file in PROGRAMS for run in runs_of(file)]
 
 
-def execute(file: Path, *, typed: str, cwd: Path, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """Run a sample in a process of its own; give its exit code, what it complained of, and what it printed."""
+def environment(**more: str) -> dict[str, str]:
+    """Leave out of the environment what names an endpoint."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    own["PYTHONPATH"] = str(Path(planner_ext.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, str(file)],
-        input=typed + "\n",
-        cwd=cwd,
-        env={**own, **(env or {})},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, done.stderr, done.stdout.strip()
-
-
-Outcomes = dict[str, Future[dict[Run, tuple[int, str, str]]]]
+    return own | {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent), **more}
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Run every sample once, several steps at a time; the runs of one step one after the other, in one directory."""
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
 
-    def run_step(step: str) -> dict[Run, tuple[int, str, str]]:
-        cwd = tmp_path_factory.mktemp(step)
-        return {run: execute(run.file, typed=run.typed, cwd=cwd) for run in RUNS if run.step == step}
 
-    pool = ThreadPoolExecutor(os.cpu_count())
-    yield {step: pool.submit(run_step, step) for step in sorted({run.step for run in RUNS})}
-    pool.shutdown(cancel_futures=True)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Make a directory for each step: its files run one after the other in it."""
+    return {step: tmp_path_factory.mktemp(step) for step in {run.step for run in RUNS}}
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
-def test_a_sample_prints_what_its_header_says(run: Run, outcomes: Outcomes) -> None:
+def test_a_sample_prints_what_its_header_says(run: Run, lives: Lives, folders: dict[str, Path]) -> None:
     """A sample exits cleanly, complains of nothing, and prints exactly the output in its header."""
-    assert outcomes[run.step].result()[run] == (0, "", run.printed)
+    done = run_program(lives, run.file, typed=run.typed + "\n", cwd=folders[run.step], env=environment())
+    assert done == (0, "", run.printed)
 
 
 @pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: file.stem)
@@ -119,8 +105,11 @@ def test_the_readme_names_every_file_once() -> None:
 def test_a_real_endpoint_answers_where_the_environment_names_one(tmp_path: Path) -> None:
     """With Semantic Kernel's variables for OpenAI set, a sample asks that endpoint, and its own script says nothing."""
     with ScriptedOpenAIServer([say("1. Ask nobody."), say("Both cost the same.")]) as server:
-        env = {"OPENAI_API_KEY": "any", "OPENAI_BASE_URL": server.url, "OPENAI_CHAT_MODEL_ID": "real"}
-        code, complaint, printed = execute(SAMPLES / "step01_first_run.py", typed="", cwd=tmp_path, env=env)
-    assert (code, complaint) == (0, "")
-    assert printed.splitlines()[:2] == ["1. Ask nobody.", "answered: Both cost the same."]
+        env = environment(OPENAI_API_KEY="any", OPENAI_BASE_URL=server.url, OPENAI_CHAT_MODEL_ID="real")
+        command = [sys.executable, str(SAMPLES / "step01_first_run.py")]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:2] == ["1. Ask nobody.", "answered: Both cost the same."]
     assert [request.body["model"] for request in server.requests] == ["real", "real"]

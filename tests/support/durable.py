@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ from planner_ext.durable import Approvals, Runs, effect
 from planner_ext.hitl_manager import Supply
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.rules import find_violation
-from support import TESTS
 
 GOAL = "Settle the order."
 BATCH = calls(
@@ -135,43 +131,6 @@ def check_history(result: FunctionCallingStepwisePlannerResult, ids: Sequence[st
     messages = [message.to_dict() for message in result.chat_history.messages]
     assert find_violation({"model": "any", "messages": messages}) is None
     assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == list(ids)
-
-
-class Lives:
-    """Makes processes that drive runs, quickly: they are forked from one that has imported everything already."""
-
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["support.durable"])
-        self._path = os.environ.get("PYTHONPATH")
-        folders = (str(TESTS), str(TESTS / "durable"))  # what a life does is a function of a test module
-        os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [self._path])])
-
-    def close(self) -> None:
-        """Put the environment back."""
-        os.environ.pop("PYTHONPATH")
-        if self._path is not None:
-            os.environ["PYTHONPATH"] = self._path
-
-    def begin(self, work: Callable[..., Any], *arguments: Any, **environment: str) -> ForkServerProcess:
-        """Start a life that does some work, which is a function of a module; return its process."""
-        process = self._context.Process(target=_live, args=(work, arguments, environment), daemon=True)
-        process.start()
-        return process
-
-    def live(self, work: Callable[..., Any], *arguments: Any, **environment: str) -> int:
-        """Let a life do some work; return its exit code, which is -9 where it was killed."""
-        process = self.begin(work, *arguments, **environment)
-        process.join(30)
-        code = process.exitcode
-        process.close()
-        assert code is not None, "it does not end"
-        return code
-
-
-def _live(work: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-    work(*arguments)
 
 
 def run_life(store: str | Path, effects: Path, run_id: str, seconds: float, worker_id: str | None = None) -> None:
