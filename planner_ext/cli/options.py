@@ -3,7 +3,7 @@
 import asyncio
 import getpass
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from functools import wraps
@@ -92,9 +92,9 @@ def command(
                 bundles[parameter.name] = kind
                 attributes = (getdoc(each) or "" for each in reversed(kind.__mro__))
                 texts = "\n".join(text.partition("Attributes:\n")[2] for text in attributes)
-                options += (_with_help(option, texts) for option in signature(kind).parameters.values())
+                options += _with_help(signature(kind).parameters.values(), texts)
             else:
-                options.append(_with_help(parameter.replace(kind=Parameter.KEYWORD_ONLY), own))
+                options += _with_help([parameter.replace(kind=Parameter.KEYWORD_ONLY)], own)
 
         @wraps(function)
         def run(**given: Any) -> None:
@@ -111,13 +111,18 @@ def command(
     return register
 
 
-def _with_help(option: Parameter, texts: str) -> Parameter:
-    """Take an option's help from a section of a docstring, if it is there."""
-    found = re.search(rf"^    {option.name}: (.+(?:\n {{8}}.+)*)", texts, re.MULTILINE)
-    for info in get_args(option.annotation):
-        if found and isinstance(info, ParameterInfo) and info.help is None:
-            info.help = " ".join(found[1].split())
-    return option
+_TEXT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+"""A name and its text in a section of a docstring."""
+
+
+def _with_help(options: Iterable[Parameter], section: str) -> Iterable[Parameter]:
+    """Take the options' help from a section of a docstring, unless it is in their annotation."""
+    texts: dict[str, str] = dict(_TEXT.findall(section))
+    for option in options:
+        for info in get_args(option.annotation):
+            if isinstance(info, ParameterInfo) and info.help is None and option.name in texts:
+                info.help = " ".join(texts[option.name].split())
+        yield option
 
 
 def _exit_code(call: Callable[[], Exit]) -> int:
@@ -198,7 +203,7 @@ class RunOptions(StoredRunOptions):
     stream: Annotated[bool, typer.Option("--stream/--no-stream")] = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
 class GoalArgs:
     """A new run: its goal, its limits, and where it is kept.
 
@@ -252,7 +257,7 @@ class ResumeArgs:
     max_iterations: MoreIterations = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
 class ListArgs:
     """A part of a list.
 
@@ -297,7 +302,7 @@ class CompareArgs:
     goal: Annotated[str | None, typer.Option(metavar="TEXT")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
 class DecisionArgs:
     """A call or question that waits in a store, and who decides it."""
 
@@ -306,7 +311,7 @@ class DecisionArgs:
     by: By
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
 class WorkerArgs(ApprovalArgs):
     """What a worker works with.
 

@@ -46,7 +46,7 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
             )
         asks = not decisions and args.cancel is None
         prompt = terminal_prompt(run.console, by=options.by) if asks else None
-        return execute(Job(run=run, first=first, file=file, prompt=prompt))
+        return execute(Job(run=run, first=first, prompt=prompt))
 
 
 def _recovered(run: CliRun, decisions: dict[str, Decision]) -> Result:

@@ -79,14 +79,14 @@ def run_goal(goal: GoalArgs, options: RunOptions) -> int:
             raise PlannerInvalidConfigurationError(
                 f"--timeout must be a number of seconds above 0; got {goal.timeout:g}."
             )
-        run = CliRun(options, stream=options.stream, timeout=goal.timeout)
+        run = CliRun(options, stream=options.stream, timeout=goal.timeout, file=file)
 
         def first() -> Result:
             run.open(**goal_options(goal))
             return run.start(goal.goal)
 
         prompt = terminal_prompt(run.console, by=options.by) if file is None else None
-        return execute(Job(run=run, first=first, file=file, prompt=prompt))
+        return execute(Job(run=run, first=first, prompt=prompt))
 
 
 class CliRun:
@@ -96,6 +96,7 @@ class CliRun:
         options: What it works with, from the command line.
         console: Where its progress is shown.
         endpoint: A sentence that names the endpoint; "" for the kernel's own service.
+        file: Keeps the run, after each stretch and while it is resumed; None does not keep it.
         planner: Set by `open`.
         kernel: Set by `open`.
     """
@@ -112,14 +113,14 @@ class CliRun:
         facts: Sequence[Fact] = (),
         file: CheckpointFile | None = None,
     ) -> None:
-        """Prepare a run, new or with the facts of its journal; a resumed run is written to its file."""
+        """Prepare a run, new or with the facts of its journal."""
         self.options = options
         self.console = stderr_console()
         self.endpoint = ""
         self._stream = stream
         self._timeout = self._seconds_left = timeout
         self._facts = list(facts)
-        self._file = file
+        self.file = file
         self._progress = Progress(self.console)
         self._progress.catch_up(facts)
         self._runner = asyncio.Runner()
@@ -206,7 +207,7 @@ class CliRun:
         activation = Activation(
             run_id=state.run_id,
             goal=state.goal,
-            store=FileJournal(self._file, self._facts),
+            store=FileJournal(self.file, self._facts),
             facts=tuple(self._facts),
             decisions=decisions,
             budget=new_limits(state, max_iterations),
@@ -271,14 +272,12 @@ class Job:
     Attributes:
         run: The run.
         first: Opens the run and drives its first stretch.
-        file: Keeps the run after each stretch; None does not keep it.
         prompt: Asks a person about the calls that wait; None leaves them undecided.
         run_id: The run's name, if it is in a store.
     """
 
     run: CliRun
     first: Callable[[], Result]
-    file: CheckpointFile | None = None
     prompt: ApprovalPrompt | None = None
     run_id: str = ""
 
@@ -306,8 +305,8 @@ class Job:
     def keep(self, fault: Exception) -> None:
         """Write the fault's checkpoint to the file."""
         left: object = getattr(fault, "checkpoint", None)
-        if self.file is not None and isinstance(left, Checkpoint) and left.facts:
-            self.file.write(left)
+        if self.run.file is not None and isinstance(left, Checkpoint) and left.facts:
+            self.run.file.write(left)
 
     def explain_fault(self) -> None:
         """Print what the run spent."""
@@ -319,10 +318,10 @@ class Job:
         if self.prompt is None:
             for call in result.pending:
                 print_pending(console, call)
-        if self.file is not None:
-            say(console, f"The run is kept in {printable(str(self.file.path))}. Resume it with:")
+        if self.run.file is not None:
+            say(console, f"The run is kept in {printable(str(self.run.file.path))}. Resume it with:")
             print_command(
-                console, shlex.join(["planner-ext", "resume", str(self.file.path), *run_words(self.run.options)])
+                console, shlex.join(["planner-ext", "resume", str(self.run.file.path), *run_words(self.run.options)])
             )
             say(
                 console,
@@ -339,8 +338,8 @@ class Job:
             say(console, "Left undecided, and not kept. With --checkpoint FILE a run waits in a file instead.")
 
     def _kept(self, result: Result) -> Result:
-        if self.file is not None and result.facts:
-            self.file.write(result.checkpoint)
+        if self.run.file is not None and result.facts:
+            self.run.file.write(result.checkpoint)
         return result
 
     def _decided(self, result: Result) -> Result | None:
