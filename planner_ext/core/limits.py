@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal, Self, TypeGuard, cast
 
 from planner_ext.core.errors import InvalidLimitError, shown
@@ -54,8 +54,8 @@ class Limits:
     tell_budget: bool | float = False
 
     def __post_init__(self) -> None:
-        for name, value in ((item.name, getattr(self, item.name)) for item in fields(Limits)):
-            _check(name, value)
+        for item in fields(Limits):
+            _check(item.name, getattr(self, item.name))
         # A copy: the caller may change the mapping after it was validated.
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 
@@ -65,35 +65,13 @@ class Limits:
         return 1 if self.on_limit == "answer" else 0
 
 
-_ALLOWED: dict[str, tuple[str, ...]] = {
-    "on_limit": ("answer", "raise", "stop", "return_calls"),
-    "batch_over_limit": ("reject_batch", "fill_remaining"),
-    "last_trip": ("withdraw", "none"),
-}
-
-
-def _check(name: str, value: object) -> None:
-    """Refuse an invalid value, naming the field, what it takes and what it got."""
-    if name in _ALLOWED:
-        if value not in _ALLOWED[name]:
-            raise InvalidLimitError(f"{name} must be one of {', '.join(_ALLOWED[name])}; got {shown(value)}.")
-    elif name in _CHECKS:
-        _CHECKS[name](value)
-    elif name in ("max_cost", "max_active_seconds"):
-        if value is not None and not is_positive_number(value):
-            raise InvalidLimitError(f"{name} must be a number above 0, or None for no limit; got {shown(value)}.")
-    elif value is not None and not is_count(value, least=0 if name == "max_tool_calls" else 1):
-        least = "0 or more" if name == "max_tool_calls" else "1 or more"
-        raise InvalidLimitError(f"{name} must be a whole number, {least}, or None for no limit; got {shown(value)}.")
-
-
 def is_count(value: object, *, least: int) -> TypeGuard[int]:
-    """Whether a value is a whole number, this one or more."""
+    """Return whether a value is a whole number, this one or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_positive_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number above 0."""
+    """Return whether a value is a finite number above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:
@@ -102,42 +80,50 @@ def is_positive_number(value: object) -> TypeGuard[float]:
         return False
 
 
-def _check_deadline(value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, datetime):
-        raise InvalidLimitError(f"deadline must be a datetime, or None for no limit; got {shown(value)}.")
-    if value.tzinfo is None:
+def _is_share(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, float) and is_positive_number(value) and value <= 1)
+
+
+def _one_of(*allowed: str) -> tuple[Callable[[object], bool], str]:
+    return lambda value: value in allowed, f"be one of {', '.join(allowed)}"
+
+
+_OPTIONAL = "or None for no limit"
+_COUNT = partial(is_count, least=1), f"be a whole number, 1 or more, {_OPTIONAL}"
+_AMOUNT = is_positive_number, f"be a number above 0, {_OPTIONAL}"
+_EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
+    "max_tool_calls": (partial(is_count, least=0), f"be a whole number, 0 or more, {_OPTIONAL}"),
+    "max_cost": _AMOUNT,
+    "max_active_seconds": _AMOUNT,
+    "deadline": (lambda given: isinstance(given, datetime), f"be a datetime, {_OPTIONAL}"),
+    "max_calls_per_function": (
+        lambda value: isinstance(value, Mapping),
+        "map fully qualified function names to counts",
+    ),
+    "on_limit": _one_of("answer", "raise", "stop", "return_calls"),
+    "batch_over_limit": _one_of("reject_batch", "fill_remaining"),
+    "last_trip": _one_of("withdraw", "none"),
+    "tell_budget": (_is_share, "be True, False, or a share above 0.0 and up to 1.0 (a float)"),
+}
+"""What each limit must be; all others must be a `_COUNT`."""
+
+
+def _check(name: str, value: object) -> None:
+    """Refuse an invalid value, naming the field, what it takes and what it got."""
+    valid, expected = _EXPECTED.get(name, _COUNT)
+    if not valid(value) and not (value is None and expected.endswith(_OPTIONAL)):
+        raise InvalidLimitError(f"{name} must {expected}; got {shown(value)}.")
+    if isinstance(value, datetime) and value.tzinfo is None:
         raise InvalidLimitError(
             f"deadline must say its time zone; got {value!r}, which has none. Add tzinfo, for instance datetime.UTC."
         )
-
-
-def _check_per_function(value: object) -> None:
-    if not isinstance(value, Mapping):
-        raise InvalidLimitError(
-            f"max_calls_per_function must map fully qualified function names to counts; got {shown(value)}."
-        )
-    for name, count in cast("Mapping[object, object]", value).items():
-        if not isinstance(name, str) or not is_count(count, least=0):
-            raise InvalidLimitError(
-                f"max_calls_per_function must map function names to whole numbers, 0 or more; "
-                f"got {shown(count)} for {shown(name)}."
-            )
-
-
-def _check_tell(value: object) -> None:
-    if not isinstance(value, bool) and not (is_positive_number(value) and isinstance(value, float) and value <= 1):
-        raise InvalidLimitError(
-            f"tell_budget must be True, False, or a share above 0.0 and up to 1.0 (a float); got {shown(value)}."
-        )
-
-
-_CHECKS: dict[str, Callable[[object], None]] = {
-    "deadline": _check_deadline,
-    "max_calls_per_function": _check_per_function,
-    "tell_budget": _check_tell,
-}
+    if isinstance(value, Mapping):
+        for function, count in cast("Mapping[object, object]", value).items():
+            if not isinstance(function, str) or not is_count(count, least=0):
+                raise InvalidLimitError(
+                    f"{name} must map function names to whole numbers, 0 or more; "
+                    f"got {shown(count)} for {shown(function)}."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
