@@ -10,7 +10,7 @@ Glossary
     iteration    One request to the model, its reply, and the batch of calls in it; numbered from 0. The plan request
                  comes before iteration 0. ``iterations`` (plural) counts charged round trips: a connector may report
                  more than one for a request.
-    round        An iteration that ran a batch. ``use_attempts`` counts rounds.
+    round        An iteration with a batch that was completed. ``use_attempts`` counts rounds.
     step         The rounds of the planner between two step messages; `Rules.rounds_per_step` limits them.
     batch        The calls of one reply, until each has its result. At most one batch is open.
     fact         Something that happened, as a frozen value. Facts are never changed or removed.
