@@ -22,8 +22,8 @@ from planner_ext.cli.text import (
     warnings_shown,
 )
 from planner_ext.durable import RunRecord, Runs
-from planner_ext.durable.errors import redacted
-from planner_ext.durable.store import is_address, opened_store
+from planner_ext.durable.errors import is_address, redacted
+from planner_ext.durable.store import opened_store
 
 __all__ = ["command_on", "list_runs", "opened_runs", "print_part", "store_name"]
 

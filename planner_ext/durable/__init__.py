@@ -1,20 +1,27 @@
-"""Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere."""
+"""Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere.
 
-from planner_ext.approval.pending import DecisionRecord
-from planner_ext.durable.approvals import Approvals
-from planner_ext.durable.errors import (
-    ApprovalRefusedError,
-    RunConflictError,
-    RunFencedError,
-    RunRefusedError,
-    StoreError,
-    UnknownRunError,
-    WorkerInUseError,
-)
-from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
-from planner_ext.durable.runs import Runs
-from planner_ext.durable.worker import DurablePlanner, RunHandle
-from planner_ext.engine.effects import NoEffect, TookEffect, effect
+A name is imported when it is first used (PEP 562), so that the command line starts fast.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner_ext.approval.pending import DecisionRecord
+    from planner_ext.durable.approvals import Approvals
+    from planner_ext.durable.errors import (
+        ApprovalRefusedError,
+        RunConflictError,
+        RunFencedError,
+        RunRefusedError,
+        StoreError,
+        UnknownRunError,
+        WorkerInUseError,
+    )
+    from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
+    from planner_ext.durable.runs import Runs
+    from planner_ext.durable.worker import DurablePlanner, RunHandle
+    from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
 __all__ = [
     "ApprovalRefusedError",
@@ -36,3 +43,25 @@ __all__ = [
     "WorkerInUseError",
     "effect",
 ]
+
+_MODULES = {
+    "approval.pending": ("DecisionRecord",),
+    "durable.approvals": ("Approvals",),
+    "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
+    "durable.runs": ("Runs",),
+    "durable.worker": ("DurablePlanner", "RunHandle"),
+    "engine.effects": ("NoEffect", "TookEffect", "effect"),
+}
+"""Where each name is defined; the others are errors."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = next((module for module, names in _MODULES.items() if name in names), "durable.errors")
+    value = globals()[name] = getattr(import_module(f"planner_ext.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

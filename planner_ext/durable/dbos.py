@@ -17,10 +17,10 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeVar
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from dbos import error as dbos_error
@@ -29,8 +29,8 @@ from dbos._serialization import DefaultSerializer
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.postgres import PostgresWorkers
-from planner_ext.durable.records import read_run
-from planner_ext.durable.schema import GET_RUN, TABLE_SCHEMA, Database
+from planner_ext.durable.schema import TABLE_SCHEMA
+from planner_ext.durable.store import JournalStore
 from planner_ext.engine.journal import SCHEMA
 
 __all__ = ["TABLES", "ActivationQueue"]
@@ -50,6 +50,8 @@ TABLES = "planner_ext_dbos"
 _QUEUE = "planner_ext"
 _POLLING_SECONDS = 0.25
 _CONNECTIONS = 5
+_QUEUED = ("ENQUEUED", "DELAYED")
+"""The statuses of an activation on the queue; `PENDING` is one that runs, also where its process died."""
 
 _LENGTH = "SELECT COALESCE(MAX(seq) + 1, 0) FROM planner_journal WHERE run_id = :run_id"
 _DUE = """
@@ -70,26 +72,6 @@ _REFUSED_SECONDS = 1.0
 _LONGEST_REFUSED_SECONDS = 60.0
 """How long a run that this worker may not drive waits on the queue for one that may, from the first time on."""
 
-_State = Literal["queued", "delayed", "running", "ended"]
-_STATES: Mapping[str, _State] = {"ENQUEUED": "queued", "DELAYED": "delayed", "PENDING": "running"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """An activation, as DBOS has it.
-
-    Attributes:
-        key: ``{run_id}:{n}``.
-        executor: The process that runs it, or ran it last, or None.
-        state: ``queued``; ``delayed``; ``running``, also where its process died; or ``ended``.
-        older: Whether it is of an earlier version, so that no worker of this version takes it from the queue.
-    """
-
-    key: str
-    executor: str | None
-    state: _State
-    older: bool
-
 
 class ActivationQueue:
     """The activations of one worker.
@@ -97,15 +79,15 @@ class ActivationQueue:
     Args:
         url: ``postgresql://...``.
         name: The worker's name.
-        database: The store's, on the same server.
+        store: The runs, on the same server.
 
     Attributes:
         workers: This worker, whose session the queue keeps.
     """
 
-    def __init__(self, url: str, name: str, database: Database) -> None:
+    def __init__(self, url: str, name: str, store: JournalStore) -> None:
         self.workers = PostgresWorkers(url, name)
-        self._database = database
+        self._store = store
         self._host = _DbosHost(url, self.workers.worker_id, self._served)
         self._serving: Callable[[str], Awaitable[object]] | None = None
         self._gone: dict[str, float] = {}
@@ -185,7 +167,7 @@ class ActivationQueue:
             row = await self._host.find(key)
             if row is None:
                 continue
-            if row.state == "running" and row.executor is not None and await self.workers.alive(row.executor):
+            if row.status == "PENDING" and row.executor_id and await self.workers.alive(row.executor_id):
                 await asyncio.sleep(_AGAIN_SECONDS)
             else:
                 await self._host.forget(key)
@@ -213,13 +195,12 @@ class ActivationQueue:
 
         A run that waits for a decision or a date is begun when that is due, see `_take_due`.
         """
-        runs = await self._database.transact((GET_RUN, {"run_id": run_id}))
         key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
         self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
-        if read_run(runs[0][0]).status != "running":
+        if (await self._store.record(run_id)).status != "running":
             return
-        while (row := await self._host.find(key)) is not None and row.state != "ended":
-            if row.executor != self.workers.worker_id:
+        while (row := await self._host.find(key)) is not None and row.status in ("PENDING", *_QUEUED):
+            if row.executor_id != self.workers.worker_id:
                 return
             await asyncio.sleep(_AGAIN_SECONDS)
         await self._host.forget(key)
@@ -230,13 +211,11 @@ class ActivationQueue:
 
         Nothing is set where this activation recorded nothing, since the next one has its name; see `_DUE`.
         """
-        runs = await self._database.transact((GET_RUN, {"run_id": run_id}))
-        wake_at = read_run(runs[0][0]).wake_at
-        if wake_at is not None:
+        if (wake_at := (await self._store.record(run_id)).wake_at) is not None:
             await self._host.enqueue(await self._key(run_id), run_id, delay=max(0.0, wake_at - time.time()))
 
     async def _key(self, run_id: str) -> str:
-        rows = await self._database.transact((_LENGTH, {"run_id": run_id}))
+        rows = await self._store.database.transact((_LENGTH, {"run_id": run_id}))
         return f"{run_id}:{rows[0][0][0]}"
 
     async def _watch(self) -> None:
@@ -256,16 +235,17 @@ class ActivationQueue:
 
     async def _take_due(self) -> None:
         """Begin the next activation of each due run that no worker drives: once, however many workers see it."""
-        for run_id, owner, status in (await self._database.transact((_DUE, {"now": time.time()})))[0]:
+        for run_id, owner, status in (await self._store.database.transact((_DUE, {"now": time.time()})))[0]:
             if run_id in self._refused or (owner is not None and await self.workers.alive(str(owner))):
                 continue
             key = await self._key(str(run_id))
             row = await self._host.find(key)
-            if row is None or (row.older and row.state in ("queued", "delayed")):
+            state = None if row is None else row.status
+            if row is None or (state in _QUEUED and _is_older(row)):
                 await self._renew(key, str(run_id))
-            elif row.state == "delayed":
+            elif state == "DELAYED":
                 await self._host.bring([key])
-            elif row.state == "ended" and status == "paused":  # a run with another status was left by a fault
+            elif state not in ("PENDING", *_QUEUED) and status == "paused":  # another status was left by a fault
                 await self._renew(key, str(run_id))
 
     async def _renew(self, key: str, run_id: str) -> None:
@@ -277,18 +257,16 @@ class ActivationQueue:
         """Queue the activations of workers that have been gone for a while."""
         running = await self._host.running()
         now = time.monotonic()
-        executors = {row.executor for row in running if row.executor is not None}
+        executors = {row.executor_id for row in running if row.executor_id is not None}
         gone = [executor for executor in executors if not await self.workers.alive(executor)]
         self._gone = {executor: self._gone.get(executor, now) for executor in gone}
-        lost = [row for row in running if now - self._gone.get(row.executor or "", now) >= _GRACE_SECONDS]
+        lost = [row for row in running if now - self._gone.get(row.executor_id or "", now) >= _GRACE_SECONDS]
         if lost:
-            logger.warning(
-                "The activations %s of workers that are gone are queued.", ", ".join(row.key for row in lost)
-            )
-            await self._host.bring([row.key for row in lost if not row.older])
-        for row in lost:
-            if row.older:
-                await self._renew(row.key, row.key.rpartition(":")[0])
+            keys = ", ".join(row.workflow_id for row in lost)
+            logger.warning("The activations %s of workers that are gone are queued.", keys)
+            await self._host.bring([row.workflow_id for row in lost if not _is_older(row)])
+        for row in filter(_is_older, lost):
+            await self._renew(row.workflow_id, row.workflow_id.rpartition(":")[0])
 
 
 class _DbosHost:
@@ -297,7 +275,7 @@ class _DbosHost:
     Args:
         url: ``postgresql://...``.
         executor: The name of this process among all that ever were: with DBOS's default, "local", every process
-            takes every other's live segments for its own, lost ones.
+            takes every other's live activations for its own, lost ones.
         work: Runs the activations that come from the queue, in the event loop that opened the host.
     """
 
@@ -387,12 +365,12 @@ class _DbosHost:
         """Delete an activation's row."""
         await self._there(lambda: DBOS.delete_workflow_async(key))
 
-    async def find(self, key: str) -> _Row | None:
+    async def find(self, key: str) -> WorkflowStatus | None:
         """Read one activation's row; None where there is no such row."""
         rows = await self._list(workflow_ids=[key])
         return rows[0] if rows else None
 
-    async def running(self) -> list[_Row]:
+    async def running(self) -> list[WorkflowStatus]:
         """List the activations that some process took and has not ended."""
         return await self._list(status="PENDING", name=_NAME)
 
@@ -412,20 +390,9 @@ class _DbosHost:
         finally:
             self._tasks.discard(task)
 
-    async def _list(self, **chosen: Any) -> list[_Row]:
+    async def _list(self, **chosen: Any) -> list[WorkflowStatus]:
         # Without inputs and outputs: to load those, DBOS would read whatever serialization a row names.
-        found: list[WorkflowStatus] = await self._there(
-            lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False)
-        )
-        return [
-            _Row(
-                key=row.workflow_id,
-                executor=row.executor_id,
-                state=_STATES.get(row.status, "ended"),
-                older=_is_older(row.app_version),
-            )
-            for row in found
-        ]
+        return await self._there(lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False))
 
     async def _there(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Run something in DBOS's loop; in an empty context, so that it is never taken for a part of an activation."""
@@ -435,7 +402,7 @@ class _DbosHost:
     def _live(self) -> None:
         """Run DBOS in its thread, from launch to the end."""
         try:
-            with _NoPickle():
+            with _no_pickle():
                 try:
                     asyncio.run(self._launched())
                 finally:
@@ -475,8 +442,9 @@ async def _activation(run_id: str) -> None:
     await _current[0].run_here(key, str(run_id))
 
 
-def _is_older(version: str | None) -> bool:
-    numbers = re.fullmatch(r"planner_ext-(\d+)\.(\d+)", version or "")
+def _is_older(row: WorkflowStatus) -> bool:
+    """Say whether an activation is of an earlier version, so that no worker of this one takes it from the queue."""
+    numbers = re.fullmatch(r"planner_ext-(\d+)\.(\d+)", row.app_version or "")
     return numbers is not None and tuple(map(int, numbers.groups())) < _NUMBERS
 
 
@@ -510,21 +478,19 @@ class _PasswordFilter(logging.Filter):
         return True
 
 
-class _NoPickle:
-    """Takes pickle away from DBOS: a row may name its serialization, and so run code, whatever the configuration says.
+@contextmanager
+def _no_pickle() -> Generator[None]:
+    """Take pickle away from DBOS: a row may name its serialization, and so run code, whatever the configuration says.
 
     With ``DBOSPortableJSONSerializer`` configured, DBOS 3.4 still unpickles a row that says ``py_pickle``.
     """
-
-    def __init__(self) -> None:
-        self._methods: Mapping[str, Any] = {name: vars(DefaultSerializer)[name] for name in _INSTEAD}
-
-    def __enter__(self) -> None:
-        for name, method in _INSTEAD.items():
-            setattr(DefaultSerializer, name, method)
-
-    def __exit__(self, *_: object) -> None:
-        for name, method in self._methods.items():
+    methods = {name: vars(DefaultSerializer)[name] for name in _INSTEAD}
+    for name, method in _INSTEAD.items():
+        setattr(DefaultSerializer, name, method)
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
             setattr(DefaultSerializer, name, method)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "StoreError",
     "UnknownRunError",
     "WorkerInUseError",
+    "is_address",
     "kernel_error",
     "redacted",
     "without_passwords",
@@ -68,6 +69,8 @@ def kernel_error(name: str, problem: str, **details: object) -> Exception:
 
 
 _HIDDEN = "***"
+_CONNECTION = re.compile(r"(?i)\s*(?:postgres(?:ql)?:|(?:host|hostaddr|port|dbname|user|password|service)\s*=)")
+"""The beginning of a connection string that is not a URL, or that a path has made of one."""
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/+")
 """What a URL begins with; a path that was made of one has a single slash."""
 _QUERY = re.compile(r"(?P<lead>[?&])(?P<name>[^=&?]*)=(?P<value>[^&]*)")
@@ -76,6 +79,23 @@ _KEYWORD = re.compile(r"(?P<lead>^|\s)(?P<name>[^\s=]+\s*)=(?P<value>\s*(?:'(?:\
 """A parameter of a connection string ``host=... password=...``."""
 _PORT = re.compile(r"(?:[^:\[\]]*|\[[^\]]*\]?)(?::(?P<port>[^,/?]*))?")
 _BETWEEN = re.compile(r"[^\w]+")
+
+
+def is_address(where: object) -> bool:
+    """Say whether a store is a PostgreSQL database, and not a file.
+
+    Raises:
+        StoreError: If it is another kind of address.
+    """
+    text = str(where)
+    if text.startswith(("postgresql://", "postgres://")):
+        return True
+    if "://" in text or _CONNECTION.match(text):
+        raise StoreError(
+            f"Expected a path or a postgresql:// address; got {redacted(text)!r}. Write an address as "
+            "postgresql://user@host/database."
+        )
+    return False
 
 
 def redacted(where: str) -> str:

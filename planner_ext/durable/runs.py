@@ -12,18 +12,10 @@ from planner_ext.approval.decisions import Decision, is_duration
 from planner_ext.approval.pending import InDoubt
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Limits
-from planner_ext.durable.errors import RunConflictError, StoreError, kernel_error, redacted
+from planner_ext.durable.errors import RunConflictError, StoreError, is_address, kernel_error, redacted
 from planner_ext.durable.records import RunRecord, StoredRun
-from planner_ext.durable.store import JournalStore, is_address, opened_store
-from planner_ext.durable.worker import (
-    ArgumentsFor,
-    DurablePlanner,
-    Job,
-    RunHandle,
-    Runner,
-    WorkerPool,
-    WorkerRegistry,
-)
+from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool, WorkerRegistry
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
@@ -143,7 +135,7 @@ class Runs:
                 from planner_ext.durable.dbos import ActivationQueue  # noqa: PLC0415  (an optional dependency)
             except ImportError as error:
                 raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
-            queue = ActivationQueue(url, name, store.database)
+            queue = ActivationQueue(url, name, store)
             await queue.open()
             options: dict[str, Any] = {"in_doubt": in_doubt, "poll_seconds": poll_seconds, "clock": clock}
             runs = cls(store, queue.workers, queue=queue, **options)
@@ -158,13 +150,7 @@ class Runs:
         return self._workers.worker_id
 
     async def start(
-        self,
-        planner: DurablePlanner[R],
-        kernel: Any,
-        goal: str,
-        *,
-        run_id: str | None = None,
-        arguments: Any = None,
+        self, planner: DurablePlanner[R], kernel: Any, goal: str, *, run_id: str | None = None, arguments: Any = None
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 

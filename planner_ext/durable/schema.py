@@ -11,7 +11,7 @@ Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, wi
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-__all__ = ["GET_RUN", "GET_SCHEMA", "PUT_SCHEMA", "RUN", "TABLES", "TABLE_SCHEMA", "Database", "Row", "Step", "Value"]
+__all__ = ["GET_SCHEMA", "PUT_SCHEMA", "TABLES", "TABLE_SCHEMA", "Database", "Row", "Step", "Value"]
 
 Value: TypeAlias = str | int | float | None
 """The value of a column."""
@@ -112,7 +112,3 @@ Times are seconds since the epoch.
 
 GET_SCHEMA = "SELECT MAX(number) FROM planner_schema"
 PUT_SCHEMA = "INSERT INTO planner_schema (number) VALUES (:number) ON CONFLICT DO NOTHING"
-
-RUN = "run_id, goal, status, owner, wake_at, created_at, updated_at"
-"""The columns that `planner_ext.durable.records.read_run` reads."""
-GET_RUN = f"SELECT {RUN} FROM planner_runs WHERE run_id = :run_id"  # noqa: S608  (a list of columns of our own)

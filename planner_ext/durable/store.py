@@ -4,50 +4,31 @@
 
 import json
 import logging
-import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
 from planner_ext.core.limits import is_count
-from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, redacted
+from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, is_address
 from planner_ext.durable.records import RunRecord, StoredRun, read_facts, read_run
-from planner_ext.durable.schema import GET_RUN, RUN, Database, Row, Step, Value
+from planner_ext.durable.schema import Database, Row, Step, Value
 
-__all__ = ["JournalStore", "is_address", "open_database", "opened_store"]
+__all__ = ["JournalStore", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
 _STATUSES = ("running", "paused", "answered", "incomplete", "limit_reached", "stopped")
 """The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
 
+_RUN = "SELECT run_id, goal, status, owner, wake_at, created_at, updated_at FROM planner_runs"
+_GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
 _APPROVAL = """
     SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
     FROM planner_approvals
 """
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
-
-_CONNECTION = re.compile(r"(?i)\s*(?:postgres(?:ql)?:|(?:host|hostaddr|port|dbname|user|password|service)\s*=)")
-"""The beginning of a connection string that is not a URL, or that a path has made of one."""
-
-
-def is_address(where: str | Path) -> bool:
-    """Say whether a store is a PostgreSQL database, and not a file.
-
-    Raises:
-        StoreError: If it is another kind of address.
-    """
-    text = str(where)
-    if text.startswith(("postgresql://", "postgres://")):
-        return True
-    if "://" in text or _CONNECTION.match(text):
-        raise StoreError(
-            f"Expected a path or a postgresql:// address; got {redacted(text)!r}. Write an address as "
-            "postgresql://user@host/database."
-        )
-    return False
 
 
 async def open_database(where: str | Path, *, create: bool = True) -> Database:
@@ -121,7 +102,7 @@ class JournalStore:
         Raises:
             UnknownRunError: If there is no such run.
         """
-        return _record(run_id, await self._rows(GET_RUN, run_id=run_id))
+        return _record(run_id, await self._rows(_GET_RUN, run_id=run_id))
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run and its journal.
@@ -131,7 +112,7 @@ class JournalStore:
             InvalidJournalError: If the journal cannot be read.
         """
         journal = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq"
-        runs, facts = await self.database.transact((GET_RUN, {"run_id": run_id}), (journal, {"run_id": run_id}))
+        runs, facts = await self.database.transact((_GET_RUN, {"run_id": run_id}), (journal, {"run_id": run_id}))
         return StoredRun(record=_record(run_id, runs), facts=read_facts(run_id, facts))
 
     async def runs(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
@@ -141,7 +122,7 @@ class JournalStore:
             StoreError: If no run can have the status, or limit or offset is not a whole number from 0 on.
         """
         order = "ORDER BY updated_at DESC, run_id LIMIT :limit OFFSET :offset"
-        statement = f"SELECT {RUN} FROM planner_runs {_where(status)} {order}"
+        statement = f"{_RUN} {_where(status)} {order}"
         return _readable(await self._rows(statement, status=status, **_page(limit, offset)))
 
     async def count_runs(self, *, status: str | None = None) -> int:
@@ -155,9 +136,9 @@ class JournalStore:
     async def due(self, now: float) -> list[RunRecord]:
         """List the runs with something left to do, if no worker drives them: unfinished, decided, or expired."""
         statement = f"""
-            SELECT {RUN} FROM planner_runs WHERE status = 'running'
-            UNION SELECT {RUN} FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
-            UNION SELECT {RUN} FROM planner_runs
+            {_RUN} WHERE status = 'running'
+            UNION {_RUN} WHERE status = 'paused' AND wake_at <= :now
+            UNION {_RUN}
                   WHERE run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
             ORDER BY created_at, run_id
         """

@@ -168,7 +168,6 @@ class Runner:
             stored = await self.store.load(run_id)
             made = await self._made(run_id)
             keys = {one.key for one in made.values()}
-            await self._refuse_second(run_id, made, given)
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys)
             activation = Activation(
                 run_id=run_id,
@@ -182,13 +181,11 @@ class Runner:
                 in_doubt=self.in_doubt,
             )
             try:
+                _refuse_second(made, given)
                 result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
-                call_id = error.call_id or ""
-                if call_id not in made or call_id in given:
-                    await self._keep_refused(run_id, writer.asked_about(call_id), given, error)
+                if not await self._is_asked_again(error, made, given, writer):
                     raise
-                await self._ask_again(made[call_id].key, error)
                 continue
             budget, given = None, {}
             if stored.record.status == "paused":
@@ -211,28 +208,37 @@ class Runner:
             made[approval.call_id] = _Decided(key, decision, float(row[8] or 0))
         return made
 
-    async def _refuse_second(self, run_id: str, made: Mapping[str, _Decided], given: Mapping[str, Decision]) -> None:
-        """Let the first decision on a call count, wherever the second is made."""
-        for call_id in given:
-            if call_id in made:
-                problem = (
-                    f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
-                    "Resume the run without it."
-                )
-                error = kernel_error("DecisionRefusedError", problem, call_id=call_id)
-                await self._keep_refused(run_id, made[call_id].key, given, cast("InvalidDecisionError", error))
-                raise error
-
-    async def _keep_refused(
-        self, run_id: str, key: str, given: Mapping[str, Decision], error: InvalidDecisionError
-    ) -> None:
-        if error.call_id is not None and error.call_id in given:
-            text = refused_text(given[error.call_id])
-            await self.store.refuse(run_id, key, text, problem=str(error), at=self.clock.now())
+    async def _is_asked_again(
+        self,
+        error: InvalidDecisionError,
+        made: Mapping[str, _Decided],
+        given: Mapping[str, Decision],
+        writer: JournalWriter,
+    ) -> bool:
+        """Open the question of an approver's refused decision again; keep a refused one that came with the run."""
+        call_id = error.call_id or ""
+        if call_id in made and call_id not in given:
+            await self._ask_again(made[call_id].key, error)
+            return True
+        if call_id in given:
+            key = made[call_id].key if call_id in made else writer.asked_about(call_id)
+            text = refused_text(given[call_id])
+            await self.store.refuse(writer.run_id, key, text, problem=str(error), at=self.clock.now())
+        return False
 
     async def _ask_again(self, key: str, error: Exception) -> None:
         logger.warning("The decision on %s cannot be taken, it is asked for again: %s", key, error)
         await self.store.reopen(key, str(error))
+
+
+def _refuse_second(made: Mapping[str, _Decided], given: Mapping[str, Decision]) -> None:
+    """Let the first decision on a call count, wherever the second is made."""
+    if call_id := next((call_id for call_id in given if call_id in made), None):
+        problem = (
+            f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
+            "Resume the run without it."
+        )
+        raise kernel_error("DecisionRefusedError", problem, call_id=call_id)
 
 
 def _watched(writer: JournalWriter) -> RunStore:

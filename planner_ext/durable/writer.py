@@ -61,6 +61,7 @@ class JournalWriter:
     no person decided, and that a batch has settled. It saves two of five waits for the disk in an iteration.
 
     Attributes:
+        run_id: The run.
         state: The run, as its journal has it.
     """
 
@@ -81,10 +82,10 @@ class JournalWriter:
         """
         self.state = fold_journal(run_id, facts)
         self._store = store
-        self._run_id = run_id
+        self.run_id = run_id
         self._decided = decided
         self._started = {(f.iteration, f.index): seq for seq, f in enumerate(facts) if isinstance(f, CallStarted)}
-        self._held: tuple[Step, ...] = ()
+        self._held: list[Step] = []
         self._asked = _asked_before(self.state, self._started)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (it takes one run's)
@@ -102,27 +103,24 @@ class JournalWriter:
         closed = [id_ for id_, index in self._asked.items() if not _is_open(state, index)]
         waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else ()
         opened = {_question_id(state, call.index, self._started): call for call in waiting}
-        written = enumerate(dump_facts(facts), start=seq)
-        steps = (*self._held, *(_fact_step(self._run_id, place, value) for place, value in written))
+        steps = [*self._held]
+        for place, value in enumerate(dump_facts(facts), start=seq):
+            row = {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value)}
+            steps.append((ADD_FACT, row))
         if closed or not all(_may_wait(fact) for fact in facts):
-            update = (*self._closing(closed, facts), *_opening(state, opened), *_moving(state, facts[-1], waiting))
-            await self._store.append(self._run_id, *steps, *update)
-            steps = ()
+            steps += self._closing(closed, facts)
+            steps += [_opening(state, id_, call) for id_, call in opened.items()]
+            await self._store.append(self.run_id, *steps, *_moving(state, facts[-1], waiting))
+            steps = []
         self._held, self.state = steps, state
         self._asked = {id_: index for id_, index in self._asked.items() if id_ not in closed}
         self._asked |= {id_: call.index for id_, call in opened.items()}
 
     def asked_about(self, call_id: str) -> str:
         """Name the open question about a call; where none is open, the call."""
-        batch, reply = self.state.batch, self.state.reply
-        for id_, index in self._asked.items():
-            if index is None:
-                name = "" if reply is None else question_id(reply)
-            else:
-                name = "" if batch is None else batch.calls[index].request.id
-            if name == call_id:
-                return id_
-        return call_id
+        waiting = waiting_calls(self.state)
+        asked = {call.request.id: _question_id(self.state, call.index, self._started) for call in waiting}
+        return asked.get(call_id, call_id)
 
     def _closing(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
         """Close questions with the decisions that persons made on them; an unseen decision fences."""
@@ -131,11 +129,8 @@ class JournalWriter:
         for id_ in closed:
             fact = made.get(self._asked[id_])
             text = None if fact is None else decided_text(fact)
-            values: Mapping[str, Value] = {
-                "id": id_,
-                "decision": text,
-                "decided_at": None if fact is None or text is None else fact.at,
-            }
+            at = None if fact is None or text is None else fact.at
+            values: Mapping[str, Value] = {"id": id_, "decision": text, "decided_at": at}
             seen = self._decided is None or id_ in self._decided
             steps += [(_CLOSE_APPROVAL, values)] if seen else [(_CLOSE_UNDECIDED, values), (_REFUSE_DECIDED, values)]
         return steps
@@ -166,15 +161,7 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
                     return True
 
 
-def _fact_step(run_id: str, seq: int, value: object) -> Step:
-    return ADD_FACT, {"run_id": run_id, "seq": seq, "schema": SCHEMA, "fact": _compact(value)}
-
-
-def _opening(state: State, opened: Mapping[str, WaitingCall]) -> list[Step]:
-    return [(_OPEN_APPROVAL, {"id": id_, **_approval_row(state, call)}) for id_, call in opened.items()]
-
-
-def _approval_row(state: State, call: WaitingCall) -> dict[str, Value]:
+def _opening(state: State, id_: str, call: WaitingCall) -> Step:
     decided = call.decided
     shown = {
         "iteration": decided.iteration,
@@ -187,7 +174,8 @@ def _approval_row(state: State, call: WaitingCall) -> dict[str, Value]:
         "in_doubt": call.in_doubt,
         "signature": decided.signature,
     }
-    return {
+    return _OPEN_APPROVAL, {
+        "id": id_,
         "run_id": state.run_id,
         "fingerprint": call.fingerprint,
         "call": _compact(shown),
