@@ -4,11 +4,47 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 from dbos import DBOS
 
-from planner_ext.durable.dbos import TABLES
+from planner_ext.durable import dbos
 from support.postgres import PostgresServer
+
+END_SESSIONS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+FILLED = f"""
+    SELECT schemaname, tablename FROM pg_tables
+    WHERE schemaname IN ('public', '{dbos.TABLES}') AND tablename <> 'planner_schema'
+          AND tablename NOT LIKE '%migrations'
+"""
+BY_DATABASE = ("test_durable_crash", "test_durable_damage")
+"""Modules whose cases may differ on each database."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run every case of a test on SQLite, and its first on PostgreSQL: no case depends on the database."""
+    seen: set[str] = set()
+    left_out: list[pytest.Item] = []
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.module.__name__.rpartition(".")[2] in BY_DATABASE:
+            continue
+        parameters = {} if not hasattr(item, "callspec") else item.callspec.params
+        if parameters.get("store") == "postgresql":
+            name = f"{item.module.__name__}.{item.originalname}"
+            left_out += [item] if name in seen else []
+            seen.add(name)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.fixture(autouse=True)
+def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for what is due more often, and take a worker that is gone for dead sooner, than where servers restart."""
+    monkeypatch.setattr(dbos, "_WATCH_SECONDS", 0.2)
+    monkeypatch.setattr(dbos, "_GRACE_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +57,7 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def launched(postgres: PostgresServer) -> str:
     """Name a database in which DBOS has made its tables already: a copy is there much sooner."""
-    DBOS.migrate(postgres.create("launched"), schema=TABLES)
+    DBOS.migrate(postgres.create("launched"), schema=dbos.TABLES)
     return "launched"
 
 
@@ -31,9 +67,21 @@ def postgres_url(postgres: PostgresServer, launched: str) -> str:
     return postgres.create(f"runs_{uuid4().hex}", template=launched)
 
 
+@pytest.fixture(scope="session")
+def shared_url(postgres: PostgresServer, launched: str) -> str:
+    """Make a database for the tests that leave nothing behind but rows: emptying it is cheaper than a new one."""
+    return postgres.create("shared", template=launched)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Name a store that is not there yet: the path of a SQLite file, and then the URL of a PostgreSQL database."""
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Name a store without runs: the path of a SQLite file, and then the URL of a PostgreSQL database."""
     if request.param == "sqlite":
-        return str(tmp_path / "runs.db")
-    return request.getfixturevalue("postgres_url")
+        yield str(tmp_path / "runs.db")
+        return
+    url = request.getfixturevalue("shared_url")
+    yield url
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(END_SESSIONS)
+        tables = [f'"{schema}"."{table}"' for schema, table in admin.execute(FILLED).fetchall()]
+        admin.execute(f"TRUNCATE {', '.join(tables)} CASCADE".encode())

@@ -25,7 +25,7 @@ CUT_OFF = """
     WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 """Ends the sessions by which workers live; one that is not stopped takes its own again at once."""
-SOON = {"interceptors": [lambda _: Defer(expires_in=2)]}
+SOON = {"interceptors": [lambda _: Defer(expires_in=1)]}
 LATER = {"interceptors": [lambda _: Defer(expires_in=3600)]}
 
 
@@ -37,12 +37,6 @@ def pays(request: ScriptedRequest) -> ScriptedReply:
 def labels(request: ScriptedRequest) -> ScriptedReply:
     """Print a label, which may be done twice, then answer."""
     return [call("shop-label", {"order": 1}, id="label"), say("Printed.")][turn(request)]
-
-
-@pytest.fixture(autouse=True)
-def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a worker that is gone be taken for dead sooner than in a world where servers restart."""
-    monkeypatch.setattr(dbos, "_GRACE_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +143,7 @@ def stalled_life(url: str, effects: Path) -> None:
 
     async def drive() -> None:
         async with open_runs(url, worker_id="stalled", poll_seconds=0.05) as runs:
-            handle = await runs.start(*world(effects, labels_then_books, seconds=5), GOAL, run_id="order-7")
+            handle = await runs.start(*world(effects, labels_then_books, seconds=2), GOAL, run_id="order-7")
             assert (await handle.result()).status == "answered"
 
     asyncio.run(drive())

