@@ -5,6 +5,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from enum import Enum
@@ -18,6 +19,7 @@ __all__ = [
     "SystemClock",
     "in_thread",
     "in_time",
+    "run_sync",
     "seconds_from_now",
     "time_left",
 ]
@@ -57,6 +59,43 @@ async def in_thread(work: Callable[[], _T]) -> _T:
         # Not through the future, which takes no StopIteration; here that becomes the RuntimeError of PEP 479.
         raise error
     return cast("_T", result)
+
+
+def run_sync(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a coroutine to its end from code that is not async, with the caller's context variables.
+
+    It runs on an event loop of its own: in this thread, or in another one where this thread runs a loop already, as a
+    notebook does. What interrupts the wait cancels the coroutine.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    tasks: list[asyncio.Task[_T]] = []
+    outcome: Future[_T] = Future()
+    context = copy_context()
+
+    async def run() -> _T:
+        tasks.append(cast("asyncio.Task[_T]", asyncio.current_task()))
+        return await work()
+
+    def run_all() -> None:
+        try:
+            outcome.set_result(context.run(asyncio.run, run()))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run_all, name="planner_ext run")
+    try:
+        thread.start()
+        return outcome.result()
+    except BaseException:
+        for task in tasks:
+            with suppress(RuntimeError):  # its loop is closed: it has ended
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join()
 
 
 GRACE: Final = 1.0

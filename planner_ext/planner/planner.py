@@ -20,6 +20,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
 from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.worker import Activation
+from planner_ext.engine.concurrency import run_sync
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
@@ -165,6 +166,26 @@ class FunctionCallingStepwisePlanner:
         """
         run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=False)
         return await run.result()
+
+    def invoke_sync(
+        self,
+        kernel: Kernel,
+        question: str,
+        arguments: KernelArguments | None = None,
+        *,
+        chat_history: ChatHistory | None = None,
+        stop: StopHandle | None = None,
+        **kwargs: Any,
+    ) -> FunctionCallingStepwisePlannerResult:
+        """Reach a goal as `invoke` does, and wait for the result: for scripts and notebooks.
+
+        The run has an event loop of its own; where one is running already, as in a notebook, it has it in a thread of
+        its own, and this call blocks until the run ends. A service whose client belongs to the running loop, such as
+        one that has made a request there, may not work in another: use ``await invoke(...)`` then. Interrupting the
+        call cancels the run. Async functions of the kernel run on the run's loop, not on the caller's.
+        """
+        options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
+        return run_sync(partial(self.invoke, kernel, question, arguments, **options))
 
     async def invoke_stream(
         self,
