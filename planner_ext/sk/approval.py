@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
@@ -260,12 +260,12 @@ def decision_facts(
     return (*decided, *filter(None, left))
 
 
+@dataclass(frozen=True, slots=True)
 class _DecisionFacts:
     """Turns decisions on calls of one paused run into facts."""
 
-    def __init__(self, run_id: str, functions: Functions) -> None:
-        self._run_id = run_id
-        self._functions = functions
+    run_id: str
+    functions: Functions
 
     def leave(self, call: WaitingCall, at: float) -> CallDecided | None:
         """Expire a question that was not answered, or ask it anew; None where it waits as before."""
@@ -287,7 +287,7 @@ class _DecisionFacts:
         if (problem := self._problem(call, fact, decision, name)) is not None:
             changed = not _is_late(fact, at) and self._asked_anew(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
-        decided = apply_decision(fact, decision, self._functions, call.request)
+        decided = apply_decision(fact, decision, self.functions, call.request)
         if isinstance(decision, Approve) and decided.verdict != "run":
             problem = f"The approval of {name} cannot be taken: {decided.reason} The call still waits."
             raise DecisionRefusedError(problem, call_id=call_id)
@@ -311,7 +311,7 @@ class _DecisionFacts:
             if isinstance(decision, Deny):
                 answer = " ".join(filter(None, ("Nobody answers this.", denied, "Go on with what you know.")))
             else:
-                answer = self._functions.encode(decision.result)
+                answer = self.functions.encode(decision.result)
             if answer.strip():
                 return Clarified(
                     question=call.decided.prompt,
@@ -344,7 +344,7 @@ class _DecisionFacts:
                 f"The approval of {name} was given for another call or other arguments: its fingerprint is "
                 f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide anew."
             )
-        checked = self._functions.check(call.request, call.decided.edited)
+        checked = self.functions.check(call.request, call.decided.edited)
         if is_as_decided(checked, call.decided):
             return None
         changed = f"The call {name} is no longer what was asked about: its function or parameters changed."
@@ -358,11 +358,11 @@ class _DecisionFacts:
 
     def _asked_anew(self, call: WaitingCall, at: float) -> CallDecided | None:
         """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
-        fact, checked = call.decided, self._functions.check(call.request, call.decided.edited)
+        fact, checked = call.decided, self.functions.check(call.request, call.decided.edited)
         if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
             return None
         digest, signature = digest_of(checked.function, checked.arguments), checked.signature
-        fingerprint = fingerprint_of(self._run_id, fact.iteration, call.request.id, digest, signature)
+        fingerprint = fingerprint_of(self.run_id, fact.iteration, call.request.id, digest, signature)
         return replace(
             fact, digest=digest, signature=signature, fingerprint=fingerprint, arguments=checked.converted, at=at
         )
@@ -394,19 +394,18 @@ class DecisionsTaken(SharedByCopies):
             self._takings.pop(name, None)
 
 
+@dataclass(frozen=True, slots=True)
 class Taking:
-    """The decisions of one resume."""
+    """The decisions of one resume; nothing is taken before `take` or `held`.
 
-    def __init__(self, taken: Sequence[DecisionsTaken], calls: Mapping[bytes, str]) -> None:
-        """Name what is to be taken; nothing is taken yet.
+    Attributes:
+        taken: The memories of the objects that are resumed: the one that the caller has, and the services inside it.
+        calls: Call ids, by the name under which the decision on the call is remembered.
+    """
 
-        Args:
-            taken: What each object remembers that is resumed: the one the caller has, and the services inside it.
-            calls: Call ids, by the name under which the decision on the call is remembered.
-        """
-        self._taken = taken
-        self._calls = calls
-        self._resume = object()
+    taken: Sequence[DecisionsTaken]
+    calls: Mapping[bytes, str]
+    _resume: object = field(default_factory=object, init=False)
 
     def take(self) -> None:
         """Take all decisions, or none.
@@ -414,8 +413,8 @@ class Taking:
         Raises:
             DecisionRefusedError: If one was taken before; nothing was recorded.
         """
-        for memory in self._taken:
-            for name, call_id in self._calls.items():
+        for memory in self.taken:
+            for name, call_id in self.calls.items():
                 if not memory.take(name, self._resume):
                     self._give_back()
                     raise DecisionRefusedError(
@@ -442,8 +441,8 @@ class Taking:
             raise
 
     def _give_back(self) -> None:
-        for memory in self._taken:
-            for name in self._calls:
+        for memory in self.taken:
+            for name in self.calls:
                 memory.give_back(name, self._resume)
 
 

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Final, cast
 
@@ -440,6 +440,7 @@ def approval_filters(kernel: Kernel) -> tuple[ApprovalFilter, ...]:
     return tuple(found)
 
 
+@dataclass(eq=False, repr=False)
 class RunGate:
     """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
 
@@ -448,7 +449,7 @@ class RunGate:
     is refused where a filter's policy refuses it, and waits otherwise. What they let run, each filter decides: by its
     policy, the function's mark, and its approver; without an approver the call waits as the run's own.
 
-    Args:
+    Attributes:
         chains: Each with its run's account; None is the account of the run that is reviewed.
         filters: See `approval_filters`.
         functions: Gives the functions, by fully qualified name.
@@ -457,38 +458,32 @@ class RunGate:
         can_wait: Whether calls may wait for a person. A run inside a function cannot: there they are denied, by name.
     """
 
-    def __init__(
-        self,
-        chains: Sequence[tuple[InterceptorChain, Account | None]],
-        filters: Sequence[ApprovalFilter],
-        *,
-        functions: Callable[[], Mapping[str, KernelFunction]],
-        expires_in: float | None = None,
-        marked: bool,
-        can_wait: bool,
-    ) -> None:
-        if marked:
-            (outermost, account), *others = chains
-            chains = [(replace(outermost, marked=partial(_mark_in, functions)), account), *others]
-        self._chains = chains
-        self._filters = tuple(filters)
-        self._functions = functions
-        self._expires_in = expires_in
-        self._can_wait = can_wait
-        self._reviewed: set[tuple[int, str]] = set()
+    chains: Sequence[tuple[InterceptorChain, Account | None]]
+    filters: Sequence[ApprovalFilter]
+    _: KW_ONLY
+    functions: Callable[[], Mapping[str, KernelFunction]]
+    expires_in: float | None = None
+    marked: bool
+    can_wait: bool
+    _reviewed: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]], init=False)
+
+    def __post_init__(self) -> None:
+        if self.marked:
+            (outermost, account), *others = self.chains
+            self.chains = [(replace(outermost, marked=partial(_mark_in, self.functions)), account), *others]
 
     def watches(self, function: str) -> bool:
         """Whether a filter or a chain decides the calls of a function."""
-        return bool(self._filters) or any(chain.watches(function) for chain, _ in self._chains)
+        return bool(self.filters) or any(chain.watches(function) for chain, _ in self.chains)
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
         """Decide each call, in order, before any of them runs."""
         decisions = [await self._by_chains(call, state) for call in calls]
-        if self._filters:
+        if self.filters:
             for number, call in enumerate(calls):
                 decisions[number] = await self._by_filters(call, decisions[number], state)
                 self._reviewed.add((call.iteration, call.id))
-        if self._can_wait:
+        if self.can_wait:
             return decisions
         return [
             _denied(call) if isinstance(decision, Defer) else decision
@@ -498,12 +493,12 @@ class RunGate:
     def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
         """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
         if fact is not None and (fact.person or (fact.iteration, fact.call_id) in self._reviewed):
-            return self._filters
+            return self.filters
         return ()
 
     async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:
         decided: Approve | None = None
-        for chain, account in self._chains:
+        for chain, account in self.chains:
             if not chain.watches(call.fully_qualified_name):
                 continue
             (decision,) = await chain.review([call], state if account is None else account.state)
@@ -516,11 +511,11 @@ class RunGate:
 
     async def _by_filters(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
         edited = False
-        for one in self._filters:
+        for one in self.filters:
             edited = edited or (isinstance(decision, Approve) and decision.arguments is not None)
             decision = await self._by_filter(one, call, decision, state)
         if edited and isinstance(decision, Defer):  # an edit does not wait: each policy has to see the call that waits
-            for one in self._filters:
+            for one in self.filters:
                 decision = await self._by_filter(one, call, decision, state)
         return decision
 
@@ -529,7 +524,7 @@ class RunGate:
     ) -> Decision | None:
         if isinstance(decision, Deny | Supply):
             return decision
-        function = self._functions()[call.fully_qualified_name]
+        function = self.functions()[call.fully_qualified_name]
         if isinstance(decision, Approve) and decision.arguments is not None:
             edited = parse_arguments(result_text(dict(decision.arguments)), parameters_of(function))
             if isinstance(edited, InvalidArguments):
@@ -541,7 +536,7 @@ class RunGate:
         if said is None or (isinstance(said, Approve) and said.arguments is None and decision is not None):
             return decision
         if isinstance(said, Defer) and said.expires_in is None:
-            return replace(said, expires_in=self._expires_in)
+            return replace(said, expires_in=self.expires_in)
         return said
 
 

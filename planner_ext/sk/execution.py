@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
@@ -362,6 +362,7 @@ class NotRunAgainError(PlannerException):
     """A filter asked for another run of a call that is in doubt or has ended; the function did not run."""
 
 
+@dataclass(eq=False, repr=False)
 class CallGuard:
     """Lets the function of one call run: once, and again only where ``restart`` allows it.
 
@@ -370,7 +371,7 @@ class CallGuard:
     not run the function gives the outcome of the last run once more: its result, or its exception. After `end` nothing
     runs.
 
-    Args:
+    Attributes:
         name: The function, for messages.
         unchanged: Whether arguments are still those that were decided on; None where they may change.
         binds: Whether nothing runs with other arguments.
@@ -380,24 +381,19 @@ class CallGuard:
         each_once: Whether such a filter decides again where its call passes again.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        unchanged: _Unchanged | None,
-        binds: bool = True,
-        restart: Callable[[], Awaitable[str | None]] | None,
-        decided: Iterable[object] = (),
-        each_once: bool = False,
-    ) -> None:
-        self._name = name
-        self._unchanged = unchanged
-        self._bound = [unchanged] if binds and unchanged is not None else []
-        self._restart = restart
-        self._decided = list(decided)
-        self._each_once = each_once
-        self._outcome: asyncio.Future[FunctionResult | BaseException | None] | None = None
-        self._ended = False
+    name: str
+    _: KW_ONLY
+    unchanged: _Unchanged | None
+    binds: bool = True
+    restart: Callable[[], Awaitable[str | None]] | None
+    decided: Iterable[object] = ()
+    each_once: bool = False
+    _outcome: "asyncio.Future[FunctionResult | BaseException | None] | None" = field(default=None, init=False)
+    _ended: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._bound = [self.unchanged] if self.binds and self.unchanged is not None else []
+        self._decided = list(self.decided)
 
     def end(self) -> None:
         """Let nothing run from now on: the call has its result."""
@@ -431,9 +427,9 @@ class CallGuard:
     def decided_by(self, decides: Callable[[object], bool], arguments: Mapping[str, Any]) -> bool:
         """Whether such a filter has decided the call with these arguments."""
         found = next((one for one in self._decided if decides(one)), None)
-        if found is not None and self._each_once:
+        if found is not None and self.each_once:
             self._decided.remove(found)
-        return found is not None and (self._unchanged is None or self._unchanged(arguments))
+        return found is not None and (self.unchanged is None or self.unchanged(arguments))
 
     async def run_for(
         self, function: KernelFunction, context: FunctionInvocationContext, work: Callable[[Any], Awaitable[None]]
@@ -447,7 +443,7 @@ class CallGuard:
             BaseException: What the work raises.
         """
         if context.function is not function:
-            raise ApprovedArgumentsChangedError(self._name)
+            raise ApprovedArgumentsChangedError(self.name)
         self._check(context)
         last = self._outcome
         if self._ended or (last is not None and not await self._may_run_again()):
@@ -463,21 +459,21 @@ class CallGuard:
                 self._outcome = last  # the function was not reached: a filter may correct its arguments
             raise
         except BaseException:
-            text = f"The function {self._name} was cancelled while it ran, and not run again; its effect is not known."
+            text = f"The function {self.name} was cancelled while it ran, and not run again; its effect is not known."
             outcome.set_result(NotRunAgainError(text))
             raise
         outcome.set_result(_result_of(context))
 
     def _check(self, context: Any) -> None:
         if not all(unchanged(context.arguments) for unchanged in self._bound):
-            raise ApprovedArgumentsChangedError(self._name)
+            raise ApprovedArgumentsChangedError(self.name)
 
     async def _may_run_again(self) -> bool:
-        return self._restart is not None and await self._restart() is None and not self._ended
+        return self.restart is not None and await self.restart() is None and not self._ended
 
     async def _give(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
         if self._ended or last is None:
-            raise NotRunAgainError(f"The function {self._name} was not run: its call has ended.")
+            raise NotRunAgainError(f"The function {self.name} was not run: its call has ended.")
         outcome = await asyncio.shield(last)
         if isinstance(outcome, BaseException):
             raise outcome

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Final, cast
 
@@ -104,10 +104,11 @@ class _Run:
     target: KernelFunction
 
 
+@dataclass(eq=False, repr=False)
 class KernelFunctions:
     """The functions of a kernel, as the loop calls them; implements `planner_ext.engine.ports.Functions`.
 
-    Args:
+    Attributes:
         kernel: Whose filters and services the functions get.
         tools: The functions of the last request; read again for each call.
         arguments: The application's arguments; each call gets a shallow copy, into which the model's are put.
@@ -122,39 +123,24 @@ class KernelFunctions:
         wrap: Wraps the services that functions find, so that their requests are charged to the run.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        *,
-        tools: ToolSet,
-        arguments: KernelArguments | None,
-        execution: ToolExecution,
-        final_answer: KernelFunction | None = None,
-        ask_user: KernelFunction | None = None,
-        settings: PromptExecutionSettings | None = None,
-        history: Callable[[State], ChatHistory],
-        streaming: bool = False,
-        decided_by: Callable[[CallDecided | None], Sequence[object]] = lambda _: (),
-        parent: Callable[..., ParentRun] | None = None,
-        wrap: Wrap | None = None,
-    ) -> None:
-        self._kernel = kernel
-        self._wrap = wrap
-        self._tools = tools
-        self._arguments = arguments
-        self._execution = execution
-        self._final_answer = final_answer
-        self._ask_user = ask_user
-        self._settings = settings
-        self._history = history
-        self._streaming = streaming
-        self._decided_by = decided_by
-        self._parent = parent
-        self._prepared: dict[int, _Prepared] = {}
+    kernel: Kernel
+    _: KW_ONLY
+    tools: ToolSet
+    arguments: KernelArguments | None
+    execution: ToolExecution
+    final_answer: KernelFunction | None = None
+    ask_user: KernelFunction | None = None
+    settings: PromptExecutionSettings | None = None
+    history: Callable[[State], ChatHistory]
+    streaming: bool = False
+    decided_by: Callable[[CallDecided | None], Sequence[object]] = lambda _: ()
+    parent: Callable[..., ParentRun] | None = None
+    wrap: Wrap | None = None
+    _prepared: dict[int, _Prepared] = field(default_factory=dict[int, _Prepared], init=False)
 
     def stopped_by(self, stop: StopHandle) -> None:
         """Let what stops this run stop the runs inside its functions, too."""
-        self._parent = None if self._parent is None else partial(self._parent, stop=stop)
+        self.parent = None if self.parent is None else partial(self.parent, stop=stop)
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.
@@ -167,9 +153,9 @@ class KernelFunctions:
             The resolved call; for ``unknown`` and ``invalid`` with an answer that the model can act on.
         """
         name = call.name
-        if name in self._tools.schema_only:
+        if name in self.tools.schema_only:
             return ResolvedCall(kind="external", function=name, arguments={})
-        function = self._tools.functions.get(name)
+        function = self.tools.functions.get(name)
         if function is None:
             return ResolvedCall(kind="unknown", function=name, arguments={}, answer=self._unknown(name))
         prepared = self._prepare(function)
@@ -177,11 +163,11 @@ class KernelFunctions:
         parsed = convert_arguments(given, prepared.parameters)
         if isinstance(parsed, InvalidArguments):
             return _own(function, "invalid", parsed.message)
-        if function is self._final_answer:
+        if function is self.final_answer:
             answer = result_text(cast("dict[str, Any]", given).get("answer"))
             return _own(function, "final_answer", answer) if answer.strip() else _lacking(function, "answer")
         converted = None if parsed is given else _JSON.encode(parsed)
-        if function is self._ask_user:
+        if function is self.ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():
                 return _lacking(function, "question")
@@ -204,13 +190,13 @@ class KernelFunctions:
             asyncio.CancelledError: The run was cancelled.
         """
         if (tab := current_tab()) is not None:
-            tab.around = self._parent
-        function = self._tools.functions.get(checked.function)
+            tab.around = self.parent
+        function = self.tools.functions.get(checked.function)
         if function is None:
             text = self._unknown(checked.function)
             return Finished(outcome="failed", text=text, error=f"{checked.function} is no longer offered.")
         run = self._start(call, checked, self._prepare(function), state, index)
-        kernel: Any = self._kernel  # its lists of filters are typed in part only
+        kernel: Any = self.kernel  # its lists of filters are typed in part only
         if not (kernel.auto_function_invocation_filters or kernel.function_invocation_filters):
             return _unfiltered(await self._invoke(run, function, run.arguments))
         guard = self._guard(run)
@@ -227,7 +213,7 @@ class KernelFunctions:
         return result_text(result)
 
     def _unknown(self, name: str) -> str:
-        names = list(dict.fromkeys([*self._tools.functions, *sorted(self._tools.schema_only)]))
+        names = list(dict.fromkeys([*self.tools.functions, *sorted(self.tools.schema_only)]))
         if not names:
             return f"There is no function {quoted(name)}, and no other may be called now. Answer without functions."
         more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
@@ -247,11 +233,11 @@ class KernelFunctions:
                     "plugin_name": function.plugin_name,
                     "function_name": function.name,
                     "signature": signature_of(function),
-                    "threaded": self._execution.threads and runs_in_thread(function),
+                    "threaded": self.execution.threads and runs_in_thread(function),
                     "asks_model": may_ask(function),
                     "nested": planner_of(function) is not None,
                 },
-                runnable=runnable(function, threads=self._execution.threads),
+                runnable=runnable(function, threads=self.execution.threads),
                 injected=injected(method),
                 restarts=may_restart(function),
             )
@@ -260,7 +246,7 @@ class KernelFunctions:
     def _start(self, call: RequestedCall, checked: ResolvedCall, prepared: _Prepared, state: State, index: int) -> _Run:
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
-        arguments = KernelArguments() if self._arguments is None else copy(self._arguments)
+        arguments = KernelArguments() if self.arguments is None else copy(self.arguments)
         values = cast("dict[str, Any]", arguments)
         prepared.parameters.put(checked.arguments, values)
         if KEY_PARAMETER in prepared.injected:
@@ -272,7 +258,7 @@ class KernelFunctions:
 
     def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
-        binds, filters = run.decided is not None and run.decided.binds, self._decided_by(run.decided)
+        binds, filters = run.decided is not None and run.decided.binds, self.decided_by(run.decided)
         bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.parameters.by_name}
         return CallGuard(
             run.checked.function,
@@ -287,10 +273,10 @@ class KernelFunctions:
         assert batch is not None, "a call is run while its batch is open"
         context = _context_class()(
             function=function,
-            kernel=self._kernel,
+            kernel=self.kernel,
             arguments=run.arguments,
-            is_streaming=self._streaming,
-            chat_history=self._history(state),
+            is_streaming=self.streaming,
+            chat_history=self.history(state),
             function_call_content=FunctionCallContent(
                 id=run.call.id,
                 name=run.checked.function,
@@ -298,36 +284,33 @@ class KernelFunctions:
                 plugin_name=function.plugin_name or None,
                 arguments=run.call.arguments,
             ),
-            execution_settings=self._settings,
+            execution_settings=self.settings,
             function_result=FunctionResult(function=function.metadata, value=None),
             function_count=len(batch.calls),
             request_sequence_index=batch.iteration,
             function_sequence_index=index,
         )
         guard.attach(context)
-        ran = False
-        failure: Finished | None = None
+        outcomes: list[FunctionResult | Finished | None] = []
 
         async def inner(context: AutoFunctionInvocationContext) -> None:
-            nonlocal ran, failure
             ended = await self._invoke(run, context.function, context.arguments)
-            failure = ended if isinstance(ended, Finished) else None
+            outcomes.append(ended)
             if isinstance(ended, Finished):
-                context.function_result = FunctionResult(function=context.function.metadata, value=ended.text)
-            elif ended is not None:
+                ended = FunctionResult(function=context.function.metadata, value=ended.text)
+            if ended is not None:
                 context.function_result = ended
-            ran = ran or ended is not None
 
         async def through_filters() -> None:
             """Run the filters; one that does not take ``(context, next)``, Semantic Kernel's names, fails here."""
-            await self._kernel.construct_call_stack(FilterTypes.AUTO_FUNCTION_INVOCATION, inner)(context)
+            await self.kernel.construct_call_stack(FilterTypes.AUTO_FUNCTION_INVOCATION, inner)(context)
 
         outcome = await caught(through_filters())
         if isinstance(outcome, Raised):
             _logger.warning("A filter around %s failed.", run.checked.function, exc_info=outcome.error)
             ended = self._failed(run, outcome.error)
         else:
-            ended = _after_filters(context.function_result, ran=ran, failure=failure)
+            ended = _after_filters(context.function_result, outcomes)
         return replace(ended, terminate=context.terminate)
 
     async def _invoke(
@@ -342,15 +325,15 @@ class KernelFunctions:
     ) -> FunctionResult | None:
         if function is not run.prepared.function:
             raise ApprovedArgumentsChangedError(run.checked.function)
-        seconds = self._execution.timeout_of(run.checked.function)
+        seconds = self.execution.timeout_of(run.checked.function)
         if TIME_PARAMETER in run.prepared.injected:
             values = cast("dict[str, Any]", arguments)
             values.pop(TIME_PARAMETER, None)
             if left := [limit for limit in (seconds, time_left()) if limit is not None]:
                 values[TIME_PARAMETER] = min(left)  # without a limit the function gets its default, or None
-        tab, kernel = current_tab(), self._kernel
-        if tab is not None and self._wrap is not None and run.checked.asks_model:
-            kernel = view_of(kernel, tab, self._wrap)
+        tab, kernel = current_tab(), self.kernel
+        if tab is not None and self.wrap is not None and run.checked.asks_model:
+            kernel = view_of(kernel, tab, self.wrap)
         invocation = run.target.invoke(kernel, arguments, metadata={"id": run.call.id})
         if seconds is None:
             return await invocation
@@ -363,7 +346,7 @@ class KernelFunctions:
         name, recorded = run.checked.function, _described(error)
         failed = partial(Finished, outcome="failed", error=recorded, exception=error)
         if isinstance(error, _TimedOutError):
-            after = f"{self._execution.timeout_of(name):g} seconds; whether it took effect is not known."
+            after = f"{self.execution.timeout_of(name):g} seconds; whether it took effect is not known."
             return failed(outcome="timed_out", text=f"The function {name} did not answer within {after}")
         if isinstance(error, ApprovedArgumentsChangedError | NotRunAgainError):
             return failed(text=str(error))
@@ -371,7 +354,7 @@ class KernelFunctions:
             return failed(text=problem)
         if (refusal := refusal_in(error)) is not None:
             return failed(text=f"The function {name} could not do all of its work: {refusal}")
-        if self._execution.include_error_detail:
+        if self.execution.include_error_detail:
             return failed(text=f"The function {name} failed: {recorded[:_DETAIL_CHARACTERS]}")
         return failed(text=f"The function {name} failed.")
 
@@ -398,16 +381,15 @@ def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
     return Finished(outcome="ok", text=NOT_RUN_BY_FILTER if ended is None else result_text(ended))
 
 
-def _after_filters(result: FunctionResult | None, *, ran: bool, failure: Finished | None) -> Finished:
+def _after_filters(result: FunctionResult | None, outcomes: Sequence[FunctionResult | Finished | None]) -> Finished:
     """Say what the model reads after the filters: the function's result, or what one of them put in its place."""
+    last = outcomes[-1] if outcomes else None
+    failure = last if isinstance(last, Finished) else None
     if failure is not None and result is not None and result.value is failure.text:
         return failure
-    skipped = not ran and (result is None or result.value is None)
-    return Finished(
-        outcome="ok",
-        text=NOT_RUN_BY_FILTER if skipped else result_text(result),
-        error="" if failure is None else failure.error,
-    )
+    if any(one is not None for one in outcomes) or (result is not None and result.value is not None):
+        return Finished(outcome="ok", text=result_text(result), error="" if failure is None else failure.error)
+    return Finished(outcome="ok", text=NOT_RUN_BY_FILTER)
 
 
 @cache
