@@ -26,7 +26,6 @@ from planner_ext.sk.budget import Budget, Price
 from planner_ext.sk.errors import InvalidReplyError, PlannerInvalidConfigurationError, ServiceCallError
 from planner_ext.sk.history import accepted_reply, render
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, text_of
-from planner_ext.sk.options import instance_of
 from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.questions import Clarification, Question
 from planner_ext.sk.toolset import ToolSet
@@ -346,7 +345,6 @@ class ModelClarifier:
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlannerInvalidConfigurationError(f"instructions must be a text; got {shown(instructions)}.")
         Budget(price=price)  # which checks that it is a function
-        instance_of("kernel", kernel, Kernel)
         self._instructions = instructions
         self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)
         own = connector_settings(self._service, selected)

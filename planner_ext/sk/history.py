@@ -9,6 +9,7 @@ or repaired, by the same rules; that of a run that is resumed is brought up to d
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import takewhile
 from operator import is_
 from typing import Any, Final
 
@@ -40,7 +41,6 @@ from planner_ext.sk.messages import (
 )
 
 __all__ = [
-    "accepted_name",
     "accepted_reply",
     "bring_up_to_date",
     "check_history",
@@ -403,9 +403,7 @@ def bring_up_to_date(
         InvalidHistoryError: If it is the history of another run, or holds calls or results of the batch that waits.
     """
     messages = one_result_each(history.messages)
-    pairs = enumerate(zip(messages, transcript, strict=False))
-    shorter = min(len(messages), len(transcript))
-    known = next((place for place, (one, other) in pairs if not _is_same(one, other)), shorter)
+    known = sum(1 for _ in takewhile(_are_same, zip(messages, transcript, strict=False)))
     added = messages[known:]
     if added and _is_returned(added[0], facts, returned):
         added = added[1:]
@@ -422,8 +420,9 @@ def bring_up_to_date(
     history.messages[:] = [*messages[:known], *transcript[known:], *added]
 
 
-def _is_same(one: ChatMessageContent, other: ChatMessageContent) -> bool:
+def _are_same(pair: tuple[ChatMessageContent, ChatMessageContent]) -> bool:
     """Whether two messages say the same: metadata and classes, which JSON does not keep, are not compared."""
+    one, other = pair
     return one is other or _content(one) == _content(other)
 
 
@@ -437,10 +436,7 @@ def _content(message: ChatMessageContent) -> tuple[Any, ...]:
     return message.role, *_said(message), results, others
 
 
-_Said = tuple[str, list[tuple[str, str, str]]]
-
-
-def _said(message: ChatMessageContent) -> _Said:
+def _said(message: ChatMessageContent) -> tuple[str, list[tuple[str, str, str]]]:
     """Return a message's text, and its calls with arguments in one spelling: a store may write JSON text anew."""
     return text_of(message), _spelled(requested_calls(message))
 
@@ -460,10 +456,11 @@ def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: C
     """Whether a message is the one that the run had returned, or the sum of the last iteration's chunks."""
     if message.role != AuthorRole.ASSISTANT:
         return False
-    own = [_said(returned)]
+    last = _said(returned)
+    own = [last]
     if (reply := next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)) is not None:
         text, calls = text_of(load_message(reply.message)), _spelled(reply.calls)
-        own += [(text + own[0][0], []), (text, calls), (text + own[0][0], calls)]
+        own += [(text + last[0], []), (text, calls), (text + last[0], calls)]
     return _said(message) in own
 
 

@@ -78,7 +78,7 @@ def _checked(price: Price, model: str) -> Price:
                 raise
             amount = _amount(price, model, least)
         if math.copysign(1, amount) < 0:  # -0.0: a negative price of no token
-            raise InvalidPriceError(_refused(model, nothing, f"returned {amount}"))
+            raise _refused(model, nothing, f"returned {amount}")
     except InvalidPriceError as error:
         raise PlannerInvalidConfigurationError(f"{error} Nothing was sent.") from error.__cause__
     return partial(_amount, price)
@@ -89,7 +89,7 @@ def _amount(price: Price, model: str, usage: Usage) -> float:
     try:
         amount = cast("object", price(model, usage))
     except Exception as error:
-        raise InvalidPriceError(_refused(model, usage, f"raised {type(error).__name__}: {error}")) from error
+        raise _refused(model, usage, f"raised {type(error).__name__}: {error}") from error
     if inspect.iscoroutine(amount):
         amount.close()
     if isinstance(amount, int | float | Decimal) and not isinstance(amount, bool):
@@ -97,11 +97,11 @@ def _amount(price: Price, model: str, usage: Usage) -> float:
             if math.isfinite(number := float(amount)) and number >= 0:
                 return number
     returned = f"{amount}" if isinstance(amount, float | Decimal) else f"a value of type {type(amount).__name__}"
-    raise InvalidPriceError(_refused(model, usage, f"returned {returned}"))
+    raise _refused(model, usage, f"returned {returned}")
 
 
-def _refused(model: str, usage: Usage, problem: str) -> str:
-    return (
+def _refused(model: str, usage: Usage, problem: str) -> InvalidPriceError:
+    return InvalidPriceError(
         f"price must return US dollars, a finite number of 0 or more, and not be async; for the model {model!r}, "
         f"{usage.prompt_tokens} tokens sent and {usage.completion_tokens} received, it {problem}."
     )

@@ -1,5 +1,6 @@
 """A model that answers another one's questions: charged, capped by the run's round trips, silent where it has to be."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
 
 from planner_ext.errors import PlannerInvalidConfigurationError, ServiceCallError
 from planner_ext.events import Clarified
-from planner_ext.hitl_manager import ModelClarifier
+from planner_ext.hitl_manager import ModelClarifier, Question
 from planner_ext.iteration import Usage
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.planner import ADD, Clock, both_ways, final, invoke, kernel_of, openai_kernel, planner_with, scripted
@@ -109,6 +112,43 @@ async def test_a_failing_model_is_a_fault_of_the_run() -> None:
     with pytest.raises(ServiceCallError, match="no route") as raised:
         await planner.invoke(kernel, "goal")
     assert raised.value.checkpoint is not None
+
+
+async def test_one_clarifier_answers_the_questions_of_several_runs_at_once() -> None:
+    """Each question is answered from its own conversation, also where the server is asked several at a time."""
+
+    def echo(request: ScriptedRequest) -> ScriptedReply:
+        return say(str(request.messages[-1]["content"]).splitlines()[0])
+
+    def question(goal: str) -> Question:
+        return Question(
+            text="Which?",
+            goal=goal,
+            chat_history=ChatHistory(),
+            by_function=True,
+            iteration=0,
+            clarifications=0,
+            trips_left=None,
+        )
+
+    async with openai_kernel(echo) as (kernel, server):
+        clarifier = ModelClarifier(kernel)
+        goals = ["one", "two", "two", "three"]
+        answers = await asyncio.gather(*(clarifier(question(goal)) for goal in goals))
+    assert [answer.text for answer in answers if answer is not None] == [f"Goal: {goal}" for goal in goals]
+    assert [len(request.messages) for request in server.requests] == [2, 2, 2, 2]
+
+
+async def test_functions_in_its_settings_are_not_offered() -> None:
+    """Its requests go without functions, whatever its settings offer."""
+    tools = [{"type": "function", "function": {"name": "t-open", "parameters": {"type": "object", "properties": {}}}}]
+    settings = OpenAIChatPromptExecutionSettings(tools=tools, tool_choice="auto")
+    async with openai_kernel([say("1 and 2.")]) as (other, server):
+        kernel, _ = scripted([ASK, final()])
+        clarifier = ModelClarifier(other, settings=settings)
+        planner = planner_with(plan=False, require_final_answer_function=True, clarifier=clarifier)
+        await invoke(planner, kernel, streamed=False)
+    assert [(request.tools, request.tool_choice) for request in server.requests] == [((), None)]
 
 
 def test_a_clarifier_without_a_model_is_refused() -> None:
