@@ -203,8 +203,7 @@ class ActivationQueue:
             if row.executor_id != self.workers.worker_id:
                 return
             await asyncio.sleep(_AGAIN_SECONDS)
-        await self._host.forget(key)
-        await self._host.enqueue(key, run_id, delay=delay or None)
+        await self._renew(key, run_id, delay=delay or None)
 
     async def _set_timer(self, run_id: str) -> None:
         """Where a run waits for an answer that has a date, delay its next activation until then.
@@ -248,14 +247,14 @@ class ActivationQueue:
             elif state not in ("PENDING", *_QUEUED) and status == "paused":  # another status was left by a fault
                 await self._renew(key, str(run_id))
 
-    async def _renew(self, key: str, run_id: str) -> None:
+    async def _renew(self, key: str, run_id: str, *, delay: float | None = None) -> None:
         """Queue an activation anew, under this version: an earlier version may have no worker any more."""
         await self._host.forget(key)
-        await self._host.enqueue(key, run_id)
+        await self._host.enqueue(key, run_id, delay=delay)
 
     async def _recover(self) -> None:
         """Queue the activations of workers that have been gone for a while."""
-        running = await self._host.running()
+        running = await self._host.list(status="PENDING", name=_NAME)
         now = time.monotonic()
         executors = {row.executor_id for row in running if row.executor_id is not None}
         gone = [executor for executor in executors if not await self.workers.alive(executor)]
@@ -359,7 +358,7 @@ class _DbosHost:
     async def bring(self, keys: Sequence[str]) -> None:
         """Queue activations to run now: delayed ones, and those whose process is gone."""
         if keys:
-            await self._there(lambda: DBOS.resume_workflows_async(list(keys), queue_name=_QUEUE))
+            await self._there(lambda: DBOS.resume_workflows_async([*keys], queue_name=_QUEUE))
 
     async def forget(self, key: str) -> None:
         """Delete an activation's row."""
@@ -367,12 +366,12 @@ class _DbosHost:
 
     async def find(self, key: str) -> WorkflowStatus | None:
         """Read one activation's row; None where there is no such row."""
-        rows = await self._list(workflow_ids=[key])
+        rows = await self.list(workflow_ids=[key])
         return rows[0] if rows else None
 
-    async def running(self) -> list[WorkflowStatus]:
-        """List the activations that some process took and has not ended."""
-        return await self._list(status="PENDING", name=_NAME)
+    async def list(self, **chosen: Any) -> list[WorkflowStatus]:
+        """List activations without inputs and outputs: to load those, DBOS would read the serialization a row names."""
+        return await self._there(lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False))
 
     async def run_here(self, key: str, run_id: str) -> None:
         """Run an activation in the loop that opened the host, and wait for it in DBOS's."""
@@ -389,10 +388,6 @@ class _DbosHost:
             await work(run_id)
         finally:
             self._tasks.discard(task)
-
-    async def _list(self, **chosen: Any) -> list[WorkflowStatus]:
-        # Without inputs and outputs: to load those, DBOS would read whatever serialization a row names.
-        return await self._there(lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False))
 
     async def _there(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Run something in DBOS's loop; in an empty context, so that it is never taken for a part of an activation."""
@@ -432,6 +427,7 @@ class _DbosHost:
 
 
 _NAME = "planner_ext.segment"
+"""The name of an activation in DBOS's tables; older stores have it."""
 _current: list[_DbosHost] = []
 
 

@@ -105,11 +105,8 @@ class PostgresDatabase:
             NewerSchemaError: If the tables were made by a newer version of this package.
         """
         with _named_errors(self._url):
-            connection = await _connect(self._url)
-            try:
+            async with await _connect(self._url) as connection:
                 await _prepare(connection)
-            finally:
-                await connection.close()
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; one that writes goes to its end, also if its caller is cancelled.

@@ -137,8 +137,7 @@ class Runs:
                 raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
             queue = ActivationQueue(url, name, store)
             await queue.open()
-            options: dict[str, Any] = {"in_doubt": in_doubt, "poll_seconds": poll_seconds, "clock": clock}
-            runs = cls(store, queue.workers, queue=queue, **options)
+            runs = cls(store, queue.workers, queue=queue, in_doubt=in_doubt, poll_seconds=poll_seconds, clock=clock)
             try:
                 yield runs
             finally:

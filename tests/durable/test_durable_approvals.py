@@ -267,3 +267,14 @@ def test_an_approvers_process_does_not_import_semantic_kernel() -> None:
         "sys.exit('semantic_kernel' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_stores_are_imported_where_semantic_kernel_cannot_be() -> None:
+    """Every module of the folder: what it needs of Semantic Kernel, the planner brings."""
+    program = (
+        "import importlib, pkgutil, sys; sys.modules['semantic_kernel'] = None; import planner_ext.durable as durable; "
+        "names = [module.name for module in pkgutil.iter_modules(durable.__path__)]; assert len(names) > 9; "
+        "[importlib.import_module(f'planner_ext.durable.{name}') for name in names]; "
+        "[getattr(durable, name) for name in durable.__all__]"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
