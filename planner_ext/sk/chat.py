@@ -168,7 +168,7 @@ class KernelChat:
                 text = assembly.add(chunk)
                 if emit is not None:
                     await emit(TextDelta(text=text, iteration=iteration, chunk=chunk))
-        if not assembly.any:
+        if not assembly.is_reply:
             raise no_reply("a stream without any choice")
         return merge_reply([assembly.message()])
 

@@ -164,10 +164,9 @@ class _StreamedCall:
         self.id = self.id or piece.id or None
         self.call_id = self.call_id or piece.call_id
         self.metadata |= piece.metadata
-        # Some servers send the call's name once more with each piece.
-        repeated = bool(piece.id or piece.arguments) and "".join(self.names) == name
-        if name and not self.arguments and not repeated:
-            self.names.append(name)
+        if name and not self.arguments:
+            repeated = bool(piece.id or piece.arguments) and "".join(self.names) == name  # as some servers do
+            self.names += [] if repeated else [name]
         if piece.arguments is not None and piece.arguments != "":
             self.arguments.append(piece.arguments)
 
@@ -219,7 +218,7 @@ class ReplyAssembly:
         return "".join(self._text[start:])
 
     @property
-    def any(self) -> bool:
+    def is_reply(self) -> bool:
         """Whether the chunks make a reply: they hold content, or a finish reason."""
         return bool(self._text or self._calls or self._others or self._finish_reason is not None)
 

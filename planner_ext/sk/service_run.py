@@ -288,11 +288,11 @@ async def pass_through_streaming(
                             last = chunk
                     yield complete
         finally:  # of a stream that is left early, what came
-            charge(reply.message() if reply.any else None)
-    if last is not None and reply.any and not ended:
+            charge(reply.message() if reply.is_reply else None)
+    if last is not None and reply.is_reply and not ended:
         own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
         yield [last.model_copy(update=own)]
-    if not reply.any:
+    if not reply.is_reply:
         raise no_reply("a stream without any choice")
     if stored:
         _store(chat_history, _accepted(reply.message(), kwargs.get("kernel")))
