@@ -262,10 +262,10 @@ async def test_errors_are_the_connectors(service: Any, endpoint: Endpoint, statu
     endpoint.answer = lambda _: HttpResponse(status=status, content_type="application/json", parts=(written,))
     raised: list[BaseException] = []
     own = GenericTransport(service, kernel=None, arguments=None)
-    for wire in (OpenAITransport(service, own), own):
+    for transport in (OpenAITransport(service, own), own):
         try:
             with named_errors(service):
-                came = await put(wire, request(), streamed=streamed)
+                came = await put(transport, request(), streamed=streamed)
                 assert came == []
         except Exception as error:
             raised.append(error)
@@ -291,10 +291,10 @@ async def test_what_cannot_be_encoded_is_refused_by_the_client(
 ) -> None:
     """A value that is no JSON raises what it always raised, and the next request is whole."""
     own = Counted(service, kernel=None, arguments=None)
-    wire = OpenAITransport(service, own)
+    transport = OpenAITransport(service, own)
     odd = request(SETTINGS(extra_body={"set": {1, 2}}))
     with pytest.raises(InvalidReplyError, match="JSON"), named_errors(service):
-        await put(wire, odd, streamed=streamed)
+        await put(transport, odd, streamed=streamed)
     assert own.taken == 1
-    await put(wire, request(), streamed=streamed)
+    await put(transport, request(), streamed=streamed)
     assert (own.taken, len(endpoint.seen[-1][1]["messages"])) == (1, 2)

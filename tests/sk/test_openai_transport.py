@@ -188,11 +188,11 @@ async def test_a_growing_conversation_is_sent_whole(endpoint: Endpoint, streamed
     """Messages that were added since the last request are sent after those before, each once."""
     service = openai_service(endpoint.origin)
     messages: list[ChatMessageContent] = []
-    wire, stock = OpenAITransport(service, None), GenericTransport(service, kernel=Kernel(), arguments=None)  # type: ignore[arg-type]
+    transport, stock = OpenAITransport(service, None), GenericTransport(service, kernel=Kernel(), arguments=None)  # type: ignore[arg-type]
     for added in conversation():
         messages.append(added)
         request = ChatRequest(messages=messages, settings=SETTINGS())
-        for way in (wire, stock):
+        for way in (transport, stock):
             _ = [chunk async for chunk in way.stream(request)] if streamed else await way.ask(request)
         assert endpoint.seen[-2] == endpoint.seen[-1]
     await service.client.close()
@@ -201,13 +201,13 @@ async def test_a_growing_conversation_is_sent_whole(endpoint: Endpoint, streamed
 async def test_another_list_is_another_conversation(endpoint: Endpoint) -> None:
     """What was kept of one list is not sent for another, nor for the same one after it was shortened."""
     service = openai_service(endpoint.origin)
-    wire = OpenAITransport(service, None)  # type: ignore[arg-type]
+    transport = OpenAITransport(service, None)  # type: ignore[arg-type]
     messages = conversation()
     for sent in (messages, [messages[0]], messages, []):
-        await wire.ask(ChatRequest(messages=sent, settings=SETTINGS()))
+        await transport.ask(ChatRequest(messages=sent, settings=SETTINGS()))
         assert len(endpoint.seen[-1][1]["messages"]) == len(sent)
     del messages[2:]
-    await wire.ask(ChatRequest(messages=messages, settings=SETTINGS()))
+    await transport.ask(ChatRequest(messages=messages, settings=SETTINGS()))
     assert len(endpoint.seen[-1][1]["messages"]) == 2
     await service.client.close()
 
@@ -215,11 +215,11 @@ async def test_another_list_is_another_conversation(endpoint: Endpoint) -> None:
 async def test_other_functions_are_other_schemas(endpoint: Endpoint, kernel: Kernel) -> None:
     """Schemas are kept for as long as the same functions are offered, and no longer."""
     service = openai_service(endpoint.origin)
-    wire = OpenAITransport(service, None)  # type: ignore[arg-type]
+    transport = OpenAITransport(service, None)  # type: ignore[arg-type]
     both = offered(kernel)
     for functions in (both, both[:1], both):
         request = ChatRequest(messages=conversation(), settings=SETTINGS(), choice="auto", functions=functions)
-        await wire.ask(request)
+        await transport.ask(request)
         names = [tool["function"]["name"] for tool in endpoint.seen[-1][1]["tools"]]
         assert names == [function.fully_qualified_name for function in functions]
     await service.client.close()
@@ -229,8 +229,8 @@ async def test_a_stream_that_is_left_gives_its_connection_back(endpoint: Endpoin
     """Leaving a stream early closes the response."""
     endpoint.reply = say("A long story. " * 50)
     service = openai_service(endpoint.origin)
-    wire = OpenAITransport(service, None)  # type: ignore[arg-type]
-    stream = wire.stream(ChatRequest(messages=conversation(), settings=SETTINGS()))
+    transport = OpenAITransport(service, None)  # type: ignore[arg-type]
+    stream = transport.stream(ChatRequest(messages=conversation(), settings=SETTINGS()))
     chunk = await anext(stream)
     assert chunk.choice_index == 0
     await stream.aclose()

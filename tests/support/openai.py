@@ -74,12 +74,12 @@ def azure_service(origin: str, *, deployed: bool, **options: Any) -> AzureChatCo
 
 
 async def put(
-    wire: OpenAITransport | GenericTransport, request: ChatRequest, *, streamed: bool
+    transport: OpenAITransport | GenericTransport, request: ChatRequest, *, streamed: bool
 ) -> list[ChatMessageContent] | list[StreamingChatMessageContent]:
     """Send a request one way; return what came."""
     if streamed:
-        return [chunk async for chunk in wire.stream(request)]
-    return await wire.ask(request)
+        return [chunk async for chunk in transport.stream(request)]
+    return await transport.ask(request)
 
 
 async def both_ways(
