@@ -66,13 +66,13 @@ from planner_ext.sk.execution import (
     watch,
 )
 from planner_ext.sk.toolset import mark_of
-from planner_ext.sk.waiting_calls import (
+from planner_ext.sk.waiting_results import (
     DecidedCall,
     arguments_text,
     decided_calls,
     replace_result,
-    waiting_calls,
     waiting_result,
+    waiting_results,
 )
 
 __all__ = ["ApprovalFilter", "RunGate", "approval_filters"]
@@ -256,7 +256,7 @@ class ApprovalFilter:
 
     def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:
         """List the calls of a history that wait for a person, as they will run."""
-        return tuple(waiting.pending for waiting in waiting_calls(history))
+        return tuple(waiting.pending for waiting in waiting_results(history))
 
     async def resume(
         self,

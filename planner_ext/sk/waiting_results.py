@@ -42,7 +42,7 @@ from planner_ext.sk.arguments import InvalidArguments, parameters_of, parse_argu
 from planner_ext.sk.execution import result_text, signature_of
 from planner_ext.sk.messages import calls_of, text_of
 
-__all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_calls", "waiting_result"]
+__all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_result", "waiting_results"]
 
 _WAITING: Final = "This call waits for a person's approval and has not run: "
 """The model reads this of a call that waits; its function, fingerprint and question follow."""
@@ -52,7 +52,7 @@ _MARK: Final = "planner_ext.waiting"
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingCall:
+class WaitingResult:
     """A call that waits, found by its result.
 
     Attributes:
@@ -70,7 +70,7 @@ class WaitingCall:
 class DecidedCall:
     """A decision that can be taken; with the function and its arguments where it approves the call."""
 
-    waiting: WaitingCall
+    waiting: WaitingResult
     decision: Decision
     function: KernelFunction | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -91,7 +91,7 @@ def decided_calls(
         DecisionRefusedError: If a decision cannot be taken, naming the call.
     """
     decided: list[DecidedCall] = []
-    waiting = waiting_calls(history)
+    waiting = waiting_results(history)
     for name, decision in decisions.items():
         found = [one for one in waiting if name in (one.pending.id, one.pending.fingerprint)]
         if len(found) > 1 and isinstance(decision, Approve) and decision.fingerprint is not None:
@@ -105,7 +105,7 @@ def decided_calls(
     return decided
 
 
-def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingCall]) -> DecidedCall:
+def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[WaitingResult]) -> DecidedCall:
     if not found:
         raise DecisionRefusedError(f"A decision was given for the call {name!r}, which does not wait for one.")
     if len(found) > 1:
@@ -124,7 +124,7 @@ def _checked(kernel: Kernel, name: str, decision: Decision, found: Sequence[Wait
     return DecidedCall(found[0], decision)
 
 
-def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingCall) -> DecidedCall:
+def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResult) -> DecidedCall:
     pending, called = waiting.pending, waiting.pending.fully_qualified_name
     if decision.fingerprint not in (None, pending.fingerprint):
         raise DecisionRefusedError(f"The approval of {name!r} was given for another call or other arguments.")
@@ -165,18 +165,18 @@ def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tu
     return text, {_MARK: {**mark, "fingerprint": fingerprint}}
 
 
-def waiting_calls(history: ChatHistory) -> list[WaitingCall]:
+def waiting_results(history: ChatHistory) -> list[WaitingResult]:
     """Find the results that say that their call waits; results that do not fit a call before them are skipped."""
     placed = list(_placed_calls(history))
-    found: list[WaitingCall] = []
+    found: list[WaitingResult] = []
     for item in (item for message in history.messages for item in message.items):
         if isinstance(item, FunctionResultContent) and str(item.result).startswith(_WAITING):
-            waits = [_waiting_call(item, content, place) for content, place in placed if content.id == item.id]
+            waits = [_waiting_result(item, content, place) for content, place in placed if content.id == item.id]
             found += [one for one in waits if one is not None][-1:]
     return found
 
 
-def _waiting_call(item: FunctionResultContent, content: FunctionCallContent, place: str) -> WaitingCall | None:
+def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, place: str) -> WaitingResult | None:
     match item.metadata.get(_MARK):
         case {
             "function": str(function),
@@ -197,7 +197,7 @@ def _waiting_call(item: FunctionResultContent, content: FunctionCallContent, pla
             pending = PendingCall(
                 id=call_id, fully_qualified_name=function, arguments=arguments, fingerprint=fingerprint, prompt=prompt
             )
-            return WaitingCall(item, pending, signature)
+            return WaitingResult(item, pending, signature)
         case _:
             return None
 
