@@ -65,7 +65,7 @@ class KernelChat:
         settings: Of every request.
         kernel: Handed to the connector, with ``arguments``.
         arguments: The application's.
-        offer: The functions that requests offer.
+        tools: The functions that requests offer.
         meter: Counts and prices the requests.
         streaming: Whether requests are streamed.
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
@@ -79,7 +79,7 @@ class KernelChat:
     _: KW_ONLY
     kernel: Kernel | None
     arguments: KernelArguments | None
-    offer: ToolSet
+    tools: ToolSet
     meter: RequestMeter
     streaming: bool
     strict_finish_reason: bool = False
@@ -103,7 +103,7 @@ class KernelChat:
             known = len(self._entries)
             if self._entries != transcript[:known]:
                 self._rendered, known = [], 0
-            self._rendered += render(transcript[known:], self.offer.functions)
+            self._rendered += render(transcript[known:], self.tools.functions)
             self._entries = transcript
         return self._rendered
 
@@ -115,17 +115,17 @@ class KernelChat:
             ServiceCallError: If the connector raised an error that is not Semantic Kernel's.
             KernelException: Any such error of the connector.
         """
-        self.offer.refresh()
+        self.tools.refresh()
         sent = self._request(transcript, request)
-        messages, offer = sent.sent, self.offer if request.tool_choice else None
-        self.meter.check(messages, offer)
+        messages, tools = sent.sent, self.tools if request.tool_choice else None
+        self.meter.check(messages, tools)
         try:
             with named_errors(self.service):
                 message = await self._send(sent, request.iteration, emit)
         except asyncio.CancelledError:
-            self.unanswered = self.meter.used(Usage(), messages, offer, None)
+            self.unanswered = self.meter.used(Usage(), messages, tools, None)
             raise
-        usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, offer, message)
+        usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, tools, message)
         return self._reply(with_usage(message, usage), usage)
 
     def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
@@ -133,15 +133,15 @@ class KernelChat:
         update: dict[str, Any] = {"function_choice_behavior": None}
         if request.iteration < 0:
             update |= {k: v for k, v in self.plan_settings.items() if k in type(self.settings).model_fields}
-        if request.structured and not (request.offer and self.offer.available):
+        if request.structured and not (request.offer and self.tools.available):
             update |= self.answer_settings
         messages = self._written(transcript)
-        choice, offer = request.tool_choice, self.offer
+        choice, tools = request.tool_choice, self.tools
         if choice == "none" and not self._connector.takes_none:
             choice = None
-        offered = choice is not None and bool(offer.functions)
-        functions = offer.metadata() if offered else ()
-        if choice == "none" and not offered and offer.schemas:
+        offered = choice is not None and bool(tools.functions)
+        functions = tools.metadata() if offered else ()
+        if choice == "none" and not offered and tools.schemas:
             update["tool_choice"] = choice
         elif choice is None:
             update |= {key: None for key in _TOOL_SETTINGS if hasattr(self.settings, key)}
@@ -153,7 +153,7 @@ class KernelChat:
             settings=self.settings.model_copy(update=update),
             choice=choice if functions else None,
             functions=functions,
-            schemas=tuple(offer.schemas) if offered else (),
+            schemas=tuple(tools.schemas) if offered else (),
         )
 
     async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
@@ -173,7 +173,7 @@ class KernelChat:
         return merge_reply([assembly.message()])
 
     def _reply(self, message: ChatMessageContent, usage: Usage) -> Reply:
-        message, calls = accepted_reply(message, self.offer.functions)
+        message, calls = accepted_reply(message, self.tools.functions)
         reason = message.finish_reason.value if message.finish_reason is not None else None
         if self.strict_finish_reason and (reason == "tool_calls") != bool(calls):
             raise InvalidReplyError(
@@ -187,7 +187,7 @@ class KernelChat:
             finish_reason=reason,
             usage=usage,
             iterations=read_iterations(message.metadata),
-            functions_available=self.offer.available,
+            functions_available=self.tools.available,
         )
 
 
@@ -353,7 +353,7 @@ class ModelClarifier:
             own,
             kernel=None,
             arguments=None,
-            offer=ToolSet(kernel, None, own),
+            tools=ToolSet(kernel, None, own),
             meter=RequestMeter(self._service, own, price=price, estimates=True),
             streaming=False,
         )

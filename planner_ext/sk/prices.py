@@ -203,17 +203,17 @@ class RequestMeter:
         if price is not None:
             self.price, self.estimates = _checked(price, self._model), True
 
-    def check(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> None:
+    def check(self, messages: Sequence[ChatMessageContent], tools: ToolSet | None) -> None:
         """Count a request.
 
         Args:
             messages: All that are sent.
-            offer: The functions whose schemas are sent with them, if any.
+            tools: The functions whose schemas are sent with them, if any.
 
         Raises:
             PromptTooLargeError: If it is over the limit, naming count and limit. Nothing was sent.
         """
-        if self.max_prompt_tokens and (tokens := self._prompt_tokens(messages, offer)) > self.max_prompt_tokens:
+        if self.max_prompt_tokens and (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
             name = None if self._encoding is None else self._encoding.name
             how = "an estimate" if name is None else f"counted in the encoding {name}"
             raise PromptTooLargeError(
@@ -228,7 +228,7 @@ class RequestMeter:
         self,
         reported: Usage,
         messages: Sequence[ChatMessageContent],
-        offer: ToolSet | None,
+        tools: ToolSet | None,
         reply: ChatMessageContent | None,
     ) -> Usage:
         """Return what a request used: tokens as reported, else as estimated, and their cost.
@@ -236,12 +236,12 @@ class RequestMeter:
         Args:
             reported: The tokens that the reply reports; 0 counts as not reported.
             messages: All that were sent.
-            offer: The functions whose schemas were sent with them, if any.
+            tools: The functions whose schemas were sent with them, if any.
             reply: The reply; a model's hidden reasoning is not counted. None if no reply came.
         """
         usage = reported
         if self.estimates:
-            sent = usage.prompt_tokens or self._prompt_tokens(messages, offer)
+            sent = usage.prompt_tokens or self._prompt_tokens(messages, tools)
             received = usage.completion_tokens or (0 if reply is None else self._of_message(reply) - _MESSAGE)
             if estimated := sent + received - usage.total_tokens:
                 usage = replace(usage, prompt_tokens=sent, completion_tokens=received, estimated_tokens=estimated)
@@ -250,13 +250,13 @@ class RequestMeter:
         model = reply.ai_model_id if reply is not None else None
         return replace(usage, cost=self.price(model or self._model, usage))
 
-    def _prompt_tokens(self, messages: Sequence[ChatMessageContent], offer: ToolSet | None) -> int:
-        functions = [] if offer is None else [*offer.functions.values()]
+    def _prompt_tokens(self, messages: Sequence[ChatMessageContent], tools: ToolSet | None) -> int:
+        functions = [] if tools is None else [*tools.functions.values()]
         known = self._known
         self._known = {id(one): known.get(id(one)) or (one, self._of_part(one)) for one in (*messages, *functions)}
-        tools = sum(self._known[id(function)][1] for function in functions)
-        tools += sum(map(self._of_schema, () if offer is None else offer.schemas))
-        return _REQUEST + sum(self._known[id(one)][1] for one in messages) + (tools and tools + _TOOLS)
+        schemas = sum(self._known[id(function)][1] for function in functions)
+        schemas += sum(map(self._of_schema, () if tools is None else tools.schemas))
+        return _REQUEST + sum(self._known[id(one)][1] for one in messages) + (schemas and schemas + _TOOLS)
 
     def _of_part(self, part: ChatMessageContent | KernelFunction) -> int:
         if isinstance(part, ChatMessageContent):

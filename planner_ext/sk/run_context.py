@@ -126,7 +126,7 @@ class RunContext:
             self.settings,
             kernel=self.kernel,
             arguments=self.arguments,
-            offer=tools,
+            tools=tools,
             meter=RequestMeter(
                 self.service,
                 self.settings,
@@ -324,18 +324,18 @@ def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[
     return outer, options
 
 
-def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, offer: ToolSet) -> None:
+def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, tools: ToolSet) -> None:
     """Refuse a connector, or a number of answers, with which the functions on offer cannot be called.
 
     Raises:
         PlannerInvalidConfigurationError: Naming the way out.
     """
-    if not offer.available:
+    if not tools.available:
         return
     name = f"{type(service).__name__} {service.service_id!r}"
     if not service.SUPPORTS_FUNCTION_CALLING:
         raise PlannerInvalidConfigurationError(
-            f"{name} does not support function calling, and there are {', '.join(sorted(offer.functions))} on offer. "
+            f"{name} does not support function calling, and there are {', '.join(sorted(tools.functions))} on offer. "
             "Use another connector, or offer no functions."
         )
     extra: Any = getattr(settings, "extra_parameters", None) or {}

@@ -221,13 +221,13 @@ def test_a_transcript_is_written_once_for_as_long_as_it_only_goes_on(kernel: Ker
     """Messages are the same objects in each request until what was before them changes; the list is the caller's."""
     service = ScriptedChatCompletion([])
     settings = service.instantiate_prompt_execution_settings()
-    offer = ToolSet(kernel, AUTO(), settings)
+    tools = ToolSet(kernel, AUTO(), settings)
     chat = KernelChat(
         service,
         settings,
         kernel=kernel,
         arguments=None,
-        offer=offer,
+        tools=tools,
         meter=RequestMeter(service, settings),
         streaming=False,
     )
@@ -246,11 +246,11 @@ def text_in(message: ChatMessageContent) -> Any:
 
 def test_what_is_offered_is_the_same_until_the_kernel_changes(kernel: Kernel, tools: Tools) -> None:
     """One tuple of metadata for as long as the functions are the same: schemas are written once for it."""
-    offer = ToolSet(kernel, AUTO(), PromptExecutionSettings())
-    before = offer.metadata()
-    offer.refresh()
-    assert offer.metadata() is before
+    offered = ToolSet(kernel, AUTO(), PromptExecutionSettings())
+    before = offered.metadata()
+    offered.refresh()
+    assert offered.metadata() is before
     kernel.add_plugin(tools, "u")
-    offer.refresh()
-    assert offer.metadata()[: len(before)] == before
-    assert len(offer.metadata()) == 2 * len(before)
+    offered.refresh()
+    assert offered.metadata()[: len(before)] == before
+    assert len(offered.metadata()) == 2 * len(before)

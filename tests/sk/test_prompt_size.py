@@ -43,14 +43,14 @@ def sizer(limit: int = 1, *, model: str = "scripted") -> RequestMeter:
     )
 
 
-def size(messages: list[ChatMessageContent], offer: ToolSet | None = None, *, model: str = "scripted") -> int:
+def size(messages: list[ChatMessageContent], tools: ToolSet | None = None, *, model: str = "scripted") -> int:
     """Read the count off the error: any prompt has more than one token."""
     with pytest.raises(PromptTooLargeError) as caught:
-        sizer(model=model).check(messages, offer)
+        sizer(model=model).check(messages, tools)
     return caught.value.prompt_tokens
 
 
-def offer_of(plugin: object) -> ToolSet:
+def tools_of(plugin: object) -> ToolSet:
     kernel = Kernel()
     kernel.add_plugin(plugin, "p")
     return ToolSet(kernel, BoundedFunctionChoiceBehavior.Auto(), PromptExecutionSettings())
@@ -73,7 +73,7 @@ ANSWERED = [
 @pytest.mark.parametrize(("messages", "reported"), [(ASKED, 50), (ANSWERED, 75)], ids=["asked", "answered"])
 def test_the_estimate_is_near_what_the_api_reported(messages: list[ChatMessageContent], reported: int) -> None:
     """For two recorded requests with one function, gpt-4.1-mini reported 50 and 75 prompt tokens: within 10 %."""
-    assert size(messages, offer_of(Cities())) == pytest.approx(reported, rel=0.1)
+    assert size(messages, tools_of(Cities())) == pytest.approx(reported, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_an_estimate_never_fails_and_grows_with_its_text(first: str, second: str
 
 
 def test_functions_count() -> None:
-    """The schemas that are sent with a request are part of it; without an offer they are not."""
-    assert size(ASKED, offer_of(Cities())) > size(ASKED)
+    """The schemas that are sent with a request are part of it; without tools they are not."""
+    assert size(ASKED, tools_of(Cities())) > size(ASKED)
 
 
 def test_everything_of_a_schema_counts() -> None:
@@ -165,10 +165,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_was_counted_is_not_counted_again(counted: list[str]) -> None:
     """From request to request only new messages are counted, and each function once."""
-    sized, offer = sizer(1000), offer_of(Cities())
-    sized.check(ASKED, offer)
+    sized, tools = sizer(1000), tools_of(Cities())
+    sized.check(ASKED, tools)
     before = len(counted)
-    sized.check(ANSWERED, offer)
+    sized.check(ANSWERED, tools)
     assert counted[before:] == ["get_temperature", '{"city":"Tokyo"}', "20.0"]
 
 
