@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, Self, Unpack
+from uuid import uuid4
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
@@ -30,7 +31,7 @@ from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, char
 from planner_ext.sk.options import RunOptions, RunSettings, takes_run_options
 from planner_ext.sk.questions import own_function
 from planner_ext.sk.resumption import ResumeRequest
-from planner_ext.sk.run_context import RunContext, checked_messages, new_run_id, unwrapped
+from planner_ext.sk.run_context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.service_run import RequestContext, ServiceRun, pass_through, pass_through_streaming
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings
@@ -274,7 +275,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
         at = self._options.clock.now()
-        started = RunStarted(run_id=new_run_id(), rules=context.rules(), messages=messages, at=at)
+        started = RunStarted(run_id=uuid4().hex, rules=context.rules(), messages=messages, at=at)
         return ServiceRun(history=chat_history, context=context, request=request, first=(started,), known=len(messages))
 
     def _resume(

@@ -156,7 +156,6 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             return replace(budget, max_iterations=least(budget.max_iterations, self.max_iterations))
         return budget
 
-    @property
     def snapshot(self) -> tuple[object, ...]:
         """What `run_options` are made of, as it is now: lists may be changed in place."""
         values = [getattr(self, name) for name in DEFAULTS]

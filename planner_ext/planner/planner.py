@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
+from uuid import uuid4
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
@@ -47,11 +48,10 @@ from planner_ext.sk.run_context import (
     RunContext,
     checked_messages,
     function_names,
-    new_run_id,
     refuse_unknown,
     unwrapped,
 )
-from planner_ext.sk.structured import ResponseForm, response_form
+from planner_ext.sk.structured import response_form
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, select_service
 
@@ -105,7 +105,7 @@ class FunctionCallingStepwisePlanner:
 
     def _settings(self) -> RunSettings:
         """Read the options; again only if they have changed since."""
-        seen = self.options.snapshot
+        seen = self.options.snapshot()
         if self._read is None or self._read[0] != seen:
             self._read = (seen, RunSettings.of(self._taken, **self.options.run_options))
         return self._read[1]
@@ -326,7 +326,7 @@ class FunctionCallingStepwisePlanner:
             kept=rules_kept(activation),
             store=activation.store,
         )
-        return KeptRun(self.options, context, activation)
+        return KeptRun(options=self.options, context=context, activation=activation)
 
     async def _start(
         self,
@@ -345,8 +345,8 @@ class FunctionCallingStepwisePlanner:
             before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
         context = self._prepare(kernel, question, arguments, streaming=streaming)
         goes_on = chat_history is not None
-        started = await run_started(self.options, context, question, new_run_id(), before=before, goes_on=goes_on)
-        return PlannerRun(context, new=(started,), stop=stop)
+        started = await run_started(self.options, context, question, uuid4().hex, before=before, goes_on=goes_on)
+        return PlannerRun(context=context, new=(started,), stop=_checked(stop))
 
     def _resume(
         self,
@@ -370,9 +370,8 @@ class FunctionCallingStepwisePlanner:
             given = replace(given, budget=options.budget)
         before = given.checkpoint.verified(options.checkpoint_key).facts
         facts = given.facts(context.functions, options.clock.now())
-        return PlannerRun(
-            context, facts=before, new=facts, stop=stop, taking=Taking(options.taken, calls_taken(before, facts))
-        )
+        taking = Taking(options.taken, calls_taken(before, facts))
+        return PlannerRun(context=context, facts=before, new=facts, stop=_checked(stop), taking=taking)
 
     def _prepare(
         self,
@@ -404,8 +403,8 @@ class FunctionCallingStepwisePlanner:
         """
         planner, templates, options = self.options, self._templates, self._settings()
         if budget is not None:
-            options = replace(options, budget=_resumed_limits(budget, options))
-        if price := price_in(budget) or price:
+            options, price = replace(options, budget=_resumed_limits(budget, options)), price_in(budget) or price
+        if price is not None:
             options = replace(options, price=price)
         # A run that is kept in a store has its own budget, wherever it begins.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
@@ -414,7 +413,9 @@ class FunctionCallingStepwisePlanner:
         if kept is not None and budget is None:
             options = replace(options, budget=kept.limits)
         service, options = unwrapped(service, options)
-        settings = _with_completion_limit(connector_settings(service, chosen), planner.max_completion_tokens)
+        settings = connector_settings(service, chosen)
+        if planner.max_completion_tokens:
+            settings = _with_completion_limit(settings, planner.max_completion_tokens)
         behavior = settings.function_choice_behavior or _ALL_FUNCTIONS
         if planner.excluded_plugins or planner.excluded_functions:
             _check_exclusions(planner, kernel)
@@ -429,7 +430,12 @@ class FunctionCallingStepwisePlanner:
                 "require_final_answer_function=True needs UserInteraction-SendFinalAnswer, which is in "
                 "excluded_functions or excluded_plugins. Take it out of them, or accept a plain answer."
             )
-        form = _answer_form(planner, kept)
+        form = None if planner.response_format is None else response_form(planner.response_format)
+        if form is None and kept is not None and kept.structured:
+            raise InvalidOptionError(
+                "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
+                "response_format. Resume it with the one that it began with."
+            )
         running = (self,) if parent is None else (*parent.planners, self)
         tools = ToolSet(
             kernel,
@@ -471,6 +477,10 @@ _ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto()
 """The behaviour of settings that have none. Nothing changes it."""
 
 
+def _checked(stop: StopHandle | None) -> StopHandle | None:
+    return None if stop is None else instance_of("stop", stop, StopHandle)
+
+
 def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> KernelArguments:
     merged = KernelArguments() if arguments is None else copy(arguments)
     for name, value in kwargs.items():
@@ -488,21 +498,6 @@ def _resumed_limits(budget: object, settings: RunSettings) -> Limits:
     """
     limits = budget if type(budget) is Limits else instance_of("budget", budget, Budget).limits
     return limits if limits.max_iterations else replace(limits, max_iterations=settings.budget.max_iterations)
-
-
-def _answer_form(options: FunctionCallingStepwisePlannerOptions, kept: Rules | None) -> ResponseForm | None:
-    """Read the form of the answer; a run that is resumed needs the one that it began with.
-
-    Raises:
-        PlannerInvalidConfigurationError: If that is missing.
-    """
-    form = response_form(options.response_format)
-    if form is None and kept is not None and kept.structured:
-        raise InvalidOptionError(
-            "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
-            "response_format. Resume it with the one that it began with."
-        )
-    return form
 
 
 def _own_function(
@@ -561,10 +556,8 @@ _COMPLETION_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens"
 """What the settings of Semantic Kernel's connectors call the most tokens of a reply."""
 
 
-def _with_completion_limit(settings: PromptExecutionSettings, limit: int | None) -> PromptExecutionSettings:
+def _with_completion_limit(settings: PromptExecutionSettings, limit: int) -> PromptExecutionSettings:
     """Limit a reply's tokens, by the name that the connector's settings have for that."""
-    if not limit:
-        return settings
     kind = type(settings)
     name = next((name for name in _COMPLETION_LIMITS if name in kind.model_fields), None)
     if name is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
@@ -21,7 +21,6 @@ from planner_ext.sk.approval import NOTHING_TAKEN, Taking, check_calls
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import RunEndedError
-from planner_ext.sk.options import instance_of
 from planner_ext.sk.outcome import raise_at_limit
 from planner_ext.sk.resumption import ResumeRequest, recovery_facts
 from planner_ext.sk.run_context import RunContext
@@ -51,14 +50,12 @@ async def run_started(
         guards: Who decides on its calls, where it is kept in a store.
     """
     behavior, rules = context.behavior, context.rules()
-    if isinstance(behavior, BoundedFunctionChoiceBehavior):
-        attempts = behavior.maximum_use_attempts
-    else:  # the attempts of Semantic Kernel's own are those of its loop, but where each of them forces a call
-        required = behavior.type_ is FunctionChoiceType.REQUIRED
-        attempts = behavior.maximum_auto_invoke_attempts or 1 if required else None
+    if not isinstance(behavior, BoundedFunctionChoiceBehavior):
+        # The attempts of Semantic Kernel's own are those of its loop, but where each of them forces a call.
+        forced = behavior.maximum_auto_invoke_attempts or 1
+        rules = replace(rules, use_attempts=forced if behavior.type_ is FunctionChoiceType.REQUIRED else None)
     rules = replace(
         rules,
-        use_attempts=attempts,
         attempts_limit=rules.attempts_limit and "maximum_use_attempts",
         plan=options.plan is True and not goes_on,
         charge_plan=options.charge_plan or context.parent is not None,
@@ -74,32 +71,23 @@ async def run_started(
     return RunStarted(run_id=run_id, rules=rules, messages=(*before, *opening), goal=goal, guards=guards, at=at)
 
 
+@dataclass(kw_only=True, eq=False)
 class PlannerRun:
-    """One run from its first new facts to its result: that it started, or was resumed and what was decided."""
+    """One run from its first new facts to its result: that it started, or was resumed and what was decided.
 
-    def __init__(
-        self,
-        context: RunContext,
-        *,
-        facts: Sequence[Fact] = (),
-        new: Sequence[Fact],
-        stop: StopHandle | None = None,
-        taking: Taking = NOTHING_TAKEN,
-    ) -> None:
-        """Bind a run to its journal.
+    Attributes:
+        context: What the run works with.
+        facts: The journal that is resumed.
+        new: The facts to begin with.
+        stop: Ends the run from outside.
+        taking: The decisions in ``new``.
+    """
 
-        Args:
-            context: What the run works with.
-            facts: The journal that is resumed.
-            new: The facts to begin with.
-            stop: Ends the run from outside.
-            taking: The decisions in ``new``.
-        """
-        self._context = context
-        self._facts = tuple(facts)
-        self._new = new
-        self._taking = taking
-        self._stop = None if stop is None else instance_of("stop", stop, StopHandle)
+    context: RunContext
+    facts: Sequence[Fact] = ()
+    new: Sequence[Fact] = ()
+    stop: StopHandle | None = None
+    taking: Taking = NOTHING_TAKEN
 
     async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end.
@@ -109,11 +97,10 @@ class PlannerRun:
             DecisionRefusedError: If this planner has taken one of the decisions before; nothing was recorded.
             Exception: On a fault; whatever kind it is of, it carries the history and a checkpoint as attributes.
         """
-        context = self._context
-        engine = context.engine(self._facts, emit=emit, stop=self._stop)
-        new = await self._first()
-        with self._taking.held(engine):
-            for fact in new:
+        context = self.context
+        engine = context.engine(self.facts, emit=emit, stop=self.stop)
+        with self.taking.held(engine):
+            for fact in self.new:
                 await engine.record(fact)
             await context.drive(engine)
         key = context.options.checkpoint_key
@@ -134,9 +121,6 @@ class PlannerRun:
                     yield event
         yield ResultReady(result=results[0])
 
-    async def _first(self) -> Sequence[Fact]:
-        return self._new
-
 
 def rules_kept(activation: Activation) -> Rules | None:
     """Give the rules of a run that goes on; None of one that starts, or that has ended and is only told again.
@@ -153,15 +137,17 @@ def _told_again(state: State, activation: Activation) -> bool:
     return state.ended is not None and activation.budget is None and not activation.reopen
 
 
+@dataclass(kw_only=True, eq=False)
 class KeptRun(PlannerRun):
     """A run out of a store: where it stands says how it begins. See `planner_ext.durable.worker.ActivationRun`."""
 
-    def __init__(
-        self, options: FunctionCallingStepwisePlannerOptions, context: RunContext, activation: Activation
-    ) -> None:
-        super().__init__(context, facts=activation.facts, new=())
-        self._options = options
-        self._activation = activation
+    options: FunctionCallingStepwisePlannerOptions
+    activation: Activation
+
+    async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
+        """Run to the next pause or end; see `PlannerRun`."""
+        self.facts, self.new = self.activation.facts, await self._first()
+        return await super().result(emit)
 
     async def _first(self) -> Sequence[Fact]:
         """List the first new facts; none where there is nothing to continue.
@@ -173,10 +159,10 @@ class KeptRun(PlannerRun):
                 all the same.
             RunEndedError: If a run that was answered is given a budget.
         """
-        context, activation = self._context, self._activation
+        context, activation = self.context, self.activation
         if not activation.facts:
             guards = context.guards()
-            return (await run_started(self._options, context, activation.goal, activation.run_id, guards=guards),)
+            return (await run_started(self.options, context, activation.goal, activation.run_id, guards=guards),)
         checkpoint = Checkpoint(tuple(activation.facts)).checked()
         state = checkpoint.state()
         if _told_again(state, activation):
@@ -194,18 +180,18 @@ class KeptRun(PlannerRun):
         return await recovery_facts(state, effect_of=declared, functions=context.functions, in_doubt=in_doubt, at=at)
 
     def _check_guards(self) -> None:
-        begun, context = self._facts[0], self._context
+        begun, context = self.activation.facts[0], self.context
         if not isinstance(begun, RunStarted) or begun.guards is None:
             return
         if missing := missing_guards(begun.guards, context.guards(), context.tools.functions):
             raise RunRefusedError(
-                f"Run {self._activation.run_id!r} cannot be continued here: it began under what this process lacks: "
+                f"Run {self.activation.run_id!r} cannot be continued here: it began under what this process lacks: "
                 f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "
                 "this; on the command line, --policy and --ask-all give a planner more of a say."
             )
 
     def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
-        activation, options, state = self._activation, self._context.options, checkpoint.state()
+        activation, options, state = self.activation, self.context.options, checkpoint.state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
                 f"Run {activation.run_id!r} was answered; there is nothing to resume or to spend a budget on. "
@@ -215,5 +201,5 @@ class KeptRun(PlannerRun):
         given = ResumeRequest(
             checkpoint=checkpoint, decisions=activation.decisions, decided_at=activation.decided_at, budget=budget
         )
-        facts = given.facts(self._context.functions, options.clock.now())
+        facts = given.facts(self.context.functions, options.clock.now())
         return facts if len(facts) > 1 or activation.budget is not None or activation.reopen else ()

@@ -1,7 +1,6 @@
 """What one run works with, around one kernel and one connector: every door prepares it alike."""
 
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -55,7 +54,6 @@ __all__ = [
     "RunContext",
     "check_service",
     "checked_messages",
-    "new_run_id",
     "unwrapped",
 ]
 
@@ -155,7 +153,8 @@ class RunContext:
             marked=not filters,
             can_wait=self.parent is None,
         )
-        self._report_unused_rules(filters)
+        if filters or options.interceptors:
+            self._report_unused_rules(filters)
         self.functions = KernelFunctions(
             whole(self.kernel),
             tools=tools,
@@ -178,7 +177,7 @@ class RunContext:
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
         return Rules(
             limits=options.budget,
-            use_attempts=behavior.use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
+            use_attempts=behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
             attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
             tool_choice="required" if required else "auto",
             on_denial=options.approval.on_denial,
@@ -413,8 +412,3 @@ class FunctionNames:
         return any(
             name == function.fully_qualified_name for function in self._kernel.get_full_list_of_function_metadata()
         )
-
-
-def new_run_id() -> str:
-    """Make the name of a run: 32 hexadecimal digits, unique everywhere."""
-    return uuid.uuid4().hex
