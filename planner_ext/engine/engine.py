@@ -110,12 +110,15 @@ class Engine:
         return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
 
     async def _next(self) -> Action | None:
+        action = await self._decided()
+        if isinstance(action, AskPlan | AskModel) and await self._waited():
+            return await self._decided()  # a stop or a deadline may have come while it waited
+        return action
+
+    async def _decided(self) -> Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
-        action = self.account.decide(self._journal.as_of_now())
-        if isinstance(action, AskPlan | AskModel) and await self._waited():
-            return self.account.decide(self._journal.as_of_now())  # a deadline may have passed meanwhile
-        return action
+        return self.account.decide(self._journal.as_of_now())
 
     async def _perform(self, action: Action) -> None:  # noqa: C901  (one case for each action)
         match action:

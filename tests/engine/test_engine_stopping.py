@@ -15,6 +15,7 @@ from planner_ext.engine.engine import CallFailedError, StopHandle
 from planner_ext.engine.ports import Finished
 from support.engine import (
     FakeChat,
+    FakeClock,
     FakeFunctions,
     FakeGate,
     again,
@@ -34,6 +35,21 @@ async def test_a_run_stopped_before_its_first_request_makes_none() -> None:
     state = await engine.run()
     assert chat.requests == []
     assert types_of(engine.facts) == ["StopRequested", "Ended"]
+    assert state.ended is not None
+    assert (state.ended.status, state.ended.reason) == ("stopped", "enough")
+
+
+async def test_a_stop_while_a_request_waits_for_its_time_makes_none() -> None:
+    """A stop that comes in the least time between two requests is seen before the second one is sent."""
+    stop, chat = StopHandle(), FakeChat([["f"], "never asked for"])
+
+    class Stopping(FakeClock):
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(seconds)
+            stop.stop("enough")
+
+    state = await engine_of(chat, stop=stop, clock=Stopping(), min_iteration_seconds=5.0).run()
+    assert len(chat.requests) == 1
     assert state.ended is not None
     assert (state.ended.status, state.ended.reason) == ("stopped", "enough")
 
