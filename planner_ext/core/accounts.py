@@ -6,17 +6,17 @@ round trip that is kept for the answer; and no more than what is left to the cal
 Nothing here is stored: a journal alone gives the same ledger.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from planner_ext.core.limits import LIMIT_OF_PART, BudgetShare, Consumption, Ledger
 from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
 from planner_ext.core.state import State
-from planner_ext.core.values import Usage, replace
+from planner_ext.core.values import Usage, updated
 
 __all__ = ["Account", "Tab", "current_tab"]
 
@@ -257,13 +257,13 @@ class Account:
             return "max_tool_calls"
         if self.calls_left().get(function, 1) <= 0:
             return "max_calls_per_function"
-        return dataclasses.replace(left, iterations=None).used_up()
+        return replace(left, iterations=None).used_up()
 
     def total(self) -> Consumption:
         """Compute what the run has spent since it was opened, with what is under way in it."""
         state = self.state
         spent = Consumption() + state.ledger - self._before + self._open(state)[0]
-        spent = replace(spent, usage=dataclasses.replace(spent.usage, active_seconds=0.0))  # the run around measures it
+        spent = updated(spent, usage=replace(spent.usage, active_seconds=0.0))  # the run around measures it
         waits = self._under_way and state.ledger.iterations == self._charged  # a reply that came is in the ledger
         return spent + Consumption(iterations=self._under_way) if waits else spent
 
@@ -291,7 +291,7 @@ class Account:
     def _seen_within(self, state: State, within: Tab) -> State:
         """Show the run to itself with the budget that is left around it: what others took of that counts as spent."""
         if within.closed:
-            return replace(state, stopping=state.stopping or "The call in which this run was begun has ended.")
+            return updated(state, stopping=state.stopping or "The call in which this run was begun has ended.")
         left, limits, ledger = within.left().less(Consumption(iterations=-self.held)), state.rules.limits, state.ledger
         changed, hidden = dict[str, Any](), dict[str, Any]()
         for part, name in LIMIT_OF_PART.items():
@@ -307,6 +307,6 @@ class Account:
             }
         changed = {name: value for name, value in changed.items() if value != getattr(limits, name)}
         if changed:
-            rules = dataclasses.replace(state.rules, limits=dataclasses.replace(limits, **changed))
-            state = replace(state, rules=rules)
-        return replace(state, ledger=ledger + BudgetShare(**hidden).whole())
+            rules = replace(state.rules, limits=replace(limits, **changed))
+            state = updated(state, rules=rules)
+        return updated(state, ledger=ledger + BudgetShare(**hidden).whole())

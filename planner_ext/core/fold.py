@@ -4,8 +4,8 @@ Pure, and total over legal transitions: a fact that `planner_ext.core.state.TRAN
 kind of fact has a function that returns the fields of the state which it changes.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from planner_ext.core.errors import IllegalTransitionError
@@ -35,9 +35,9 @@ from planner_ext.core.values import (
     TextMessage,
     TranscriptItem,
     Usage,
-    changed,
-    replace,
     row_of,
+    updated,
+    with_item,
 )
 
 __all__ = ["CUT_SHORT", "apply", "fold", "sticky_keys"]
@@ -72,7 +72,7 @@ def apply(state: State, fact: Fact) -> State:
         raise IllegalTransitionError(f"{fact.type} cannot happen while a run is {state.phase}.")
     changes = _APPLY[fact.type](state, fact)
     changes["at"] = fact.at
-    after = replace(state, **changes)
+    after = updated(state, changes)
     if after.phase not in allowed:
         raise IllegalTransitionError(f"{fact.type} cannot lead from {state.phase} to {after.phase}.")
     return after
@@ -144,7 +144,7 @@ def _call_decided(state: State, fact: CallDecided) -> _Changes:
         ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
-    call = replace(
+    call = updated(
         call,
         decided=fact,
         starts=0,
@@ -172,7 +172,7 @@ def _calls_withheld(state: State, fact: CallsWithheld) -> _Changes:
         call = _call_at(batch, index, fact)
         _require(call.answer is None, fact, "it has its result")
         ledger = released(ledger, call.reserved, None)
-        batch = _with_call(batch, index, replace(call, reserved=None, answer=fact.answer))
+        batch = _with_call(batch, index, updated(call, reserved=None, answer=fact.answer))
     return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
 
 
@@ -182,14 +182,14 @@ def _call_started(state: State, fact: CallStarted) -> _Changes:
     _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
     _require(call.decided is not None and call.decided.verdict == "run", fact, "it was not decided to run")
     ledger = state.ledger if fact.reserved is None else state.ledger + fact.reserved.whole()
-    started = replace(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
+    started = updated(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
     return {"ledger": _recounted(ledger, call, 1), "batch": _with_call(batch, fact.index, started)}
 
 
 def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
     """Add to, or take from, the starts of a decided call."""
     assert call.decided is not None
-    return replace(
+    return updated(
         ledger,
         tool_calls=ledger.tool_calls + more,
         calls_by_function=ledger.calls_by_function.plus(call.decided.function, more),
@@ -201,7 +201,7 @@ def _call_finished(state: State, fact: CallFinished) -> _Changes:
     batch, call = _named_call(state, fact)
     _require(call.started and call.answer is None, fact, "it is not running")
     ledger = released(state.ledger, call.reserved, fact.spent)
-    call = replace(call, answer=fact.result, erred=fact.outcome != "ok")
+    call = updated(call, answer=fact.result, erred=fact.outcome != "ok")
     ending = state.ending
     if fact.terminate and ending is None:
         ending = f"A filter asked to end the run after {fact.function}."
@@ -217,7 +217,7 @@ def _clarified(state: State, fact: Clarified) -> _Changes:
         call = _call_at(batch, fact.index, fact)
         question = call.decided is not None and call.decided.kind == "question"
         _require(question and call.answer is None, fact, "it asks nothing")
-        batch = _with_call(batch, fact.index, replace(call, asked=True, answer=fact.answer))
+        batch = _with_call(batch, fact.index, updated(call, asked=True, answer=fact.answer))
         return {**answered, **_settled(state, batch, ledger)}
     if fact.answer is None:
         return {"ledger": ledger, "asked": True}
@@ -245,9 +245,10 @@ def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) ->
     """Find the call that a fact names; the error of a damaged journal names the fact."""
     batch, index = _open_batch(state), fact.index
     there = fact.iteration == batch.iteration and 0 <= index < len(batch.calls)
-    if not there or batch.calls[index].request.id != fact.call_id:
+    call = batch.calls[index] if there else None
+    if call is None or call.request.id != fact.call_id:
         raise _impossible(fact, "no such call")
-    return batch, batch.calls[index]
+    return batch, call
 
 
 def _call_at(batch: Batch, index: int, fact: _OfCalls) -> Call:
@@ -270,9 +271,9 @@ def _with_call(batch: Batch, index: int, call: Call) -> Batch:
     answered = (call.answer is not None) - (before.answer is not None)
     was_undecided = before.decided is None and before.answer is None
     is_undecided = call.decided is None and call.answer is None
-    return replace(
+    return updated(
         batch,
-        calls=changed(batch.calls, index, call),
+        calls=with_item(batch.calls, index, call),
         undecided=batch.undecided - was_undecided + is_undecided,
         unanswered=batch.unanswered - answered,
     )
@@ -287,7 +288,7 @@ def _settled(state: State, batch: Batch, ledger: Ledger, ending: str | None = No
         return {"phase": phase, "batch": batch, "ledger": ledger, "ending": ending}
     denied = [call for call in batch.calls if call.decided is not None and call.decided.verdict == "deny"]
     removed = {call.request.id for call in denied} if state.rules.on_denial == "reask" else set[str]()
-    ledger = replace(
+    ledger = updated(
         ledger,
         errors_in_row=ledger.errors_in_row + 1 if any(call.erred for call in batch.calls) else 0,
         denials_in_row=ledger.denials_in_row + 1 if len(denied) == len(batch.calls) else 0,
@@ -349,7 +350,7 @@ def _paused(state: State, fact: Paused) -> _Changes:
 def _resumed(state: State, fact: Resumed) -> _Changes:
     """Continue where the run stands; new limits replace the old ones, and a limit that was reached is forgotten."""
     common = {
-        "rules": dataclasses.replace(state.rules, limits=fact.limits or state.rules.limits),
+        "rules": replace(state.rules, limits=fact.limits or state.rules.limits),
         "limit": state.limit if fact.limits is None else None,
         "stopping": None,
     }
@@ -371,7 +372,7 @@ def _reopened(state: State) -> _Changes:
         "ending": None,
         "rounds": 0,
         "structuring": min(state.structuring, 1),
-        "ledger": replace(state.ledger, errors_in_row=0, denials_in_row=0),
+        "ledger": updated(state.ledger, errors_in_row=0, denials_in_row=0),
     }
     if state.batch is not None:
         return {**common, "phase": Phase.REVIEWING, "batch": _undecided(state.batch)}
@@ -386,7 +387,7 @@ def _undecided(batch: Batch) -> Batch:
     """Forget the decisions on a batch that was returned, except for calls that had started."""
     calls = row_of(call if call.started else Call(request=call.request) for call in batch.calls)
     undecided = sum(not call.started for call in calls)
-    return replace(batch, calls=calls, undecided=undecided, unanswered=sum(call.answer is None for call in calls))
+    return updated(batch, calls=calls, undecided=undecided, unanswered=sum(call.answer is None for call in calls))
 
 
 def _ended(state: State, fact: Ended) -> _Changes:
@@ -415,4 +416,4 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
 def _charged(state: State, seconds: float, iterations: int = 0, usage: Usage = Usage()) -> Ledger:
     ledger = state.ledger
     usage = ledger.usage + usage + Usage(active_seconds=seconds)
-    return replace(ledger, iterations=ledger.iterations + iterations, usage=usage)
+    return updated(ledger, iterations=ledger.iterations + iterations, usage=usage)

@@ -13,8 +13,7 @@ from functools import partial, reduce
 from typing import Any, Literal, Self, TypeGuard, cast
 
 from planner_ext.core.errors import InvalidLimitError, shown
-from planner_ext.core.values import Tally, Usage
-from planner_ext.core.values import replace as copied
+from planner_ext.core.values import Tally, Usage, updated
 
 __all__ = [
     "LIMIT_OF_PART",
@@ -145,7 +144,7 @@ class Consumption:
     calls_by_function: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __add__(self, other: "Consumption") -> Self:
-        return copied(
+        return updated(
             self,
             iterations=self.iterations + other.iterations,
             tool_calls=self.tool_calls + other.tool_calls,
@@ -319,7 +318,7 @@ class BudgetShare:
     def at_least(self, taken: Consumption) -> Consumption:
         """Count the whole share as spent, and what was taken where it has no limit."""
         usage = taken.usage if self.tokens is None else Usage(completion_tokens=self.tokens)
-        return copied(
+        return updated(
             taken,
             iterations=taken.iterations if self.iterations is None else self.iterations,
             tool_calls=taken.tool_calls if self.tool_calls is None else self.tool_calls,
@@ -369,11 +368,11 @@ def released(ledger: Ledger, share: BudgetShare | None, spent: Consumption | Non
         return ledger if spent is None else ledger + spent
     whole = share.whole()
     if spent is None:
-        spent = copied(whole, usage=replace(whole.usage, active_seconds=0.0))
+        spent = updated(whole, usage=replace(whole.usage, active_seconds=0.0))
     ledger = ledger - whole + spent
     usage = ledger.usage  # adding and subtracting fractions leaves a picodollar or a picosecond behind
     if share.cost is not None and usage.cost is not None:
         usage = replace(usage, cost=round(usage.cost, 12))
     if share.seconds is not None:
         usage = replace(usage, active_seconds=round(usage.active_seconds, 12))
-    return copied(ledger, usage=usage)
+    return updated(ledger, usage=usage)

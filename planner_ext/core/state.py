@@ -2,7 +2,7 @@
 
 What each field of `State` implies is explained in `planner_ext.core`. These values have no slots, unlike all others:
 each fact makes new ones, and copying a dict of fields is faster than copying slots, see
-`planner_ext.core.values.replace`.
+`planner_ext.core.values.updated`.
 
 A call of the function that asks the user is a deferred call of the kind ``question``. A plain reply becomes a question
 if a clarifier can be shown it, or if it reads as one and a plain reply cannot be the answer.

@@ -22,9 +22,9 @@ __all__ = [
     "TextMessage",
     "TranscriptItem",
     "Usage",
-    "changed",
-    "replace",
     "row_of",
+    "updated",
+    "with_item",
 ]
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ class _Blocks(Sequence[_T]):
 
 
 def row_of(items: Iterable[_T]) -> Sequence[_T]:
-    """Make an immutable row, of which `changed` makes cheap copies.
+    """Make an immutable row, of which `with_item` makes cheap copies.
 
     A batch of n calls makes some 3 n facts and each fact a new state: copying all n calls for each of them would take
     time in proportion to n².
@@ -61,7 +61,7 @@ def row_of(items: Iterable[_T]) -> Sequence[_T]:
     return _Blocks(blocks=tuple(whole[start : start + _WIDTH] for start in range(0, len(whole), _WIDTH)))
 
 
-def changed(row: Sequence[_T], index: int, item: _T) -> Sequence[_T]:
+def with_item(row: Sequence[_T], index: int, item: _T) -> Sequence[_T]:
     """Copy a row with another item at an index from 0 on."""
     if not isinstance(row, _Blocks):
         return (*row[:index], item, *row[index + 1 :])
@@ -102,17 +102,22 @@ class Tally(Mapping[str, int]):
         return f"Tally({dict(self)!r})"
 
 
-def replace(value: _T, **changes: Any) -> _T:
+def updated(value: _T, changes: dict[str, Any] | None = None, /, **more: Any) -> _T:
     """Copy a frozen dataclass as `dataclasses.replace` does, in an eighth to a third of the time.
 
     The fold makes several such copies for each fact. The dataclass must have neither slots, since all fields are copied
     as one dict, nor a ``__post_init__``, which is not called.
 
+    Args:
+        value: The dataclass.
+        changes: New values by field.
+        **more: The same as keywords, if there are no ``changes``.
+
     Raises:
         AttributeError: If a change names something other than a field.
     """
     before = vars(value)
-    after = before | changes
+    after = before | (more if changes is None else changes)
     if len(after) != len(before):
         raise AttributeError(f"{type(value).__name__} has no {', '.join(sorted(after.keys() - before.keys()))}.")
     made = object.__new__(type(value))

@@ -23,8 +23,7 @@ from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption, is_count
 from planner_ext.core.state import State
 from planner_ext.core.termination import stopping_facts
-from planner_ext.core.values import EditedReply, Message
-from planner_ext.core.values import replace as changed
+from planner_ext.core.values import EditedReply, Message, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
@@ -188,8 +187,8 @@ class Recorder:
             active = limits.max_active_seconds if abs(self._active_until - now) < _INSTANT else active
         else:
             self._active_until = math.inf
-        ledger = changed(state.ledger, usage=replace(usage, active_seconds=active))
-        return changed(state, at=self.now(), ledger=ledger)
+        ledger = updated(state.ledger, usage=replace(usage, active_seconds=active))
+        return updated(state, at=self.now(), ledger=ledger)
 
     def left(self) -> float:
         """Return the seconds until the first time limit, counted from when the current action was chosen."""

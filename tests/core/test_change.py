@@ -1,4 +1,4 @@
-"""Promises of the fold's own ``replace``."""
+"""Promises of the fold's own ``updated``."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from planner_ext.core import facts, limits, state, values
 from planner_ext.core.limits import Ledger
 from planner_ext.core.state import Batch, Call, State
-from planner_ext.core.values import RequestedCall, replace
+from planner_ext.core.values import RequestedCall, updated
 
 CALL = Call(request=RequestedCall(id="c1", name="math-add", arguments="{}"))
 BATCH = Batch(iteration=0, message=None, text="", calls=(CALL,), undecided=1, unanswered=1)
@@ -26,7 +26,7 @@ BATCH = Batch(iteration=0, message=None, text="", calls=(CALL,), undecided=1, un
 def test_a_copy_is_what_the_standard_librarys_would_be(value: Any, changes: dict[str, Any]) -> None:
     """A copy equals the standard library's, shares what was not changed, and leaves the original as it was."""
     before = dataclasses.replace(value)
-    copied = replace(value, **changes)
+    copied = updated(value, **changes)
     assert copied == dataclasses.replace(value, **changes) != value
     assert type(copied) is type(value)
     assert value == before
@@ -35,17 +35,17 @@ def test_a_copy_is_what_the_standard_librarys_would_be(value: Any, changes: dict
 
 def test_a_copy_is_as_frozen_as_its_original() -> None:
     """A copy takes no assignment, and a copy of it does not reach back into it."""
-    first = replace(State(), goal="g")
+    first = updated(State(), goal="g")
     with pytest.raises(dataclasses.FrozenInstanceError):
         first.goal = "h"  # pyright: ignore[reportAttributeAccessIssue]
-    assert replace(first, goal="h").goal == "h"
+    assert updated(first, goal="h").goal == "h"
     assert first.goal == "g"
 
 
 def test_only_fields_can_be_changed() -> None:
     """A change of what is no field is an error that names it, as a misspelt one is."""
     with pytest.raises(AttributeError, match="State has no gaol"):
-        replace(State(), gaol="g")
+        updated(State(), gaol="g")
 
 
 def test_what_the_fold_copies_checks_nothing_when_it_is_made() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_ext.core.values import Tally, changed, row_of
+from planner_ext.core.values import Tally, row_of, with_item
 
 
 @given(st.lists(st.integers(), max_size=300), st.data())
@@ -14,7 +14,7 @@ def test_a_row_is_a_tuple_that_changes_one_item_at_a_time(items: list[int], data
     row, model = row_of(items), list(items)
     for _ in range(5 if items else 0):
         index, before = data.draw(st.integers(0, len(items) - 1)), list(row)
-        after = changed(row, index, -1)
+        after = with_item(row, index, -1)
         assert list(row) == before
         model[index], row = -1, after
     assert list(row) == [row[index] for index in range(len(row))] == model
@@ -25,7 +25,7 @@ def test_a_row_is_a_tuple_that_changes_one_item_at_a_time(items: list[int], data
 def test_a_changed_row_shares_all_blocks_but_one() -> None:
     """What a copy takes does not grow with what is in it."""
     row: Any = row_of(range(10_000))
-    after: Any = changed(row, 5_000, -1)
+    after: Any = with_item(row, 5_000, -1)
     kept = [one is other for one, other in zip(row.blocks, after.blocks, strict=True)]
     assert (kept.count(False), len(kept)) == (1, 157)
     assert max(map(len, row.blocks)) == 64
