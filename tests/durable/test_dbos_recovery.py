@@ -105,7 +105,7 @@ async def test_what_was_parked_by_another_version_is_gone_on_with(
 
 
 async def test_a_run_that_was_entered_and_never_begun_is_begun(postgres_url: str, tmp_path: Path) -> None:
-    """Its worker died, or left, between the row of the run and the segment: a worker that lives finds it."""
+    """Its worker died, or left, between the row of the run and the activation: a worker that lives finds it."""
     async with working(postgres_url, tmp_path / "effects", labels) as runs:
         handle = await runs.start(*world(tmp_path / "effects", labels), GOAL, run_id="first")
         await handle.result()  # by now the worker has looked at what there was when it came

@@ -53,7 +53,7 @@ def pays(request: ScriptedRequest) -> ScriptedReply:
 
 
 async def drive(store: str, tmp_path: Path, **options: Any) -> FunctionCallingStepwisePlannerResult:
-    """Let a worker live for one segment of the run."""
+    """Let a worker live for one activation of the run."""
     planner, kernel = world(tmp_path / "effects", pays, **options)
     async with open_runs(store, clock=options.get("clock")) as runs:
         return await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()

@@ -27,7 +27,7 @@ class Paid(BaseModel):
 async def drive(
     store: str, effects: Path, *script: ScriptedReply, **options: Any
 ) -> FunctionCallingStepwisePlannerResult:
-    """Let a worker live for one segment of the run."""
+    """Let a worker live for one activation of the run."""
     planner, kernel = world(effects, script, **options)
     async with open_runs(store) as runs:
         return await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()

@@ -49,7 +49,7 @@ class World:
         self._script, self._options = script, options
 
     async def live(self) -> FunctionCallingStepwisePlannerResult | None:
-        """Live for one segment; None where that ended in the midst."""
+        """Live for one activation; None where that ended in the midst."""
         async with Runs.sqlite(self.store) as runs:
             handle = await runs.start(*world(self.effects, self._script, **self._options), GOAL, run_id="r")
             try:

@@ -39,17 +39,17 @@ class Late:
 
     planner: Any
     meanwhile: Callable[[], Any]
-    segment: Any = None
+    run: Any = None
 
-    def journaled(self, kernel: Any, segment: Activation, *, arguments: Any = None) -> ActivationRun[Any]:
-        self.segment = self.planner.journaled(kernel, segment, arguments=arguments)
+    def journaled(self, kernel: Any, activation: Activation, *, arguments: Any = None) -> ActivationRun[Any]:
+        self.run = self.planner.journaled(kernel, activation, arguments=arguments)
         return self
 
     async def result(self) -> Any:
         if (meanwhile := self.meanwhile) is not None:
             self.meanwhile = None  # pyright: ignore[reportAttributeAccessIssue]
             await meanwhile()
-        return await self.segment.result()
+        return await self.run.result()
 
 
 def pays(request: ScriptedRequest) -> ScriptedReply:

@@ -67,7 +67,7 @@ class World:
             await self.post.hung.wait()
 
     async def live(self, planner: FunctionCallingStepwisePlanner | None = None) -> FunctionCallingStepwisePlannerResult:
-        """Live again, for one segment."""
+        """Live again, for one activation."""
         async with Runs.sqlite(self.store, in_doubt=self.in_doubt) as runs:
             return await (await runs.start(planner or planner_of(), self.kernel(), GOAL, run_id="r")).result()
 

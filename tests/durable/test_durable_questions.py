@@ -49,7 +49,7 @@ both_ways_to_ask = pytest.mark.parametrize("asks", [BESIDE, PLAIN], ids=["beside
 
 
 async def drive(store: str, effects: Path, *script: ScriptedReply, **options: Any):
-    """Let a worker live for one segment of the run."""
+    """Let a worker live for one activation of the run."""
     planner, kernel = world(effects, script, require_final_answer_function=True, **options)
     async with open_runs(store) as runs:
         return await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
