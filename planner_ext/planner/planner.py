@@ -5,7 +5,7 @@ from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 from semantic_kernel import Kernel
@@ -417,19 +417,6 @@ class FunctionCallingStepwisePlanner:
         if planner.max_completion_tokens:
             settings = _with_completion_limit(settings, planner.max_completion_tokens)
         behavior = settings.function_choice_behavior or _ALL_FUNCTIONS
-        if planner.excluded_plugins or planner.excluded_functions:
-            _check_exclusions(planner, kernel)
-        insists = planner.require_final_answer_function
-        asks = options.takes_questions or (insists and options.max_clarifications != 0)
-        final_answer = (
-            _own_function("SendFinalAnswer", planner, kernel) if insists or planner.plan is not False else None
-        )
-        ask_user = _own_function("AskUser", planner, kernel) if asks else None
-        if insists and final_answer is None:
-            raise InvalidOptionError(
-                "require_final_answer_function=True needs UserInteraction-SendFinalAnswer, which is in "
-                "excluded_functions or excluded_plugins. Take it out of them, or accept a plain answer."
-            )
         form = None if planner.response_format is None else response_form(planner.response_format)
         if form is None and kept is not None and kept.structured:
             raise InvalidOptionError(
@@ -437,6 +424,7 @@ class FunctionCallingStepwisePlanner:
                 "response_format. Resume it with the one that it began with."
             )
         running = (self,) if parent is None else (*parent.planners, self)
+        final_answer, ask_user = _own_functions(planner, options, kernel)
         tools = ToolSet(
             kernel,
             None if behavior.type_ is FunctionChoiceType.NONE else behavior,
@@ -500,13 +488,33 @@ def _resumed_limits(budget: object, settings: RunSettings) -> Limits:
     return limits if limits.max_iterations else replace(limits, max_iterations=settings.budget.max_iterations)
 
 
-def _own_function(
-    name: Literal["SendFinalAnswer", "AskUser"], options: FunctionCallingStepwisePlannerOptions, kernel: Kernel
-) -> KernelFunction | None:
-    """Return a function of the planner itself; None where it is excluded, unless a kernel's of that name is meant."""
-    in_kernel = OWN_PLUGIN in kernel.plugins and name in kernel.plugins[OWN_PLUGIN].functions
-    excluded = {name, f"{OWN_PLUGIN}-{name}"} & options.excluded_functions or OWN_PLUGIN in options.excluded_plugins
-    return None if excluded and not in_kernel else own_function(name)
+def _own_functions(
+    options: FunctionCallingStepwisePlannerOptions, settings: RunSettings, kernel: Kernel
+) -> tuple[KernelFunction | None, KernelFunction | None]:
+    """Return the functions that hand over the final answer and that ask the user; None for one that is not offered.
+
+    Raises:
+        PlannerInvalidConfigurationError: If an exclusion names nothing, or excludes what has to be there.
+    """
+    insists = options.require_final_answer_function
+    offered = {
+        "SendFinalAnswer": insists or options.plan is not False,
+        "AskUser": settings.takes_questions or (insists and settings.max_clarifications != 0),
+    }
+    if options.excluded_plugins or options.excluded_functions:
+        _check_exclusions(options, kernel)
+        for name in offered:
+            in_kernel = OWN_PLUGIN in kernel.plugins and name in kernel.plugins[OWN_PLUGIN].functions
+            names = {name, f"{OWN_PLUGIN}-{name}"}
+            if not in_kernel and (names & options.excluded_functions or OWN_PLUGIN in options.excluded_plugins):
+                offered[name] = False
+    if insists and not offered["SendFinalAnswer"]:
+        raise InvalidOptionError(
+            "require_final_answer_function=True needs UserInteraction-SendFinalAnswer, which is in excluded_functions "
+            "or excluded_plugins. Take it out of them, or accept a plain answer."
+        )
+    final_answer, ask_user = (own_function(name) if is_offered else None for name, is_offered in offered.items())
+    return final_answer, ask_user
 
 
 def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Kernel) -> None:

@@ -113,10 +113,9 @@ class RunOptions(TypedDict, total=False):
             and handler the caller's history.
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
         checkpoint_key: Signs every checkpoint that leaves, in results, metadata and errors (HMAC-SHA256); every other
-            checkpoint is then refused. None uses the key of a wrapped `FunctionInvokingChatCompletion` that has one.
-            The
-            key is in no ``repr``, dump, error or checkpoint, and is left behind where its object is pickled. A run in a
-            store is not signed there: who can write to the database can change it.
+            checkpoint is then refused. None uses the key of a wrapped `FunctionInvokingChatCompletion` that has one. No
+            ``repr``, dump, error, checkpoint or pickle holds the key. A run in a store is not signed there: who can
+            write to the database can change it.
     """
 
     budget: Budget | None

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Final, Protocol
 
 from semantic_kernel.contents import ChatHistory
@@ -145,6 +146,7 @@ class UserInteraction:
         return question
 
 
+@cache
 def own_function(name: str) -> KernelFunction:
-    """Make one of the functions of `UserInteraction`, by its own name."""
+    """Return one of the functions of `UserInteraction`, by its own name; made once, and never changed."""
     return KernelPlugin.from_object(OWN_PLUGIN, UserInteraction()).functions[name]
