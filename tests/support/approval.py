@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory
+from semantic_kernel.contents import ChatHistory, FunctionResultContent
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
@@ -38,7 +38,7 @@ REFUNDED = ("refund", "7", 50.0, "")
 class Shop:
     """A plugin whose functions record what they did."""
 
-    ran: list[tuple[Any, ...]] = field(default_factory=list)
+    ran: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
 
     @kernel_function(description="Looks an order up.")
     async def look(self, order: str) -> str:
@@ -290,7 +290,8 @@ def check_sendable(history: ChatHistory) -> None:
 
 def results(history: ChatHistory) -> list[str]:
     """List what the model reads of its calls, in order."""
-    return [str(message.items[0].result) for message in history.messages if message.role == "tool"]
+    first = [message.items[0] for message in history.messages if message.role == "tool"]
+    return [str(item.result) for item in first if isinstance(item, FunctionResultContent)]
 
 
 def decided(facts: list[Fact]) -> list[CallDecided]:

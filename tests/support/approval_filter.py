@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 import pytest
 from semantic_kernel.agents import ChatCompletionAgent
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import ApprovalFilter, ApprovalPolicy
 from support.approval import BOTH_CALLS, World, asked, world
+from support.stock import add_filter, stock
 
 POLICY = ApprovalPolicy.from_dict({"default": "allow", "rules": [{"function": "refund", "action": "ask"}]})
 """Asks about every refund; an ``allow`` default leaves marked functions marked."""
@@ -24,14 +24,14 @@ BOTH: Kinds = (*AUTO, *FUNCTION)
 
 def settings() -> PromptExecutionSettings:
     """Make settings with Semantic Kernel's own automatic invocation."""
-    return PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    return PromptExecutionSettings(function_choice_behavior=stock.Auto())
 
 
 def guarded(script: Any = BOTH_CALLS, *, by: ApprovalFilter, under: Kinds = AUTO, **plugins: Any) -> World:
     """Make a world whose kernel has a filter, under one or both types."""
     here = world(script, **plugins)
     for kind in under:
-        here.kernel.add_filter(kind, by)
+        add_filter(here.kernel, kind, by)
     return here
 
 
@@ -56,7 +56,8 @@ class Entry:
 
     async def _prompt(self, to: World, arguments: KernelArguments | None) -> None:
         given = KernelArguments(settings=settings())
-        for name, value in (arguments or {}).items():
+        values: dict[str, Any] = {**arguments} if arguments else {}
+        for name, value in values.items():
             given[name] = value
         if self.streamed:
             async for _ in to.kernel.invoke_prompt_stream("Refund order 7.", arguments=given):
@@ -86,9 +87,7 @@ under_each = pytest.mark.parametrize("under", [AUTO, FUNCTION, BOTH], ids=["auto
 
 def agent_of(to: World) -> ChatCompletionAgent:
     """Make a stock agent over a world's kernel."""
-    return ChatCompletionAgent(
-        kernel=to.kernel, service=to.service, name="Shop", function_choice_behavior=FunctionChoiceBehavior.Auto()
-    )
+    return ChatCompletionAgent(kernel=to.kernel, service=to.service, name="Shop", function_choice_behavior=stock.Auto())
 
 
 async def chat(

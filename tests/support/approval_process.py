@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_ext import Approve
+from planner_ext.events import ResultReady
 from planner_ext.hitl_manager import Checkpoint
 from support.approval import ASKING_REFUND, DONE, arguments_in, planner_with, world
 
@@ -24,9 +25,13 @@ async def resume(streamed: bool, text: str) -> dict[str, Any]:
     decisions = {"call_2": Approve(arguments={"order": "7", "amount": 20}, by="ann")}
     if streamed:
         async with aclosing(planner.resume_stream(here.kernel, checkpoint, decisions)) as events:
-            result = [event async for event in events][-1].result
+            last = [event async for event in events][-1]
+        assert isinstance(last, ResultReady)
+        result = last.result
     else:
         result = await planner.resume(here.kernel, checkpoint, decisions)
+    assert result.chat_history is not None
+    assert result.checkpoint is not None
     return {
         "status": result.status,
         "ran": here.ran,

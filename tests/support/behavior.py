@@ -78,7 +78,7 @@ class EagerModel(ChatCompletionClientBase):
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
     calls: int = UNLIMITED_ATTEMPTS
-    choices: list[FunctionChoiceType | None] = Field(default_factory=list)
+    choices: list[FunctionChoiceType | None] = Field(default_factory=list[FunctionChoiceType | None])
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
         return ToolSettings

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
@@ -38,8 +38,8 @@ class Api:
 
     turns: Sequence[Turn] = ()
     reports: bool = True
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    refused: list[str] = field(default_factory=list[str])
 
     def __enter__(self) -> "Api":
         self._server = LoopbackServer(self._respond)
@@ -137,15 +137,22 @@ class Anthropic(Api):
 
     def stream(self, turn: Turn) -> HttpResponse:
         whole = self.reply(turn)
-        start = {**whole, "content": [], "stop_reason": None, "usage": {**self.usage(), "output_tokens": 1}}
+        start: dict[str, Any] = {
+            **whole,
+            "content": [],
+            "stop_reason": None,
+            "usage": {**self.usage(), "output_tokens": 1},
+        }
         parts = [event({"type": "message_start", "message": start}, "message_start")]
-        for index, block in enumerate(whole["content"]):
+        empty: dict[str, Any]
+        blocks: list[dict[str, Any]] = whole["content"]
+        for index, block in enumerate(blocks):
             if block["type"] == "text":
                 empty, deltas = {"type": "text", "text": ""}, [("text_delta", "text", p) for p in pieces(block["text"])]
             else:
                 written = json.dumps(block["input"])
                 empty, deltas = (
-                    {**block, "input": {}},
+                    {**block, "input": dict[str, Any]()},
                     [("input_json_delta", "partial_json", p) for p in pieces(written)],
                 )
             parts.append(
@@ -162,8 +169,8 @@ class Anthropic(Api):
 
 
 def blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    content = message["content"]
-    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+    content: Any = message["content"]
+    return cast("list[dict[str, Any]]", content) if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def unpaired(messages: Sequence[tuple[str, list[str], list[str]]], *, alternating: bool = False) -> str:
@@ -228,14 +235,15 @@ class Google(Api):
     """As in https://ai.google.dev/api/generate-content written."""
 
     def problem(self, body: dict[str, Any]) -> str:
-        turns = []
+        turns: list[Any] = []
         for content in body["contents"]:
             calls = [p["functionCall"]["name"] for p in content["parts"] if "functionCall" in p]
             results = [p["functionResponse"]["name"] for p in content["parts"] if "functionResponse" in p]
             if any("functionCall" in p and p.get("thoughtSignature") != SIGNATURE for p in content["parts"]):
                 return "Thought signature is not valid"
-            plain = lambda names: [name.replace("__", "-") for name in names]  # noqa: E731
-            turns.append((content["role"], plain(calls), plain(results)))
+            turns.append(
+                (content["role"], *([name.replace("__", "-") for name in names] for names in (calls, results)))
+            )
         return unpaired(turns)
 
     def offered(self, body: dict[str, Any]) -> bool:

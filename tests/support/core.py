@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from planner_ext.core.facts import (
     AnswerChecked,
@@ -182,7 +182,8 @@ def stop(reason: str = "enough") -> StopRequested:
 
 def ended(**more: Any) -> Ended:
     """End the run."""
-    return Ended(**{"status": "stopped", "at": 0.0, "seconds": 1.0, **more})
+    given: dict[str, Any] = {"status": "stopped", "at": 0.0, "seconds": 1.0, **more}
+    return Ended(**given)
 
 
 PAUSED = Paused(at=0.0, seconds=1.0)
@@ -310,7 +311,8 @@ def kept_calls(entry: object) -> list[tuple[str, str]]:
     match entry:
         case EditedReply(message=message, kept=kept):
             return [call for call in map(tuple, message["calls"]) if call[0] in kept]
-        case {"calls": asked}:
+        case dict():
+            asked = cast("dict[str, list[tuple[str, str]]]", entry).get("calls", [])
             return [(call[0], call[1]) for call in asked]
         case _:
             return []

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -51,8 +51,8 @@ class FakeChat:
 
     turns: list[Any]
     on_ask: Callable[[], object] = lambda: None
-    requests: list[AskModel] = field(default_factory=list)
-    sent: list[Sequence[TranscriptItem]] = field(default_factory=list)
+    requests: list[AskModel] = field(default_factory=list[AskModel])
+    sent: list[Sequence[TranscriptItem]] = field(default_factory=list[Sequence[TranscriptItem]])
 
     async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
         self.requests.append(request)
@@ -79,8 +79,8 @@ def _reply(turn: str | Sequence[str]) -> Reply:
 class FakeFunctions:
     """Functions that exist unless they are called unknown, bad, final or mine; each does what it is told."""
 
-    does: dict[str, Callable[[], Any]] = field(default_factory=dict)
-    trace: list[str] = field(default_factory=list)
+    does: dict[str, Callable[[], Any]] = field(default_factory=dict[str, Callable[[], Any]])
+    trace: list[str] = field(default_factory=list[str])
     version: int = 0
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
@@ -94,9 +94,9 @@ class FakeFunctions:
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         self.trace.append(f"start {call.name}")
-        result = self.does.get(call.name, lambda: None)()
+        result: Any = self.does.get(call.name, lambda: None)()
         if isinstance(result, Awaitable):
-            result = await result
+            result = await cast("Awaitable[Any]", result)
         self.trace.append(f"end {call.name}")
         edited = checked.arguments["edited"]
         return result if isinstance(result, Finished) else Finished(outcome="ok", text=f"{call.name}({edited or ''})")
@@ -122,9 +122,9 @@ class FakePrompts:
 class FakeGate:
     """Decides by the function's name; approves what it does not know."""
 
-    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
     on_review: Callable[[], None] = lambda: None
-    seen: list[tuple[ToolCall, ...]] = field(default_factory=list)
+    seen: list[tuple[ToolCall, ...]] = field(default_factory=list[tuple[ToolCall, ...]])
     unwatched: Set[str] = frozenset()
 
     def watches(self, function: str) -> bool:
@@ -140,9 +140,9 @@ class FakeGate:
 class FakeHook:
     """Asks for the same each time an iteration is completed."""
 
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: Exception | None = None
-    seen: list[State] = field(default_factory=list)
+    seen: list[State] = field(default_factory=list[State])
 
     async def completed(self, state: State) -> Mapping[str, Any]:
         self.seen.append(state)

@@ -19,6 +19,7 @@ from planner_ext.core.values import RequestedCall, ResolvedCall, Usage
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.tools import KernelFunctions
+from support.stock import add_filter
 
 Filter = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
@@ -113,9 +114,9 @@ class Bench:
         self.kernel.add_plugin(self.lights, "lights")
         self.final = self.kernel.add_function("planner", send_final_answer)
         for one in filters:
-            self.kernel.add_filter("auto_function_invocation", one)
+            add_filter(self.kernel, "auto_function_invocation", one)
         for one in function_filters:
-            self.kernel.add_filter("function_invocation", one)
+            add_filter(self.kernel, "function_invocation", one)
         functions: dict[str, KernelFunction] = {
             function.fully_qualified_name: function
             for plugin in self.kernel.plugins.values()
@@ -128,9 +129,12 @@ class Bench:
             "arguments": None,
             "execution": ToolExecution(),
             "final_answer": self.final,
-            "history": lambda state: self.history,
+            "history": self._history,
         }
         self.functions = KernelFunctions(self.kernel, **(given | options))
+
+    def _history(self, state: State) -> ChatHistory:
+        return self.history
 
     @property
     def offered(self) -> dict[str, KernelFunction]:

@@ -1,17 +1,16 @@
 """Functions that talk to a model themselves, in every way there is, and a model that never stops calling them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
@@ -21,6 +20,7 @@ from semantic_kernel.functions.kernel_function_from_prompt import KernelFunction
 
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, requires_approval
 from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call, calls, say
+from support.stock import stock
 
 INNER = "INNER"
 """What the goals of requests inside a function begin with, so that the model knows them."""
@@ -51,7 +51,7 @@ class Bank:
 
 def auto() -> PromptExecutionSettings:
     """Stock settings under which functions are called."""
-    return OpenAIChatPromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
+    return OpenAIChatPromptExecutionSettings(function_choice_behavior=stock.Auto())
 
 
 def with_auto() -> KernelArguments:
@@ -178,8 +178,8 @@ class Inside:
         return asyncio.run(self._in_a_loop_of_its_own(kernel))
 
     async def _in_a_loop_of_its_own(self, kernel: Kernel) -> str:
-        service: Any = kernel.get_service("chat")
-        async with AsyncOpenAI(base_url=service.service_url(), api_key="any", max_retries=0) as client:
+        url = str(cast("Any", kernel.get_service("chat")).service_url())
+        async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
             service = OpenAIChatCompletion("scripted", service_id="mine", async_client=client)
             kernel.add_service(service)
             arguments = KernelArguments(settings=auto().model_copy(update={"service_id": "mine"}))
@@ -205,9 +205,9 @@ class Inside:
 
 
 MODES = {
-    "auto": FunctionChoiceBehavior.Auto(),
-    "none": FunctionChoiceBehavior.NoneInvoke(),
-    "required": FunctionChoiceBehavior.Required(maximum_auto_invoke_attempts=4),
+    "auto": stock.Auto(),
+    "none": stock.NoneInvoke(),
+    "required": stock.Required(maximum_auto_invoke_attempts=4),
 }
 
 
@@ -248,7 +248,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(script: Any) -> AsyncIterator[World]:
+async def world(script: Any) -> AsyncGenerator[World]:
     """Make the kernel and the server."""
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:

@@ -1,7 +1,7 @@
 """Both ways to one connector: the same request through our encoding and through Semantic Kernel's own methods."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ class Endpoint:
     """Answers every request, wherever it goes, with one reply; remembers path and body of each."""
 
     reply: ScriptedReply = field(default_factory=lambda: say("Hi."))
-    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
     answer: Callable[[HttpRequest], HttpResponse] | None = None
 
     def respond(self, request: HttpRequest) -> HttpResponse:
@@ -57,7 +57,7 @@ class Refused:
     async def ask(self, request: ChatRequest) -> Any:
         raise AssertionError("the request went the connector's own way")
 
-    async def stream(self, request: ChatRequest) -> Any:
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         raise AssertionError("the request went the connector's own way")
         yield
 

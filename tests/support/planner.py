@@ -1,6 +1,6 @@
 """A planner over a scripted model, plain and streamed alike, and what the model was asked."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +53,7 @@ def never_stops(request: ScriptedRequest) -> ScriptedReply:
 class Math:
     """A plugin that remembers what it added."""
 
-    sums: list[tuple[int, int]] = field(default_factory=list)
+    sums: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     @kernel_function(description="Adds two numbers.")
     async def add(self, a: int, b: int) -> int:
@@ -70,7 +70,7 @@ class Clock:
     """Time that passes only where a test says so."""
 
     seconds: float = 1_000_000.0
-    slept: list[float] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list[float])
 
     def now(self) -> float:
         return self.seconds
@@ -105,7 +105,7 @@ def scripted(script: Script, **more: Any) -> tuple[Kernel, ScriptedChatCompletio
 
 
 @asynccontextmanager
-async def openai_kernel(script: Script, **plugins: object) -> AsyncIterator[tuple[Kernel, ScriptedOpenAIServer]]:
+async def openai_kernel(script: Script, **plugins: object) -> AsyncGenerator[tuple[Kernel, ScriptedOpenAIServer]]:
     """Make a kernel with the real OpenAI connector against a scripted server; no request may break OpenAI's rules."""
     with ScriptedOpenAIServer(script) as server:
         async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0) as client:

@@ -191,7 +191,7 @@ class World:
     plan_requests: int = 0
     clarifier_requests: int = 0
     begun: Counter[str] = field(default_factory=Counter[str])
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list[str])
 
     # Clock
 

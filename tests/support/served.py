@@ -25,13 +25,14 @@ from semantic_kernel.contents import (
 from semantic_kernel.functions import kernel_function
 
 from planner_ext.testing import Script, ScriptedOpenAIServer, say
+from support.stock import stock
 
 
 @dataclass
 class Tools:
     """A plugin ``t`` that remembers every call: quick, slow and failing ones."""
 
-    seen: list[Any] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list[Any])
     started: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: bool = False
     loaded: Kernel | None = None
@@ -180,8 +181,8 @@ def ask(streamed: bool, kernel: Kernel, history: ChatHistory) -> Callable[..., A
         **keywords: Any,
     ) -> Answer:
         if settings is None:
-            behavior = FunctionChoiceBehavior.Auto() if behavior is None else behavior
-            settings = PromptExecutionSettings(function_choice_behavior=behavior)
+            chosen: Any = stock.Auto() if behavior is None else behavior
+            settings = PromptExecutionSettings(function_choice_behavior=chosen)
         return await asked(service, history if to is None else to, kernel, settings, streamed=streamed, **keywords)
 
     return ask

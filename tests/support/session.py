@@ -1,7 +1,7 @@
 """What the session's tests share: a plugin that remembers, one way to ask on two wires, and an open loop's caller."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ CLOSED = AutomaticToolUseConfig(enabled=True, max_tool_calls=8)
 class Tools:
     """A plugin ``t`` that remembers every call."""
 
-    seen: list[Any] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list[Any])
     started: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -150,7 +150,7 @@ def result_message(call_id: str, result: str = "3") -> ChatMessageContent:
 
 
 @asynccontextmanager
-async def served(script: Script, tools: Tools) -> AsyncIterator[tuple[Kernel, ScriptedOpenAIServer]]:
+async def served(script: Script, tools: Tools) -> AsyncGenerator[tuple[Kernel, ScriptedOpenAIServer]]:
     """A kernel whose service is Semantic Kernel's OpenAI connector, over real HTTP to a scripted server."""
     with ScriptedOpenAIServer(script) as server:
         client = AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0)
