@@ -61,7 +61,7 @@ class InterceptorChain:
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
         """Decide each call, in order, before any of them runs; None where no interceptor decided and that approves."""
-        return [self._remembered(await self._decide(call), call, state) for call in calls]
+        return [self._final(await self._decide(call), call, state) for call in calls]
 
     async def _decide(self, call: ToolCall) -> Decision | None:
         for interceptor in self.interceptors:
@@ -69,7 +69,7 @@ class InterceptorChain:
             if (decision := await self._ask(ask, call)) is not None:
                 return decision
         if (mark := self.marked(call.fully_qualified_name)) is not None:
-            return self._expiring(mark)
+            return mark
         return await self._gates(call) or self._defaults()
 
     async def _gates(self, call: ToolCall) -> Decision | None:
@@ -89,12 +89,12 @@ class InterceptorChain:
     def _defaults(self) -> Decision | None:
         for interceptor in self.interceptors:
             if isinstance(interceptor, ApprovalPolicy):
-                return self._expiring(interceptor.by_default())
+                return interceptor.by_default()
         match self.options.unmatched:
             case "approve":
                 return None
             case "defer":
-                return self._expiring(Defer())
+                return Defer()
             case "deny":
                 return Deny("Nobody approved it.", by="default")
 
@@ -104,11 +104,10 @@ class InterceptorChain:
         if answer is None or answer is False:
             return None
         if answer is True:
-            return self._expiring(Defer())
-        if isinstance(answer, Approve | Deny | Supply | Defer) and problem_of(answer) is None:
-            foreign = isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint)
-            if not foreign:
-                return self._expiring(answer)
+            return Defer()
+        foreign = isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint)
+        if isinstance(answer, Approve | Deny | Supply | Defer) and problem_of(answer) is None and not foreign:
+            return answer
         _logger.error(
             "The interceptor %s answered %r, which is no decision; the call is denied.", _name(interceptor), answer
         )
@@ -132,19 +131,16 @@ class InterceptorChain:
             return Deny("It was not decided in time.", by=_name(ask))
         return answer
 
-    def _expiring(self, decision: Decision) -> Decision:
-        if isinstance(decision, Defer) and decision.expires_in is None:
-            return replace(decision, expires_in=self.options.expires_in)
-        return decision
-
-    @staticmethod
-    def _remembered(decision: Decision | None, call: ToolCall, state: State) -> Decision | None:
-        """Put a sticky approval in place of a question; never in place of a denial."""
-        if not isinstance(decision, Defer) or not state.sticky:
+    def _final(self, decision: Decision | None, call: ToolCall, state: State) -> Decision | None:
+        """Replace a question, never a denial, by a sticky approval; or set until when the question is open."""
+        if not isinstance(decision, Defer):
             return decision
         name = call.fully_qualified_name
-        keys = sticky_keys(name, digest_of(name, call.arguments), call.signature)
-        return decision if state.sticky.isdisjoint(keys.values()) else Approve(by="approved earlier in this run")
+        if state.sticky:
+            keys = sticky_keys(name, digest_of(name, call.arguments), call.signature)
+            if not state.sticky.isdisjoint(keys.values()):
+                return Approve(by="approved earlier in this run")
+        return replace(decision, expires_in=self.options.expires_in) if decision.expires_in is None else decision
 
 
 async def _answer(ask: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
