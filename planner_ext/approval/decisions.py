@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 from planner_ext.core.errors import InvalidLimitError, NotAFunctionError, PlannerExtError, is_function, shown
 
@@ -198,16 +198,17 @@ class ApprovalOptions:
     expires_in: float | None = None
     interceptor_timeout: float | None = 30.0
 
+    error: ClassVar[type[PlannerExtError]] = InvalidLimitError
+    """What an invalid value raises."""
+
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
-                raise InvalidLimitError(
-                    f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}."
-                )
+                raise self.error(f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}.")
         for name in ("expires_in", "interceptor_timeout"):
             value = getattr(self, name)
             if value is not None and not is_duration(value):
-                raise InvalidLimitError(f"{name} must be a number of seconds above 0, or None; got {shown(value)}.")
+                raise self.error(f"{name} must be a number of seconds above 0, or None; got {shown(value)}.")
 
 
 F = TypeVar("F", bound=Callable[..., Any])

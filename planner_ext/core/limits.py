@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial, reduce
-from typing import Any, Literal, Self, TypeGuard, cast
+from typing import Any, ClassVar, Literal, Self, TypeGuard, cast
 
-from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.values import Tally, Usage, updated
 
 __all__ = [
@@ -52,9 +52,13 @@ class Limits:
     last_trip: Literal["withdraw", "none"] = "withdraw"
     tell_budget: bool | float = False
 
+    error: ClassVar[type[PlannerExtError]] = InvalidLimitError
+    """What an invalid value raises."""
+
     def __post_init__(self) -> None:
         for item in fields(Limits):
-            _check(item.name, getattr(self, item.name))
+            if problem := _problem(item.name, getattr(self, item.name)):
+                raise self.error(problem)
         # A copy: the caller may change the mapping after it was validated.
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 
@@ -107,22 +111,19 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
 """What each limit must be; all others must be a `_COUNT`."""
 
 
-def _check(name: str, value: object) -> None:
-    """Refuse an invalid value, naming the field, what it takes and what it got."""
+def _problem(name: str, value: object) -> str:
+    """Say what is wrong with a value, naming the field, what it takes and what it got; "" for a valid one."""
     valid, expected = _EXPECTED.get(name, _COUNT)
     if not valid(value) and not (value is None and expected.endswith(_OPTIONAL)):
-        raise InvalidLimitError(f"{name} must {expected}; got {shown(value)}.")
+        return f"{name} must {expected}; got {shown(value)}."
     if isinstance(value, datetime) and value.tzinfo is None:
-        raise InvalidLimitError(
-            f"deadline must say its time zone; got {value!r}, which has none. Add tzinfo, for instance datetime.UTC."
-        )
+        return f"deadline must say its time zone; got {value!r}, which has none. Add tzinfo, for instance datetime.UTC."
     if isinstance(value, Mapping):
         for function, count in cast("Mapping[object, object]", value).items():
             if not isinstance(function, str) or not is_count(count, least=0):
-                raise InvalidLimitError(
-                    f"{name} must map function names to whole numbers, 0 or more; "
-                    f"got {shown(count)} for {shown(function)}."
-                )
+                expected = "map function names to whole numbers, 0 or more"
+                return f"{name} must {expected}; got {shown(count)} for {shown(function)}."
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 from planner_ext.approval.decisions import (
     ApprovalOptions,
@@ -28,7 +28,7 @@ from planner_ext.approval.decisions import (
     problem_of,
 )
 from planner_ext.approval.pending import DecisionRecord, WaitingCall, record_of, waiting_calls
-from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
@@ -88,11 +88,7 @@ class ApprovalSettings(ApprovalOptions):
         InvalidOptionError: If a value means nothing, naming the field.
     """
 
-    def __post_init__(self) -> None:
-        try:
-            ApprovalOptions.__post_init__(self)
-        except InvalidLimitError as error:
-            raise InvalidOptionError(str(error)) from None
+    error: ClassVar[type[PlannerExtError]] = InvalidOptionError
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
         """Merge with the settings of a service that this one takes the place of: what nobody decided, the stricter."""

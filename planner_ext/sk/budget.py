@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.limits import Limits
 from planner_ext.core.values import Usage
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError
 
 __all__ = ["Budget", "Price", "price_in", "tightest"]
 
@@ -81,13 +81,12 @@ class Budget(Limits):
     max_calls_per_reply: int | None = 1024
     price: Price | None = None
 
+    error: ClassVar[type[PlannerExtError]] = InvalidOptionError
+
     def __post_init__(self) -> None:
-        try:
-            Limits.__post_init__(self)
-        except InvalidLimitError as error:
-            raise PlannerInvalidConfigurationError(str(error)) from None
+        Limits.__post_init__(self)
         if self.price is not None and not callable(self.price):
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 f"price must be a function of the model's name and the tokens used, or None; got {shown(self.price)}."
             )
 
