@@ -85,10 +85,8 @@ def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
 
 def _accepted_arguments(given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any]:
     """Write arguments as one JSON object; others become the text under `INVALID_JSON`, as some servers parse them."""
-    if isinstance(given, Mapping):
-        return given
-    if not given or given.isspace():
-        return "{}"
+    if not isinstance(given, str) or not given or given.isspace():
+        return given if isinstance(given, Mapping) else "{}"
     if isinstance(parse_object(given), InvalidArguments):
         return json.dumps({INVALID_JSON: sendable(given)}, ensure_ascii=False)
     return given
@@ -137,38 +135,22 @@ def accepted_reply(
         offered: The names of the functions that the request offered.
     """
     calls = requested_calls(message)
-    if _needs_no_change(message, calls, offered):
-        return message, calls
     update: dict[str, Any] = {}
-    if message.role != AuthorRole.ASSISTANT:
+    if message.role is not AuthorRole.ASSISTANT:
         update["role"] = AuthorRole.ASSISTANT
     if message.name is not None and not _SPEAKER.fullmatch(message.name):
         update["name"] = None
-    written = _accepted_message(message.model_copy(update=update) if update else message, offered)
+    if update:
+        message = message.model_copy(update=update)
+    written = _accepted_message(message, offered)
+    if written is message:
+        return message, calls
     names = [name_of(item) for item in calls_of(written)]
     return written, tuple(
         call
         if name == call.name
         else RequestedCall(id=call.id, name=call.name, arguments=call.arguments, sent_name=name)
         for call, name in zip(calls, names, strict=True)
-    )
-
-
-def _needs_no_change(message: ChatMessageContent, calls: Sequence[RequestedCall], offered: Container[str]) -> bool:
-    """Recognize, at a glance, nearly every reply: plain text, and well-formed calls of what was offered."""
-    return (
-        message.role is AuthorRole.ASSISTANT
-        and message.name is None
-        and all(
-            call.name in offered and call.arguments[:1] == "{" and isinstance(parse_object(call.arguments), dict)
-            for call in calls
-        )
-        and all(
-            bool(item.name)
-            if isinstance(item, FunctionCallContent)
-            else isinstance(item, TextContent) and item.text.isascii()
-            for item in message.items
-        )
     )
 
 
