@@ -1,5 +1,6 @@
 """The fast part of the suite: ``pytest -m fast`` checks core, engine and approval, and imports nothing else."""
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if folder_of(item.path) in FAST:
             item.add_marker(pytest.mark.fast)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape the lone surrogates that some tests log: a report has to be sent from process to process."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
