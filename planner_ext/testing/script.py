@@ -1,4 +1,4 @@
-"""What a scripted model says: replies, calls and faults as values, and the reader that hands them out one by one.
+"""Replies, calls and faults of a scripted model as values, and the reader that hands them out one by one.
 
 The same script drives ``ScriptedChatCompletion`` (no network) and ``ScriptedOpenAIServer`` (real HTTP), so this module
 knows neither Semantic Kernel nor HTTP.
@@ -57,7 +57,7 @@ class ScriptedCall:
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as they are sent."""
+        """The arguments as text, as they are sent."""
         if isinstance(self.arguments, str):
             return self.arguments
         return json.dumps(self.arguments, separators=(",", ":"), ensure_ascii=False)
@@ -118,7 +118,7 @@ class ScriptedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedRequest:
-    """What the model was asked.
+    """A request to the model.
 
     Attributes:
         index: 0-based number of the request at this service or server.
@@ -162,12 +162,12 @@ Script: TypeAlias = (
 
 
 def say(text: str) -> ScriptedReply:
-    """A reply that is text alone."""
+    """Make a reply of text alone."""
     return ScriptedReply(text=text)
 
 
 def call(name: str, arguments: Mapping[str, object] | str | None = None, *, id: str | None = None) -> ScriptedReply:
-    """A reply that is one function call.
+    """Make a reply of one function call.
 
     Args:
         name: The fully qualified name, ``"plugin-function"``.
@@ -181,10 +181,10 @@ def call(name: str, arguments: Mapping[str, object] | str | None = None, *, id: 
 
 
 def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
-    """A reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"), text="Both at once.")``.
+    """Make a reply with the calls of several, in order: ``calls(call("a-f"), call("a-g"), text="Both at once.")``.
 
     Args:
-        replies: Replies whose calls are taken; nothing else of them is.
+        replies: Replies whose calls are taken, and nothing else.
         text: Text beside the calls.
 
     Returns:
@@ -211,7 +211,7 @@ class ScriptReader:
         self._calls_given = 0
 
     def answer(self, request: ScriptedRequest) -> ScriptedAnswer:
-        """The script's next answer, for this request.
+        """Return the script's next answer, for this request.
 
         Args:
             request: What was asked; given to the item if it is callable.

@@ -168,7 +168,7 @@ class ScriptedOpenAIServer:
     ``POST /v1/chat/completions`` (plain and streamed) takes the script's next item, whichever client asks: requests
     are taken one at a time. ``GET /v1/models`` lists ``models``; a request may name any model. A request that breaks a
     rule of OpenAI's, one for which the script has no item, and one whose item fails or is an exception, get status 400
-    with an OpenAI error body, which no client repeats, and stand in ``refused``.
+    with an OpenAI error body, which no client repeats, and are listed in ``refused``.
 
     All properties but ``url`` may be read at any time and from any thread, in a script's function and after ``stop``.
 
@@ -202,13 +202,13 @@ class ScriptedOpenAIServer:
         self.stop()
 
     def start(self) -> None:
-        """Start serving; of a running server, nothing happens. After a stop the script goes on, at another port."""
+        """Start serving; does nothing if the server runs. After a stop the script continues, at another port."""
         with self._lifecycle:
             if self._running is None:
                 self._running = LoopbackServer(self._respond)
 
     def stop(self) -> None:
-        """Close every connection and wait for the server's threads; of a stopped server, nothing happens."""
+        """Close every connection and wait for the server's threads; does nothing if the server is stopped."""
         with self._lifecycle:
             if self._running is not None:
                 self._running.stop()
@@ -348,7 +348,7 @@ def _fault(fault: ScriptedFault, request: ScriptedRequest) -> HttpResponse:
 
 
 def _beginning(request: ScriptedRequest) -> tuple[str, str]:
-    """Content type and text of an answer that breaks off: a stream in its last event, so that some text arrives."""
+    """Build an answer that breaks off, with its content type: a stream in its last event, so that some text arrives."""
     opening = ScriptedReply(text="Once")
     model = str(request.body["model"])
     if not request.stream:
