@@ -78,7 +78,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             inner: The connector that makes the requests. A wrapper is taken off and its options are merged: of each
                 limit the tighter holds, and its interceptors are asked after these.
             service_id: Under which the kernel knows it; None takes the inner connector's.
-            **options: See `planner_ext.sk.options.RunOptions`; the budget is that of one request of a caller.
+            **options: See `planner_ext.sk.options.RunOptions`; the budget applies anew to each call of this service.
 
         Raises:
             PlannerInvalidConfigurationError: If an option cannot be used, naming it.
@@ -353,7 +353,7 @@ def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBa
 def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None) -> FunctionChoiceBehavior | None:
     """Return the behaviour under which functions are invoked; None where the request passes through.
 
-    Several answers may be asked for where there is nothing to invoke.
+    Without functions to invoke, a request for several answers passes through too.
     """
     behavior = settings.function_choice_behavior
     if behavior is None or not behavior.auto_invoke_kernel_functions:

@@ -6,6 +6,7 @@
 Standard library only; no clock, no randomness, no IO, no logging, and nothing of Semantic Kernel.
 
 Glossary
+    door         A public entry point that prepares and drives runs: planner, service, handler or session.
     run          One goal or one chat request, from its first fact to its end. It may pause and be resumed.
     iteration    One request to the model, its reply, and the batch of calls in it; numbered from 0. The plan request
                  comes before iteration 0. ``iterations`` (plural) counts charged round trips: a connector may report
@@ -21,8 +22,8 @@ Glossary
     share        What is reserved of the budget for a nested run when its call starts, and released when that ends.
     pause        A run that waits for a person. It executes nothing; it is a value that can be stored.
     decision     What a person or an interceptor says about a call: approve, deny, supply a result, or defer.
-    fingerprint  Digest of run, iteration, call, function and arguments. A decision is valid only for what it was made
-                 for.
+    fingerprint  Digest of run, iteration, call, function, its signature and the arguments. A decision is valid only for
+                 the call with its fingerprint.
 
 The state
     `State.phase` says which facts may follow (`planner_ext.core.state.TRANSITIONS`). What the machine does in a phase
@@ -47,13 +48,14 @@ The state
                                                ``attempts_limit`` says whether that is a limit
     checked       AnswerChecked                an answer without problem ends the run, another    ModelReplied
                                                one is asked for again
-    structuring   MessageAdded (structure)     every request asks for the answer in its form:     (one request is kept
-                                               no functions, no questions, no steps               in mind on resume)
+    structuring   MessageAdded (structure)     every request asks for the answer in its form:     never; a resumed run
+                                               no functions, no questions, no steps               counts as having asked
     asked         Clarified without an answer  the plain reply is not shown to the clarifier      ModelReplied
                                                again
     called        end of a batch               the iteration-completed callback is due            end of the next batch
     planned       Planned                      a resumed run does not ask for a plan again        never
-    sticky        CallDecided (always)         the gate approves the same without asking          never
+    sticky        CallDecided (always)         later calls of the function, or with the same      never
+                                               arguments, are approved without asking
     ended         Ended                        nothing, until the run is resumed                  Resumed
 
 Order
@@ -67,7 +69,7 @@ What excludes what
       has a reply, and a paused run has exactly one of them.
     - ``stopping`` wins over ``limit``: a run that is stopped ends ``stopped``. While it is set no request is made and
       no person is asked.
-    - ``ending`` is set while calls run, and stays only over a pause or an end in the middle of a batch.
+    - ``ending`` is cleared when its batch ends; it outlives the activation only if the run pauses or ends before.
     - ``structuring`` excludes steps and questions: only the answer, in its form, is still due.
     - ``checked`` and ``structuring`` are used only under `Rules.structured`, ``step_rounds`` only under
       `Rules.rounds_per_step`.

@@ -75,7 +75,7 @@ class Rules:
         plan: Whether a plan is requested before the first step.
         charge_plan: Whether the plan request counts as a round trip.
         use_attempts: Tool rounds before functions are withdrawn; None is unlimited.
-        attempts_limit: The name of the limit as which used-up attempts end the run, "" where they are not a limit.
+        attempts_limit: The limit to report when attempts run out; "" if running out is not a limit.
         tool_choice: ``auto`` lets the model choose, ``required`` makes it call a function in each tool round.
         rounds_per_step: Tool rounds of one step, after which a plain reply closes it; None chains without end.
         require_final_answer: Whether a plain reply is not enough, only the final-answer function is.
@@ -83,7 +83,7 @@ class Rules:
             without functions, or its batch is returned to the caller.
         close_on_denial: Whether a denied call ends the chain of tool rounds: the next request offers no functions.
         on_deferred: Whether the other calls of a batch wait for a deferred one, or run before the pause.
-        structured: Whether the answer must have a form, which the journal does not record.
+        structured: Whether the answer must match a form. The journal does not record the form itself.
         clarifier: Whether the model's questions, and its plain replies, are put to a clarifier.
         max_clarifications: How many questions are answered; None is unlimited.
     """

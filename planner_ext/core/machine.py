@@ -190,7 +190,7 @@ Action: TypeAlias = (
 def next_action(state: State) -> Action | None:
     """Decide what to do next; None while the run is paused, has ended or has not begun."""
     action = _in_phase(state)
-    return _in_form(state, action) if state.rules.structured and isinstance(action, Finish) else action
+    return _checked_form(state, action) if state.rules.structured and isinstance(action, Finish) else action
 
 
 def _in_phase(state: State) -> Action | None:
@@ -333,7 +333,7 @@ def _question(state: State, question: str, iteration: int, index: int | None) ->
     return AskPerson(question=question, iteration=iteration, index=index, iterations=iterations)
 
 
-def _in_form(state: State, end: Finish) -> Action:
+def _checked_form(state: State, end: Finish) -> Action:
     """Decide what comes before an end with an answer, where the answer must have a form.
 
     An answer in its form ends the run. Another one is asked for again, without functions, as long as a request may be
@@ -427,7 +427,8 @@ def _start(state: State, batch: Batch, ready: Mapping[int, CallDecided]) -> Acti
     nested = tuple(i for i, decided in ready.items() if decided.nested)
     if not nested:
         return RunCalls(iteration=batch.iteration, indexes=tuple(ready))
-    asking = sum(decided.nested or decided.asks_model for decided in ready.values())  # what these need is not known
+    # Nested runs and functions that may ask a model cost an unknown amount: each counts for a share.
+    asking = sum(decided.nested or decided.asks_model for decided in ready.values())
     share = divided(state.rules.limits, state.ledger, starting=len(ready), by=asking)
     if share is None:
         return WithholdCalls(iteration=batch.iteration, indexes=nested, answer=TOO_LITTLE_LEFT, limit=None)
@@ -437,8 +438,8 @@ def _start(state: State, batch: Batch, ready: Mapping[int, CallDecided]) -> Acti
 def limit_of_restart(state: State, index: int, at: float) -> str | None:
     """Name the limit that forbids starting a running call once more, or None.
 
-    The other calls of its batch that are to run and have not started come first: what is left is counted without them,
-    and as nothing while a nested run among them has not been given its share.
+    Calls of the batch that have not started are served first; only what they leave can pay for the restart. While one
+    of them is a nested run without its share, nothing is left.
 
     Args:
         state: The run, while the call runs.
@@ -537,7 +538,7 @@ def _limit_text(state: State, limit: str) -> str:
     if limit == state.rules.attempts_limit:
         return f"The limit {limit}={state.rules.use_attempts} was reached."
     value = getattr(state.rules.limits, limit)
-    if isinstance(value, Mapping):  # it names functions that this run may never have spoken of
+    if isinstance(value, Mapping):  # its keys may name functions that the model has not seen
         return f"The limit {limit} was reached."
     if isinstance(value, datetime):
         value = value.astimezone(UTC).isoformat()

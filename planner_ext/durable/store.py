@@ -134,7 +134,7 @@ class JournalStore:
         return await self._number(f"SELECT COUNT(*) FROM planner_runs {_where(status)}", status=status)
 
     async def due(self, now: float) -> list[RunRecord]:
-        """List the runs with something left to do, if no worker drives them: unfinished, decided, or expired."""
+        """List unfinished, decided and expired runs, whoever owns them; the caller skips those of a living worker."""
         statement = f"""
             {_RUN} WHERE status = 'running'
             UNION {_RUN} WHERE status = 'paused' AND wake_at <= :now

@@ -260,7 +260,9 @@ class Calls:
             async with asyncio.TaskGroup() as group:
                 for index in action.indexes:
                     group.create_task(self._run_call(index, action.share, slots))
-        except BaseExceptionGroup as faults:  # of an adapter, a store or a watcher: as it would leave a single call
+        except (
+            BaseExceptionGroup
+        ) as faults:  # faults of an adapter, store or watcher: raise the first one bare, as if the call had run alone
             raise faults.exceptions[0] from None
 
     async def _run_call(
@@ -352,7 +354,7 @@ class Calls:
         return self._stop.reason is not None or terminated or (self._journal.timed and self._journal.left() <= 0)
 
     def _resolved_again(self, index: int, request: RequestedCall, decision: CallDecided) -> ResolvedCall | None:
-        """Resolve an approved call again that a previous activation resolved, or that was edited since."""
+        """Resolve the call again if another activation did, or it was edited; None if it is no longer as decided."""
         known = self._resolved.get((self._batch.iteration, index))
         if known is not None and decision.edited is None:
             return known

@@ -83,7 +83,8 @@ class Engine:
     async def run(self) -> State:
         """Drive the run until it pauses or ends, and return its last state.
 
-        If anything is raised, cancellation included, every call of the open batch is answered first.
+        If anything is raised, cancellation included, every call of the open batch is answered first; in a store the
+        batch stays open instead, to be continued.
 
         Raises:
             CallFailedError: If a function failed and ``raise_errors`` is set.
@@ -186,7 +187,7 @@ class Engine:
         reply = await self._requested(self.state.transcript, action)
         if isinstance(reply, OutOfTime):
             return
-        final_answer = None  # or what its function was called with, which a model may do although nothing is offered
+        final_answer = None  # a model may call the final-answer function although it was not offered: keep that answer
         if not action.offer:
             resolved = map(self._ports.functions.check, reply.calls)
             final_answer = next((call.answer for call in resolved if call.kind == "final_answer"), None)

@@ -162,7 +162,7 @@ def takes_run_options(function: _F) -> _F:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """`RunOptions`, checked and with defaults, merged with those of the services that a door takes the place of.
+    """`RunOptions`, checked and with defaults, merged with those of the wrapped services that a door replaces.
 
     Attributes:
         outer_budget: The budget of a wrapped service, which limits a resumed run's new budget, too; or None.
@@ -235,7 +235,8 @@ class RunSettings:
         """Merge with the settings of a wrapped service that this door takes the place of.
 
         Of each limit the tighter holds; the service's interceptors are asked after these, its callbacks and its
-        checkpoint key hold where there is none here. A decision that either has taken is taken.
+        checkpoint key hold where there is none here. Execution, clock, pacing, repair of histories and strictness of
+        finish reasons are this door's alone. A decision that either object has used cannot be used again.
         """
         return replace(
             self,

@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
 
 _NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
-"""What a request is refused with before it is sent."""
+"""The errors that mean that the request was not sent."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,7 +76,7 @@ class RunContext:
         settings: Of every request, in the connector's own class.
         behavior: Which functions are offered, and how often.
         tools: The functions that may be called.
-        options: What the doors were given.
+        options: The caller's options.
         arguments: The application's.
         streaming: Whether requests are streamed.
         parent: The run in whose function this run is made, or None.
@@ -171,7 +171,7 @@ class RunContext:
         )
 
     def rules(self) -> Rules:
-        """Write down how the machine plays the run: the attempts of ``Required`` force calls, and are not a limit."""
+        """Build the run's `Rules`. With ``Required``, attempts count forced rounds and are not a limit."""
         options, behavior = self.options, self.behavior
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
