@@ -77,7 +77,7 @@ class ToolCallHandler:
         Yields:
             The final message.
         """
-        messages = await self._service.get_chat_message_contents(history, self._settings, **self._world(stop))
+        messages = await self._service.get_chat_message_contents(history, self._settings, **self._request(stop))
         for message in messages:
             yield message
 
@@ -88,9 +88,9 @@ class ToolCallHandler:
 
         Leaving the stream early cancels what runs.
         """
-        world = self._world(stop)
+        request = self._request(stop)
         async with aclosing(
-            self._service.get_streaming_chat_message_contents(history, self._settings, **world)
+            self._service.get_streaming_chat_message_contents(history, self._settings, **request)
         ) as groups:
             async for group in groups:
                 for chunk in group:
@@ -116,7 +116,7 @@ class ToolCallHandler:
             The final message.
         """
         message = await self._service.resume(
-            history, checkpoint, decisions, self._settings, budget=budget, **self._world(stop)
+            history, checkpoint, decisions, self._settings, budget=budget, **self._request(stop)
         )
         yield message
 
@@ -130,14 +130,14 @@ class ToolCallHandler:
         stop: StopHandle | None = None,
     ) -> AsyncGenerator[StreamingChatMessageContent, None]:
         """Resume as `resume` does, as a stream."""
-        world = self._world(stop)
+        request = self._request(stop)
         async with aclosing(
-            self._service.resume_streaming(history, checkpoint, decisions, self._settings, budget=budget, **world)
+            self._service.resume_streaming(history, checkpoint, decisions, self._settings, budget=budget, **request)
         ) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def _world(self, stop: StopHandle | None) -> dict[str, Any]:
+    def _request(self, stop: StopHandle | None) -> dict[str, Any]:
         return {"kernel": self._kernel, "arguments": copy(self._arguments), "stop": stop, "store_final": True}
 
 

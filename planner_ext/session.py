@@ -373,7 +373,7 @@ class ToolUseSession:
         async with self._only(_Turn()):
             settings = self._settings_with(response_format)
             with self._answering(prompt) as history:
-                replies = await self._service.get_chat_message_contents(history, settings, **self._world(stop))
+                replies = await self._service.get_chat_message_contents(history, settings, **self._request(stop))
                 return "".join(_text(reply, self._key) for reply in replies)
 
     def prompt_streaming(
@@ -399,7 +399,7 @@ class ToolUseSession:
         async with self._only(turn):
             settings = self._settings_with(response_format)
             with self._answering(prompt) as history:
-                groups = self._service.get_streaming_chat_message_contents(history, settings, **self._world(stop))
+                groups = self._service.get_streaming_chat_message_contents(history, settings, **self._request(stop))
                 async with aclosing(groups):
                     async for group in groups:
                         if text := "".join(_text(chunk, self._key) for chunk in group):
@@ -458,7 +458,7 @@ class ToolUseSession:
                 f"{shown(response_format)}. Use open loop: AutomaticToolUseConfig(enabled=False)."
             )
 
-    def _world(self, stop: StopHandle | None) -> dict[str, Any]:
+    def _request(self, stop: StopHandle | None) -> dict[str, Any]:
         return {"kernel": self._kernel, "arguments": copy(self._arguments), "stop": stop, "store_final": True}
 
 

@@ -27,7 +27,7 @@ from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
 from planner_ext.sk.budget import Budget
 from planner_ext.sk.checkpoint import SigningKey
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import IterationCallback
 from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings, callable_with, least, non_negative
@@ -190,16 +190,12 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         return SigningKey.of(value)
 
     @model_validator(mode="after")
-    def _check_control(self) -> "FunctionCallingStepwisePlannerOptions":
+    def _check_whole(self) -> "FunctionCallingStepwisePlannerOptions":
+        """Derive the shares of ``max_tokens`` as the removed planner did, unless they were given; check the rest."""
         if self.control == "pre_invoke" and self.pre_invoke is None:
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 "control='pre_invoke' needs a callback; got none. Pass pre_invoke=, or choose another control."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _share_max_tokens(self) -> "FunctionCallingStepwisePlannerOptions":
-        """Derive the shares of ``max_tokens`` as the removed planner did; what is set by itself stays."""
         total, ratio = self.max_tokens, self.max_tokens_ratio
         shares: dict[str, int | None] = {"max_completion_tokens": None, "max_prompt_tokens": None}
         if total is not None and ratio is not None:
@@ -224,6 +220,6 @@ def _named_errors() -> Generator[None]:
         name = ".".join(str(part) for part in first["loc"][:1]) or "the options"
         known = ", ".join(sorted(FunctionCallingStepwisePlannerOptions.model_fields))
         hint = f" Known options: {known}." if first["type"] in ("extra_forbidden", "no_such_attribute") else ""
-        raise PlannerInvalidConfigurationError(
+        raise InvalidOptionError(
             f"{name} cannot be used: {first['msg']}; got {shown(first['input'])}.{hint}"
         ) from error

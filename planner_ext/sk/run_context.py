@@ -327,13 +327,13 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
     """Refuse a connector, or a number of answers, with which the functions on offer cannot be called.
 
     Raises:
-        PlannerInvalidConfigurationError: Naming the way out.
+        InvalidOptionError: Naming the way out.
     """
     if not tools.available:
         return
     name = f"{type(service).__name__} {service.service_id!r}"
     if not service.SUPPORTS_FUNCTION_CALLING:
-        raise PlannerInvalidConfigurationError(
+        raise InvalidOptionError(
             f"{name} does not support function calling, and there are {', '.join(sorted(tools.functions))} on offer. "
             "Use another connector, or offer no functions."
         )
@@ -341,14 +341,14 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
     for option in ("number_of_responses", "candidate_count", "n"):  # OpenAI's, Google's, Mistral's and Azure AI's
         answers = getattr(settings, option, None) or extra.get(option)
         if isinstance(answers, int) and answers > 1:
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 f"{option} must be 1 where functions are offered; got {answers}. Ask once, or offer no functions."
             )
     body: Any = getattr(settings, "extra_body", None) or {}
     choice = getattr(settings, "tool_choice", None) or settings.extension_data.get("tool_choice")
     choice = choice or body.get("tool_choice") or extra.get("tool_choice")
     if choice not in (None, "auto", {"type": "auto"}):
-        raise PlannerInvalidConfigurationError(
+        raise InvalidOptionError(
             f"tool_choice={shown(choice)} in the settings contradicts the functions on offer. Leave it out, and say it "
             "with the function choice behaviour: FunctionChoiceBehavior.NoneInvoke() offers none, Required() demands "
             "a call."
@@ -388,12 +388,12 @@ def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: 
         also: Further names that are accepted, and not listed.
 
     Raises:
-        PlannerInvalidConfigurationError: Naming the option, the names, and what there is.
+        InvalidOptionError: Naming the option, the names, and what there is.
     """
     if unknown := sorted(set(given) - there - also):
         known, more = sorted(there), len(there) - _MOST_NAMES
         listed = ", ".join(known[:_MOST_NAMES]) + (f", and {more} more" if more > 0 else "")
-        raise PlannerInvalidConfigurationError(
+        raise InvalidOptionError(
             f"{option} names {', '.join(map(shown, unknown[:_MOST_NAMES]))}, which this kernel does not have; it has "
             f"{listed or 'none'}. Correct the name, or leave it out."
         )
