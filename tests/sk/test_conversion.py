@@ -166,7 +166,9 @@ CONVERTED: list[tuple[Any, list[Any], Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "spellings", "seen", "got"), CONVERTED, ids=repr)
+@pytest.mark.parametrize(
+    ("annotation", "spellings", "seen", "got"), CONVERTED, ids=[f"{row[0]}-{row[1]}" for row in CONVERTED]
+)
 async def test_every_spelling_is_one_value(annotation: Any, spellings: Sequence[Any], seen: Any, got: Any) -> None:
     """A value is seen, digested and received in one way, and converting it again changes nothing."""
     function = taking(annotation)
