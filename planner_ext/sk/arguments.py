@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from types import UnionType
@@ -376,12 +377,9 @@ _EXACT: Final[Mapping[str, type[Any]]] = {"string": str, "integer": int, "boolea
 
 
 def _is_number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    with suppress(OverflowError):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return False
 
 
 def _is_integer(value: Any) -> bool:

@@ -9,6 +9,7 @@ no code of the application but its pydantic models and dataclasses. Must not kno
 import json
 import math
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from copy import deepcopy
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from enum import Enum
@@ -89,23 +90,19 @@ def to_integer(value: Any) -> Any:
     if type(value) is int:
         return value
     if isinstance(value, str) or (isinstance(value, float) and value.is_integer()):
-        try:
+        with suppress(ValueError):
             return int(value)
-        except ValueError:
-            pass
     raise unfit("integer", value)
 
 
 def _to_number(value: Any) -> Any:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
+        with suppress(ValueError, OverflowError):
             number = float(value)
-        except (ValueError, OverflowError):
-            number = math.nan
-        if math.isfinite(number):
-            if isinstance(value, str):
+            if math.isfinite(number) and isinstance(value, str):
                 return with_plain_numbers(number)
-            return value if value == number else number  # an integer that no float stands for is rounded once, here
+            if math.isfinite(number):
+                return value if value == number else number  # an integer that no float stands for is rounded once, here
     raise unfit("number", value)
 
 
