@@ -7,6 +7,7 @@ import pytest
 
 from planner_ext.sk.arguments import (
     MAX_DEPTH,
+    parse_object,
 )
 from support.arguments import ADD, accepts, function_of, message_of, parse, taking
 
@@ -127,3 +128,12 @@ def test_a_parameter_named_settings_is_a_parameter() -> None:
     def f(settings: str) -> None: ...
 
     assert parse(function_of(f), '{"settings": "dark"}') == {"settings": "dark"}
+
+
+def test_arguments_that_are_parsed_twice_are_not_shared() -> None:
+    """A flat object is remembered between two looks at a call; a change of one does not show in the other."""
+    text = '{"a": 1, "b": 2}'
+    first = parse_object(text)
+    assert isinstance(first, dict)
+    first.clear()
+    assert parse_object(text) == {"a": 1, "b": 2}
