@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_ext.testing import ScriptedOpenAIServer, call, say
+from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, call, say
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,7 +63,9 @@ def test_the_programs_are_those_that_are_tested_here() -> None:
         ("test_weather.py", [], "It has 4.5 degrees.\n"),
     ],
 )
-def test_a_program_prints_what_it_is_to_show(folder: Path, name: str, script: list[object], printed: str) -> None:
+def test_a_program_prints_what_it_is_to_show(
+    folder: Path, name: str, script: list[ScriptedReply], printed: str
+) -> None:
     """Each program runs as it stands, with the endpoint in the environment as the README says."""
     with ScriptedOpenAIServer(script) as server:
         assert run(folder, name, server=server).startswith(printed)
