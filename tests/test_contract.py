@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -334,6 +335,7 @@ def has_own_docstring(value: type) -> bool:
     return bool(value.__doc__) and not value.__doc__.startswith(f"{value.__name__}(")
 
 
+@cache
 def documented_assignments() -> set[str]:
     """List the names in the package that are assigned on the top level with a docstring below."""
     names: set[str] = set()

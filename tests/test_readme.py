@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, call, say
+from support.processes import Lives, run_program
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,14 +27,34 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *command: str, server: ScriptedOpenAIServer | None = None) -> str:
-    """Run a command in a folder; return what it printed, errors included."""
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
+
+
+def environment(folder: Path, server: ScriptedOpenAIServer | None = None) -> dict[str, str]:
+    """Make the environment of a program: with an endpoint, or with none."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PLANNER_EXT_"))}
     endpoint = {"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": server.url} if server is not None else {}
+    return {**own, **endpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+
+
+def printed_by(lives: Lives, program: Path, server: ScriptedOpenAIServer) -> str:
+    """Run a program that complains of nothing; return what it printed."""
+    env = environment(program.parent, server)
+    code, complaint, printed = run_program(lives, program, typed="", cwd=program.parent, env=env)
+    assert (code, complaint) == (0, "")
+    return printed + "\n"
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run a command in a folder; return what it printed, errors included."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env={**own, **endpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])},
+        env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -64,17 +86,17 @@ def test_the_programs_are_those_that_are_tested_here() -> None:
     ],
 )
 def test_a_program_prints_what_it_is_to_show(
-    folder: Path, name: str, script: list[ScriptedReply], printed: str
+    lives: Lives, folder: Path, name: str, script: list[ScriptedReply], printed: str
 ) -> None:
     """Each program runs as it stands, with the endpoint in the environment as the README says."""
     with ScriptedOpenAIServer(script) as server:
-        assert run(folder, name, server=server).startswith(printed)
+        assert printed_by(lives, folder / name, server).startswith(printed)
 
 
-def test_a_kept_run_is_approved_and_worked_off_by_the_commands(folder: Path) -> None:
+def test_a_kept_run_is_approved_and_worked_off_by_the_commands(lives: Lives, folder: Path) -> None:
     """The README's kept run pauses before the payment; its commands list it, approve it and show it."""
     with ScriptedOpenAIServer([say("1. pay"), call("bank-pay", {"amount": 20.0}), say("Paid.")]) as server:
-        assert run(folder, "keep.py", server=server) == "paused\n"
+        assert printed_by(lives, folder / "keep.py", server) == "paused\n"
         listed, approved, shown = (run(folder, "-m", "planner_ext", *line.split()[1:]) for line in COMMANDS)
     assert "bill-7/0/call_1" in listed
     assert "approve" in approved
