@@ -99,7 +99,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return charged(self._tab, self._inner, settings, list(chat_history.messages), self._options.price)
 
     def charged_to(self, tab: Tab) -> Self:
-        """Give a copy whose requests are charged to a call of a run, in whatever context they are made."""
+        """Return a copy whose requests are charged to a call of a run, in whatever context they are made."""
         copied = self.model_copy()
         copied._tab = tab
         return copied
@@ -114,12 +114,12 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return self._inner.get_prompt_execution_settings_class()
 
     def service_url(self) -> str | None:
-        """Give the inner connector's URL."""
+        """Return the inner connector's URL."""
         return self._inner.service_url()
 
     @property
     def total_tokens(self) -> int:
-        """Give the inner connector's own count of tokens, over all its requests; 0 where it keeps none."""
+        """Return the inner connector's own count of tokens, over all its requests; 0 where it keeps none."""
         return getattr(self._inner, "total_tokens", 0)
 
     async def get_chat_message_contents(

@@ -50,15 +50,15 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             then a plain reply closes the step (option 1); ``pre_invoke``: until ``pre_invoke`` refuses a call, after
             which one request without functions asks for the answer (option 3). The budget holds under each of them.
         plan: Whether a plan is asked for first; a text is taken as the plan, and none is asked for. No plan is made
-            where fewer than two round trips are left, nor where a run goes on from a given ``chat_history``.
+            where fewer than two round trips are left, nor where a run continues a given ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
         require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
             A plain reply that ends in a question mark then waits for an answer: the run ends ``asked``.
         response_format: What the final answer has to be: a pydantic model, a JSON schema, or OpenAI's
             ``response_format``. Only requests without functions carry it. An answer that is in the form already is
-            taken; another one is asked for again, told what is wrong, as long as the budget lasts. Then the run ends
-            ``limit_reached`` with the answer as it is; with ``max_iterations=None``, ``incomplete`` after ten times. It
-            is no part of a checkpoint: ``resume`` needs it again.
+            accepted; for any other the model is asked again, with the problem, as long as the budget lasts. Then the
+            run ends ``limit_reached`` with the answer as it is; with ``max_iterations=None``, ``incomplete`` after ten
+            times. A checkpoint does not hold it: ``resume`` needs it again.
         excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. Checked when a run
             begins: a name that the kernel does not have is refused. ``UserInteraction`` is the planner's own.
         excluded_functions: The same for functions, by fully qualified name or by their own.
@@ -211,7 +211,7 @@ def _named_errors() -> Generator[None]:
     """Name the option that pydantic refuses.
 
     Raises:
-        PlannerInvalidConfigurationError: With what was seen, and the known options where it is none of them.
+        PlannerInvalidConfigurationError: With what was seen, and the known options where the name is unknown.
     """
     try:
         yield

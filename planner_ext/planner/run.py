@@ -123,16 +123,16 @@ class PlannerRun:
 
 
 def rules_kept(activation: Activation) -> Rules | None:
-    """Give the rules of a run that goes on; None of one that starts, or that has ended and is only told again.
+    """Return the rules of a run that is resumed; None for a new one, and for one whose result is only read again.
 
     Raises:
         InvalidCheckpointError: If the journal contradicts itself.
     """
     state = Checkpoint(tuple(activation.facts)).state()
-    return None if state.phase is Phase.NEW or _told_again(state, activation) else state.rules
+    return None if state.phase is Phase.NEW or _only_read(state, activation) else state.rules
 
 
-def _told_again(state: State, activation: Activation) -> bool:
+def _only_read(state: State, activation: Activation) -> bool:
     """Whether a run has ended and its result is all that is asked for."""
     return state.ended is not None and activation.budget is None and not activation.reopen
 
@@ -165,7 +165,7 @@ class KeptRun(PlannerRun):
             return (await run_started(self.options, context, activation.goal, activation.run_id, guards=guards),)
         checkpoint = Checkpoint(tuple(activation.facts)).checked()
         state = checkpoint.state()
-        if _told_again(state, activation):
+        if _only_read(state, activation):
             return ()
         self._check_guards()
         reopened = activation.reopen and (state.phase, "Resumed") in TRANSITIONS

@@ -97,7 +97,7 @@ class Budget(Limits):
 
 
 def price_in(budget: Limits | None) -> Price | None:
-    """Give the price of a budget; limits alone, as a journal keeps them, have none."""
+    """Return the price of a budget; None for limits alone, as a journal keeps them."""
     return budget.price if isinstance(budget, Budget) else None
 
 

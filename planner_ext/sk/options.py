@@ -272,7 +272,7 @@ def least(first: int | None, second: int | None) -> int | None:
 
 
 def _instance(name: str, value: object, kind: type[_T]) -> _T:
-    """Take an option of a class, or its defaults for None.
+    """Return an option's value, or the class's defaults for None.
 
     Raises:
         InvalidOptionError: Naming the option.
@@ -281,7 +281,7 @@ def _instance(name: str, value: object, kind: type[_T]) -> _T:
 
 
 def instance_of(name: str, value: object, kind: type[_T]) -> _T:
-    """Read what has to be of a class.
+    """Return a value that must be of a class.
 
     Raises:
         InvalidOptionError: Naming the option.
@@ -292,7 +292,7 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
 
 
 def checked_goal(goal: object) -> str:
-    """Read a goal.
+    """Return a goal.
 
     Raises:
         InvalidOptionError: If it is no text, or an empty one.
@@ -303,10 +303,10 @@ def checked_goal(goal: object) -> str:
 
 
 def _clock(value: Clock | None) -> Clock:
-    """Take a clock, or the machine's for None.
+    """Return a clock, the machine's for None.
 
     Raises:
-        InvalidOptionError: If it is none.
+        InvalidOptionError: If it is not a clock.
     """
     if value is None or isinstance(value, SystemClock | CheckedClock):
         return value or SystemClock()
@@ -316,7 +316,7 @@ def _clock(value: Clock | None) -> Clock:
 
 
 def callable_with(name: str, value: _T, *given: str) -> _T:
-    """Read a function, or None.
+    """Return a function, or None.
 
     Args:
         name: The option.
@@ -344,7 +344,7 @@ def callable_with(name: str, value: _T, *given: str) -> _T:
 
 
 def _callables(name: str, values: object) -> tuple[Any, ...]:
-    """Read a sequence of functions.
+    """Return a sequence of functions as a tuple.
 
     Raises:
         InvalidOptionError: Naming the option.
@@ -355,7 +355,7 @@ def _callables(name: str, values: object) -> tuple[Any, ...]:
 
 
 def non_negative(name: str, value: object) -> int:
-    """Read a whole number, 0 or more; None is 0.
+    """Return a whole number, 0 or more; None is 0.
 
     Raises:
         InvalidOptionError: Naming the option.

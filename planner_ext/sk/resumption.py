@@ -1,4 +1,4 @@
-"""What a run is resumed with, as the facts that it goes on with."""
+"""The facts with which a run is resumed: decisions, a budget, and the outcome of calls that were interrupted."""
 
 import inspect
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 async def recovery_facts(
     state: State, *, effect_of: Callable[[str], Effect], functions: Functions, in_doubt: InDoubt, at: float
 ) -> tuple[Fact, ...]:
-    """List the facts with which an interrupted run goes on.
+    """List the facts with which an interrupted run is resumed.
 
     A call in doubt that a person is to decide has none: the run pauses on it.
 
@@ -113,10 +113,10 @@ class ResumeRequest:
         return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))
 
     def resumed_state(self, at: float) -> State:
-        """Give the run as it is once it goes on, before any decision.
+        """Return the state of the resumed run, before any decision.
 
         Raises:
-            InvalidCheckpointError: If the record cannot be gone on with.
+            InvalidCheckpointError: If the record cannot be resumed.
         """
         state = self.checkpoint.state()
         check_record(state)
@@ -126,7 +126,7 @@ class ResumeRequest:
         """Write it as facts: all decisions, or none.
 
         Raises:
-            InvalidCheckpointError: If the record cannot be gone on with.
+            InvalidCheckpointError: If the record cannot be resumed.
             DecisionRefusedError: If one of the decisions cannot be taken.
         """
         state = self.checkpoint.state()

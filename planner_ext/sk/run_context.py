@@ -316,7 +316,7 @@ def _transcript(chat: KernelChat, state: State) -> ChatHistory:
 
 
 def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[ChatCompletionClientBase, RunSettings]:
-    """Take the connector out of services that make runs themselves, so that one loop asks it; merge their options."""
+    """Return the connector inside services that make runs themselves, and the options merged with theirs."""
     outer: Any = service
     while isinstance(inner := getattr(outer, "options", None), RunSettings):
         outer, options = outer.inner, options.within(inner)
@@ -358,7 +358,7 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
 def checked_messages(
     messages: Sequence[ChatMessageContent], on_invalid_history: Literal["refuse", "repair"], kernel: Kernel
 ) -> list[ChatMessageContent]:
-    """Take a history that may be sent, or repair one on request; each result becomes a message of its own.
+    """Return a history that may be sent, repaired on request; each result becomes a message of its own.
 
     The names of the kernel's functions may be longer than most servers accept.
 

@@ -156,7 +156,7 @@ class ServiceRun:
             self.history.messages[:] = self._added(state)
 
     def _added(self, state: State) -> list[ChatMessageContent]:
-        """Give the messages of the transcript that are not in the history yet."""
+        """Return the messages of the transcript that are not in the history yet."""
         transcript = self.context.chat.messages(state.transcript)
         known, self.known = self.known, len(transcript)
         return transcript[known:]
