@@ -1,6 +1,6 @@
 """Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere.
 
-A name is imported when it is first used (PEP 562), so that the command line starts fast.
+Each name is imported on first use (PEP 562), so that the command line starts fast.
 """
 
 from importlib import import_module

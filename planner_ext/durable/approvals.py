@@ -1,4 +1,4 @@
-"""Approvals from another process, without a kernel: pending calls, exactly as they will run, and decisions on them."""
+"""Approvals from another process, without a kernel: lists pending calls exactly as they will run, and decides them."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Approvals:
-    """The calls and questions that wait for a person, in the store that the workers use."""
+    """The pending calls and questions of a store, which this process shares with the workers."""
 
     def __init__(self, store: JournalStore, *, clock: Clock | None = None) -> None:
         self._store = store
@@ -32,26 +32,26 @@ class Approvals:
 
         Args:
             where: The SQLite file, or a ``postgresql://`` address.
-            clock: Tells the time; None is the machine's.
+            clock: The time source; None uses the machine's clock.
 
         Raises:
-            StoreError: If it does not exist, or cannot be used.
+            StoreError: If the store does not exist, or cannot be used.
         """
         async with opened_store(where, create=False) as store:
             yield cls(store, clock=clock)
 
     async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
-        """List the calls and questions that wait, those first that wait longest; expired ones are not among them.
+        """List the pending calls and questions, the oldest first, without expired ones.
 
-        A row that was altered is left out and logged by its name: it cannot be decided, see `show`.
+        A row that was altered is skipped, and its id is logged. It cannot be decided; see `show`.
 
         Args:
-            run_id: Only those of this run; None lists those of all.
-            limit: How many at most.
-            offset: How many of the first to leave out; see `count`.
+            run_id: Lists only this run's; None lists those of all runs.
+            limit: The maximum number of entries.
+            offset: The number of entries to skip; see `count`.
 
         Raises:
-            StoreError: If limit or offset is not a whole number from 0 on.
+            StoreError: If limit or offset is not an integer of at least 0.
         """
         found: list[PendingApproval] = []
         rows = await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset)
@@ -64,7 +64,7 @@ class Approvals:
         return found
 
     async def count(self, run_id: str | None = None) -> int:
-        """Count the calls and questions that wait, of one run or of all; `pending` leaves out altered rows."""
+        """Count the pending calls and questions of one run or of all, altered rows included; `pending` skips those."""
         return await self._store.count_open_approvals(self._clock.now(), run_id=run_id)
 
     async def show(self, approval_id: str) -> PendingApproval:
@@ -81,29 +81,29 @@ class Approvals:
         return read_approval(row, refused)
 
     async def refused(self, run_id: str) -> list[DecisionRecord]:
-        """List the decisions on a run's calls that were not taken: who made them, when, what, and why not."""
+        """List the refused decisions on a run's calls: author, time, decision and the reason for the refusal."""
         return [read_refusal(row) for row in await self._store.refusals(run_id=run_id)]
 
     async def decide(self, approval_id: str, decision: Decision) -> bool:
-        """Decide a call; a worker takes the decision into the run's journal, now or when the next one starts.
+        """Decide a call. A worker takes the decision into the run's journal, now or when the next worker starts.
 
-        A decision that is refused, or comes second, is kept as well: `show` and `refused` list it.
+        A refused decision, or a second one on the same call, is stored too: `show` and `refused` list it.
 
-        The decision binds to what `show` shows. A worker checks whether it fits when it takes the decision, since this
-        process does not know the function: after edited arguments that are invalid, or an `Approve` of a question, the
-        call waits again, with the ``problem`` shown.
+        The decision binds to the call as `show` returns it. Only a worker knows the function, so a worker validates the
+        decision when it takes it. If edited arguments are invalid, or a question was answered with `Approve`, the call
+        waits again, with the ``problem`` shown.
 
         Args:
             approval_id: The call's id, from `pending`.
-            decision: `Approve`, `Deny` or `Supply`, with ``by``; what is in it must be JSON values. A question is
-                answered with `Supply`, or with `Deny` where there is no answer.
+            decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be JSON values. Answer a question with
+                `Supply`, or with `Deny` if there is no answer.
 
         Returns:
-            Whether this decision counts: False where another one was first. Then nothing changed.
+            Whether this decision counts. False if another one was first; then nothing changed.
 
         Raises:
-            ApprovalRefusedError: If there is no such call, its question has expired, or the decision cannot be taken
-                or was made for other arguments.
+            ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid or was
+                made for other arguments.
         """
         shown, at = await self.show(approval_id), self._clock.now()
         try:
@@ -125,10 +125,10 @@ class Approvals:
 
 
 def _checked(shown: PendingApproval, decision: Decision, at: float) -> str:
-    """Write a decision on a call as JSON text.
+    """Validate a decision on a call, and return it as JSON text.
 
     Raises:
-        ApprovalRefusedError: If it cannot be taken.
+        ApprovalRefusedError: If the decision is invalid for this call.
     """
     text = write_decision(decision)
     if isinstance(decision, Approve) and decision.fingerprint not in (None, shown.fingerprint):
@@ -136,7 +136,7 @@ def _checked(shown: PendingApproval, decision: Decision, at: float) -> str:
             f"The approval of {shown.id!r} was given for another call or other arguments: its fingerprint is "
             f"{decision.fingerprint}, the call's {shown.fingerprint}. Show the call again and decide anew."
         )
-    if shown.decided_at is not None:  # the first decision counts, which the store says
+    if shown.decided_at is not None:  # the store decides which decision came first
         return text
     if shown.expires_at is not None and at >= shown.expires_at.timestamp():
         raise ApprovalRefusedError(

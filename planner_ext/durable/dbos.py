@@ -1,13 +1,13 @@
-"""Activations on many machines: DBOS queues, times and recovers them in PostgreSQL.
+"""Activations on many machines: DBOS queues, delays and recovers them in PostgreSQL.
 
-DBOS has a row for each activation, ``{run_id}:{n}``, with ``n`` the length of the journal where it begins: a second
-request for the same activation finds it there. The rows carry nothing else. An activation that runs twice folds the
-journal and finds nothing left to do, or loses a place in the journal and stops: DBOS decides when something runs, and
-never what happened.
+DBOS keeps one row for each activation, named ``{run_id}:{n}``, where ``n`` is the length of the journal at its start. A
+second request for the same activation finds that row. The rows carry nothing else. An activation that runs twice folds
+the journal and finds nothing left to do, or its write to the journal conflicts and it stops. DBOS decides when an
+activation runs; only the journal says what happened.
 
-DBOS lives in a thread and an event loop of its own, because it blocks the loop that it is launched in, and takes that
-loop's pool of threads for itself and leaves it shut down. Activations run in the loop that opened the queue; only JSON
-ever reaches DBOS's tables.
+DBOS runs in a separate thread with a separate event loop, because it blocks the loop that it is launched in, takes over
+that loop's thread pool, and leaves the pool shut down. Activations run in the loop that opened the queue. Only JSON
+reaches DBOS's tables.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class ActivationQueue:
         store: The runs, on the same server.
 
     Attributes:
-        workers: This worker, whose session the queue keeps.
+        workers: This worker's registration; the queue keeps its session alive.
     """
 
     def __init__(self, url: str, name: str, store: JournalStore) -> None:
@@ -96,10 +96,10 @@ class ActivationQueue:
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Take the worker's name, and launch DBOS.
+        """Acquire the worker's name, and launch DBOS.
 
         Raises:
-            WorkerInUseError: If a process that lives has the name.
+            WorkerInUseError: If a living process has the name.
             StoreError: If the database or DBOS cannot be used.
         """
         await self.workers.keep()
@@ -111,7 +111,7 @@ class ActivationQueue:
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """Interrupt the activations that run here, and give the worker's name free: others recover what is left."""
+        """Interrupt the activations that run here, and release the worker's name; other workers recover them."""
         tasks = [*self._passing, *([] if self._watching is None else [self._watching])]
         for task in tasks:
             task.cancel()
@@ -123,15 +123,15 @@ class ActivationQueue:
             await self.workers.leave()
 
     async def serve(self, work: Callable[[str], Awaitable[object]], *, at_most: int) -> None:
-        """Run, from now on, due activations of all runs by ``work``; this many at once."""
+        """Start running due activations of all runs with ``work``, at most this many at once."""
         self._serving = work
         await self._host.listen(at_most=at_most)
 
     async def run(self, run_id: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run the activation that is due of a run, in this process; if the process dies, another one does.
+        """Run a run's due activation in this process; if the process dies, another one runs it.
 
         Raises:
-            Exception: What ``work`` raises.
+            Exception: Any exception of ``work``.
         """
         done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         tasks: list[asyncio.Task[None] | None] = []
@@ -162,7 +162,7 @@ class ActivationQueue:
                 await asyncio.wait([task])
 
     async def _begin(self, run_id: str, activation: _Work) -> None:
-        """Begin an activation here, in place of one that waits or has ended; wait for one that runs."""
+        """Start an activation here. It replaces one that is queued or has ended; a running one is awaited first."""
         while not await self._host.begin(key := await self._key(run_id), run_id, activation):
             row = await self._host.find(key)
             if row is None:
@@ -178,7 +178,7 @@ class ActivationQueue:
         try:
             await self._serving(run_id)
             await self._set_timer(run_id)
-        except Exception as error:  # it was reported; to DBOS the activation is done
+        except Exception as error:  # it was logged; to DBOS the activation is done
             logger.debug("The activation of run %s was left: %s", run_id, error)
             if isinstance(error, RunRefusedError):  # once DBOS has noted that, it is queued again
                 task = asyncio.create_task(self._pass_on(run_id))
@@ -191,9 +191,9 @@ class ActivationQueue:
             logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
 
     async def _pass_on(self, run_id: str) -> None:
-        """Queue the activation of a running run that this worker may not drive, for one that may: later each time.
+        """Requeue the activation of a running run that this worker may not drive, with a longer delay each time.
 
-        A run that waits for a decision or a date is begun when that is due, see `_take_due`.
+        A run that waits for a decision or a date is started when that is due; see `_take_due`.
         """
         key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
         self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
@@ -206,9 +206,9 @@ class ActivationQueue:
         await self._renew(key, run_id, delay=delay or None)
 
     async def _set_timer(self, run_id: str) -> None:
-        """Where a run waits for an answer that has a date, delay its next activation until then.
+        """If a run waits for an answer with an expiry date, schedule its next activation for that date.
 
-        Nothing is set where this activation recorded nothing, since the next one has its name; see `_DUE`.
+        If this activation recorded nothing, the next one has the same name, and nothing is scheduled; see `_DUE`.
         """
         if (wake_at := (await self._store.record(run_id)).wake_at) is not None:
             await self._host.enqueue(await self._key(run_id), run_id, delay=max(0.0, wake_at - time.time()))
@@ -218,7 +218,7 @@ class ActivationQueue:
         return f"{run_id}:{rows[0][0][0]}"
 
     async def _watch(self) -> None:
-        """Keep this worker's session, and queue what others left: decisions, and activations of workers that died."""
+        """Keep this worker's session alive; queue decided runs, and the activations of dead workers."""
         while True:
             try:
                 await self.workers.keep()
@@ -233,7 +233,7 @@ class ActivationQueue:
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def _take_due(self) -> None:
-        """Begin the next activation of each due run that no worker drives: once, however many workers see it."""
+        """Queue the next activation of each due run that no worker drives: once, however many workers see it."""
         for run_id, owner, status in (await self._store.database.transact((_DUE, {"now": time.time()})))[0]:
             if run_id in self._refused or (owner is not None and await self.workers.alive(str(owner))):
                 continue
@@ -248,7 +248,7 @@ class ActivationQueue:
                 await self._renew(key, str(run_id))
 
     async def _renew(self, key: str, run_id: str, *, delay: float | None = None) -> None:
-        """Queue an activation anew, under this version: an earlier version may have no worker any more."""
+        """Queue an activation again under this application version; an earlier version may have no worker left."""
         await self._host.forget(key)
         await self._host.enqueue(key, run_id, delay=delay)
 
@@ -269,13 +269,13 @@ class ActivationQueue:
 
 
 class _DbosHost:
-    """DBOS for this process, which can have it only once.
+    """The DBOS instance of this process; DBOS allows one.
 
     Args:
         url: ``postgresql://...``.
-        executor: The name of this process among all that ever were: with DBOS's default, "local", every process
-            takes every other's live activations for its own, lost ones.
-        work: Runs the activations that come from the queue, in the event loop that opened the host.
+        executor: A globally unique name of this process. With DBOS's default, "local", every process would recover the
+            live activations of all others as lost ones.
+        work: Runs queued activations in the event loop that opened the host.
     """
 
     def __init__(self, url: str, executor: str, work: _Work) -> None:
@@ -294,10 +294,10 @@ class _DbosHost:
         self._dbos: DBOS
 
     async def open(self) -> None:
-        """Launch DBOS; its tables are created where they do not exist.
+        """Launch DBOS, and create its tables if they do not exist.
 
         Raises:
-            StoreError: If this process has DBOS already, or it cannot be launched.
+            StoreError: If this process has already launched DBOS, or the launch fails.
         """
         if _current:
             raise StoreError(
@@ -310,7 +310,7 @@ class _DbosHost:
         await asyncio.wrap_future(self._opened)
 
     async def listen(self, *, at_most: int) -> None:
-        """Take activations from the queue, from now on, while fewer than this many of them run here."""
+        """Start taking activations from the queue, while fewer than this many run here."""
 
         async def listen() -> None:
             await DBOS.register_queue_async(_QUEUE, worker_concurrency=at_most, polling_interval_sec=_POLLING_SECONDS)
@@ -319,7 +319,7 @@ class _DbosHost:
         await self._there(listen)
 
     async def interrupt(self) -> None:
-        """Cancel what runs here, and wait for it, and begin nothing more; to DBOS it still runs."""
+        """Cancel and await the activations that run here, and start no more; to DBOS they still run."""
         self._interrupted = True
         tasks = tuple(self._tasks)
         for task in tasks:
@@ -327,12 +327,12 @@ class _DbosHost:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """End DBOS."""
+        """Shut DBOS down."""
         self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.wrap_future(self._closed)
 
     async def begin(self, key: str, run_id: str, work: _Work) -> bool:
-        """Run an activation in this process at once, by ``work``; False where DBOS has one of this name already."""
+        """Run an activation in this process at once with ``work``; False if DBOS already has one of this name."""
         self._given[key] = (work, contextvars.copy_context())
 
         async def begin() -> bool:
@@ -349,14 +349,14 @@ class _DbosHost:
         return begun
 
     async def enqueue(self, key: str, run_id: str, *, delay: float | None = None) -> None:
-        """Queue an activation for any process that listens, now or after some seconds; keep one of this name."""
+        """Queue an activation for any listening process, now or after a delay; an existing one of this name stays."""
         options = EnqueueOptions(workflow_name=_NAME, queue_name=_QUEUE, workflow_id=key, app_version=_VERSION)
         if delay is not None:
             options["delay_seconds"] = delay
         await self._there(lambda: DBOS.enqueue_workflow_with_options_async(options, run_id))
 
     async def bring(self, keys: Sequence[str]) -> None:
-        """Queue activations to run now: delayed ones, and those whose process is gone."""
+        """Queue activations to run now: delayed ones, and those whose process has died."""
         if keys:
             await self._there(lambda: DBOS.resume_workflows_async([*keys], queue_name=_QUEUE))
 
@@ -365,7 +365,7 @@ class _DbosHost:
         await self._there(lambda: DBOS.delete_workflow_async(key))
 
     async def find(self, key: str) -> WorkflowStatus | None:
-        """Read one activation's row; None where there is no such row."""
+        """Read one activation's row; None if there is no such row."""
         rows = await self.list(workflow_ids=[key])
         return rows[0] if rows else None
 
@@ -374,7 +374,7 @@ class _DbosHost:
         return await self._there(lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False))
 
     async def run_here(self, key: str, run_id: str) -> None:
-        """Run an activation in the loop that opened the host, and wait for it in DBOS's."""
+        """Run an activation in the loop that opened the host, and await it in DBOS's loop."""
         if self._interrupted:  # the queue hands out activations until DBOS has ended
             raise asyncio.CancelledError
         work, context = self._given.pop(key, (self._work, contextvars.Context()))
@@ -390,12 +390,12 @@ class _DbosHost:
             self._tasks.discard(task)
 
     async def _there(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Run something in DBOS's loop; in an empty context, so that it is never taken for a part of an activation."""
+        """Run a coroutine in DBOS's loop, in an empty context: DBOS must not take it for part of an activation."""
         future = contextvars.Context().run(asyncio.run_coroutine_threadsafe, work(), self._loop)
         return await asyncio.wrap_future(future)
 
     def _live(self) -> None:
-        """Run DBOS in its thread, from launch to the end."""
+        """Run DBOS in its thread, from launch to shutdown."""
         try:
             with _no_pickle():
                 try:
@@ -415,7 +415,7 @@ class _DbosHost:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         logger = logging.getLogger("dbos")
         if not logger.handlers:
-            logger.addHandler(logging.NullHandler())  # else DBOS writes to the console by itself
+            logger.addHandler(logging.NullHandler())  # else DBOS writes to the console
         logger.addFilter(self._filter)
         self._dbos = DBOS(config=_config(self._url, self._executor))
         if DBOS.executor_id != self._executor:
@@ -439,7 +439,7 @@ async def _activation(run_id: str) -> None:
 
 
 def _is_older(row: WorkflowStatus) -> bool:
-    """Say whether an activation is of an earlier version, so that no worker of this one takes it from the queue."""
+    """Return whether an activation has an earlier application version: workers of this version never dequeue it."""
     numbers = re.fullmatch(r"planner_ext-(\d+)\.(\d+)", row.app_version or "")
     return numbers is not None and tuple(map(int, numbers.groups())) < _NUMBERS
 
@@ -465,7 +465,7 @@ class _PasswordFilter(logging.Filter):
         self._url = url
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record where it has to be, and let it pass."""
+        """Redact the record's passwords; always keep the record."""
         record.msg, record.args = without_passwords(record.getMessage(), self._url), ()
         if record.exc_info:
             text = logging.Formatter().formatException(record.exc_info)
@@ -476,7 +476,7 @@ class _PasswordFilter(logging.Filter):
 
 @contextmanager
 def _no_pickle() -> Generator[None]:
-    """Take pickle away from DBOS: a row may name its serialization, and so run code, whatever the configuration says.
+    """Disable pickle in DBOS: a row names its serialization, so a pickled row would run code despite the configuration.
 
     With ``DBOSPortableJSONSerializer`` configured, DBOS 3.4 still unpickles a row that says ``py_pickle``.
     """

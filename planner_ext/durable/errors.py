@@ -1,4 +1,4 @@
-"""What a store refuses, and addresses as they may be printed: without the passwords in them.
+"""The errors of a store, and the redaction of passwords in addresses.
 
 StoreError (PlannerExtError)     a store that cannot be used: missing, locked, full, read-only, not reached, damaged
 ├── RunFencedError               another worker has continued the run; this one stops before its next side effect
@@ -32,11 +32,11 @@ __all__ = [
 
 
 class StoreError(PlannerExtError):
-    """A store cannot be used; names what is wrong and the way out. What was recorded before stays recorded."""
+    """A store cannot be used; the message names the problem and the way out. Recorded facts stay recorded."""
 
 
 class DuplicateRowError(StoreError):
-    """A row with this key exists; a database raises it to the store, it never leaves ``planner_ext.durable``."""
+    """A row with this key exists. A database raises it to the store; it never leaves `planner_ext.durable`."""
 
 
 class RunFencedError(StoreError):
@@ -44,7 +44,7 @@ class RunFencedError(StoreError):
 
 
 class WorkerInUseError(StoreError):
-    """Two workers were given one name; the second is refused, since the first would be taken for dead with it."""
+    """Two workers have the same name; the second is refused, since its end would make the first look dead."""
 
 
 class UnknownRunError(PlannerExtError):
@@ -56,15 +56,15 @@ class RunConflictError(PlannerExtError):
 
 
 class RunRefusedError(PlannerExtError):
-    """A process has less control over a run's calls than the run began under; names what is missing. Nothing ran."""
+    """A process lacks a control that the run began under; the message names it. Nothing ran."""
 
 
 class ApprovalRefusedError(PlannerExtError):
-    """A decision cannot be taken: its call is unknown, expired or altered, or it was made for another one."""
+    """A decision is refused: its call is unknown, expired or altered, or it was made for another call."""
 
 
 def kernel_error(name: str, problem: str, **details: object) -> Exception:
-    """Make an error of `planner_ext.errors` that is a KernelException: raising one imports Semantic Kernel."""
+    """Create an error of `planner_ext.errors` that is a KernelException, which imports Semantic Kernel only now."""
     return getattr(import_module("planner_ext.errors"), name)(problem, **details)
 
 
@@ -82,10 +82,10 @@ _BETWEEN = re.compile(r"[^\w]+")
 
 
 def is_address(where: object) -> bool:
-    """Say whether a store is a PostgreSQL database, and not a file.
+    """Return whether a store's address is a PostgreSQL URL (True) or a file path (False).
 
     Raises:
-        StoreError: If it is another kind of address.
+        StoreError: If it is a URL of another kind.
     """
     text = str(where)
     if text.startswith(("postgresql://", "postgres://")):
@@ -104,7 +104,7 @@ def redacted(where: str) -> str:
 
 
 def without_passwords(text: str, where: str) -> str:
-    """Remove an address's passwords, also in part or percent-encoded, from a text of another library."""
+    """Remove an address's passwords, whole, partial or percent-encoded, from another library's text."""
     shown, secrets = _split(where)
     text = text.replace(where, shown)
     for secret in secrets:
@@ -117,7 +117,7 @@ def without_passwords(text: str, where: str) -> str:
 
 
 def _split(where: str) -> tuple[str, list[str]]:
-    """Split an address into the text that may be printed, and its passwords."""
+    """Split an address into its printable text and its passwords."""
     secrets: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -145,7 +145,7 @@ def _without_login(text: str, secrets: list[str]) -> str:
 
 
 def _without_odd_ports(text: str, secrets: list[str]) -> str:
-    """Hide ports that are not numbers: where the host was forgotten, the password stands there."""
+    """Hide ports that are not numbers: if the host is missing, the password is parsed as the port."""
 
     def hide(match: re.Match[str]) -> str:
         port = match["port"]

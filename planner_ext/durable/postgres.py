@@ -1,8 +1,8 @@
 """Runs in PostgreSQL: the shared statements over psycopg, exactly once also where the connection breaks.
 
-A transaction whose connection is lost while it commits may or may not have happened. So each connection has a row of
-its own in ``planner_commits``, and every writing transaction leaves a fresh token there: afterwards the row says which
-it was. A server that restarts is waited for; what was recorded before stays, and nothing is recorded twice.
+A transaction whose connection is lost during the commit may or may not have been committed. So each connection has one
+row in ``planner_commits``, and every writing transaction leaves a fresh token there; reading the row afterwards tells
+whether it was. While a server restarts, transactions wait. Nothing is lost, and nothing is recorded twice.
 """
 
 import asyncio
@@ -109,11 +109,11 @@ class PostgresDatabase:
                 await _prepare(connection)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; one that writes goes to its end, also if its caller is cancelled.
+        """Perform steps in one transaction; a writing one completes even if its caller is cancelled.
 
         Raises:
             DuplicateRowError: If a key exists.
-            StoreError: If the database cannot be used, or was away for longer than the patience.
+            StoreError: If the database cannot be used, or was unreachable for longer than the patience.
         """
         if self._closed:
             raise StoreError("The store was closed. Use it inside its async with block.")
@@ -125,7 +125,7 @@ class PostgresDatabase:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Let every transaction end, and close the connections."""
+        """Wait for every transaction to end, and close the connections."""
         self._closed = True
         await asyncio.gather(*self._writing, return_exceptions=True)
         for seat in self._seats:
@@ -145,7 +145,7 @@ class PostgresDatabase:
             self._free.put_nowait(seat)
 
     async def _commit(self, seat: "_Seat", steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
-        """Perform steps and commit; where the connection breaks in between, find out, and begin again if need be."""
+        """Perform steps and commit. If the connection breaks, find out whether they were committed; if not, retry."""
         while True:
             token = uuid.uuid4().hex
             connection, rows = await _patiently(lambda token=token: seat.write(steps, token), seconds=self._patience)
@@ -160,7 +160,7 @@ class PostgresDatabase:
 
 
 class _Seat:
-    """One connection, opened when it is first needed, and its row in ``planner_commits``, entered where it writes."""
+    """One connection, opened on first use, and its row in ``planner_commits``, inserted on its first write."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -174,7 +174,7 @@ class _Seat:
             async with connection.pipeline():
                 cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
             return [await cursor.fetchall() for cursor in cursors]
-        except asyncio.CancelledError:  # in the midst of an answer without a reader
+        except asyncio.CancelledError:  # during an answer that has no reader
             await connection.close()
             raise
 
@@ -218,13 +218,13 @@ class _Seat:
 
 
 class PostgresWorkers:
-    """This process among the workers of a database: each holds a lock in a session that ends with its process.
+    """Registers this process as a worker of a database: each worker holds a lock in a session of its process.
 
     Implements `planner_ext.durable.worker.WorkerRegistry`.
 
     Attributes:
         name: The worker's name; one process may have it at a time.
-        worker_id: Its name among all workers of all times: a worker that is started again is another one.
+        worker_id: A globally unique id; a restarted worker gets a new one.
 
     Args:
         url: ``postgresql://...``.
@@ -242,10 +242,10 @@ class PostgresWorkers:
         self._left = False
 
     async def keep(self) -> None:
-        """Take the locks; take them again where the session was lost, as when the server restarted.
+        """Acquire the locks; acquire them again if the session was lost, for instance by a restart of the server.
 
         Raises:
-            WorkerInUseError: If a process that lives has the name.
+            WorkerInUseError: If a living process has the name.
             StoreError: If the database cannot be used.
         """
         await self._ask("SELECT 1")
@@ -254,7 +254,7 @@ class PostgresWorkers:
         """Whether a worker's session lives.
 
         Raises:
-            WorkerInUseError: If this worker's own session was lost, and a process that lives has the name.
+            WorkerInUseError: If this worker's own session was lost, and another living process took the name.
             StoreError: If the database cannot be used.
         """
         return await self._ask(_HELD, _key(worker_id)) == (True,)
@@ -267,7 +267,7 @@ class PostgresWorkers:
                 await self._connection.close()
 
     async def _ask(self, question: LiteralString, *values: int) -> Row | None:
-        """Ask in this worker's session, taken again if need be: a worker without a session may not judge others."""
+        """Query in this worker's session, restored if it was lost: a worker without one may not judge others."""
 
         async def ask() -> Row | None:
             if self._left:
@@ -297,7 +297,7 @@ class PostgresWorkers:
 
 
 def _key(name: str) -> int:
-    """Turn a name into the number that is locked: the first eight bytes of a digest, so that no two meet."""
+    """Map a name to its lock number: the first eight bytes of a digest, so that two names do not collide."""
     digest = hashlib.sha256(f"planner_ext worker {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -318,7 +318,7 @@ async def _connect(url: str) -> _Connection:
 
 
 async def _prepare(connection: _Connection) -> None:
-    """Create the tables under a lock, since creating one twice at once fails; check the number of existing ones."""
+    """Create the tables under a lock, since concurrent creation fails; check the schema number of existing ones."""
     there = await (await connection.execute("SELECT to_regclass('planner_refusals') IS NOT NULL")).fetchone()
     if there != (True,):
         async with connection.transaction():
@@ -337,12 +337,12 @@ async def _prepare(connection: _Connection) -> None:
 
 @cache
 def _query(statement: str) -> LiteralString:
-    """Write a statement with psycopg's placeholders; its text is ours, what comes from outside is in the values."""
+    """Convert a statement to psycopg's placeholders; its text is the package's own, outside data are in the values."""
     return cast("LiteralString", re.sub(r":([a-z_]+)", r"%(\1)s", statement))
 
 
 async def _patiently(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
-    """Try until the server is there, for as long as the patience lasts; another error is raised at once."""
+    """Retry until the server is reachable or the patience runs out; any other error is raised at once."""
     loop = asyncio.get_running_loop()
     deadline, wait = loop.time() + seconds, 0.05
     while True:
@@ -356,7 +356,7 @@ async def _patiently(attempt: Callable[[], Awaitable[_Result]], *, seconds: floa
 
 
 def _is_passing(error: psycopg.Error | OSError) -> bool:
-    """Say whether it is worth trying again: the server is away, restarts, or asks for it."""
+    """Return whether a retry may help: the server is unreachable, restarts, or asks for a retry."""
     if isinstance(error, OSError):
         return True
     if error.sqlstate is None:
@@ -365,13 +365,13 @@ def _is_passing(error: psycopg.Error | OSError) -> bool:
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
-    """Say whether the server answered, and refused; while connecting, psycopg has no SQLSTATE for it."""
+    """Return whether the server answered and refused; while connecting, psycopg sets no SQLSTATE for that."""
     return any(word in str(error) for word in ("does not exist", "authentication failed", "invalid connection option"))
 
 
 @contextmanager
 def _named_errors(url: str) -> Generator[None]:
-    """Turn an error of PostgreSQL into a store's: what is wrong, where, and the way out; no password is shown."""
+    """Convert a PostgreSQL error to a `StoreError` with the problem, the place and the way out, but no password."""
     try:
         yield
     except psycopg.errors.UniqueViolation as error:

@@ -1,4 +1,4 @@
-"""A store's rows as values, and values as the JSON text of a row. Reading a row runs no code."""
+"""Converts a store's rows to values, and values to the JSON text of a row. Reading a row runs no code."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -49,11 +49,11 @@ class RunRecord:
     Attributes:
         run_id: The run's name.
         goal: The goal of the run.
-        status: ``running``, also where its worker died; ``paused``; or how it ended, as in a result.
+        status: ``running``, even if its worker died; ``paused``; or how it ended, as in a result.
         owner: The worker that drives it, or None.
-        wake_at: When the first question of a paused run expires, in seconds since the epoch; None: never.
+        wake_at: When the first question of a paused run expires, in seconds since the epoch; None means never.
         created_at: When it was started, in seconds since the epoch.
-        updated_at: When it last paused, resumed or ended, likewise.
+        updated_at: When it last paused, resumed or ended, in seconds since the epoch.
     """
 
     run_id: str
@@ -66,7 +66,7 @@ class RunRecord:
 
     @property
     def unfinished(self) -> bool:
-        """Whether there may be something left to do."""
+        """Whether the run may still have work to do."""
         return self.status in ("running", "paused")
 
 
@@ -80,30 +80,29 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingApproval:
-    """A call that waits for a person, or did; a question of the model is one, too.
+    """A call that waits for a person's decision, or did; a question of the model is one, too.
 
     Attributes:
-        id: ``{run_id}/{iteration}/{call_id}``, of a long call id its beginning and a digest; decisions go by it. A call
-            that a person approved and that then came to be in doubt asks anew, under an id of its own: with the number
-            of its start behind an ``@``.
+        id: ``{run_id}/{iteration}/{call_id}``; a long call id is cut and ends in a digest. Decisions refer to it. A
+            call that was approved and is then in doubt asks again under a new id: with ``@`` and the number of its
+            start appended.
         run_id: The run that waits.
         call_id: The call's id within its batch.
         kind: ``function``: a call, which `Approve` runs; ``question``: the model asks, and `Supply` answers it.
-        fully_qualified_name: The function that will run; of a question ``UserInteraction-AskUser``, which does not.
-        arguments: Exactly what it will get from the model; of a question ``{"question"}``.
+        fully_qualified_name: The function that will run; for a question ``UserInteraction-AskUser``, which never runs.
+        arguments: Exactly the model's arguments that it will get; for a question ``{"question"}``.
         goal: The goal of the run.
-        prompt: What the person is asked, "" for nothing in particular.
+        prompt: The question to the person, "" if there is no particular one.
         fingerprint: Digest of run, iteration, call, function and arguments; decisions bind to it.
-        in_doubt: Whether the call had started when its process died, so that it may have taken effect: `Approve` runs
-            it again, `Supply` gives the model its result, `Deny` leaves the model with the doubt.
-        asked_at: Since when it waits.
-        expires_at: When the question is no longer open, or None.
+        in_doubt: Whether the call had started when its process died, so that it may have taken effect. `Approve` runs
+            it again, `Supply` gives the model its result, and after `Deny` the model reads that its effect is unknown.
+        asked_at: When it started to wait.
+        expires_at: When the question expires, or None.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         decided_at: When a person decided, or None.
-        problem: Why the last decision could not be taken by a worker, "" where there was none.
-        decision: Who decided, when, what, and with which arguments; None while it is undecided.
-        refused: The decisions on it that were not taken, the first one first: late, second, made for something else,
-            or impossible.
+        problem: Why a worker could not take the last decision; "" if there was no problem.
+        decision: The decision with its author, time and arguments; None while there is none.
+        refused: The refused decisions on it, the oldest first: late, second, made for another call, or invalid.
     """
 
     id: str
@@ -126,9 +125,9 @@ class PendingApproval:
 
 
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
-    """Name a call among all runs; anything but plain text in a model's id is escaped, as in JSON.
+    """Build a call's id across all runs; anything but plain text in the model's call id is escaped, as in JSON.
 
-    The end of an id that is too long for a key is a digest: some models keep whole signatures in theirs.
+    An id that is too long for a key is cut and ends in a digest: some models put whole signatures in their call ids.
     """
     name = json.dumps(call_id)[1:-1]
     if len(name) > _LONGEST_NAME:
@@ -140,7 +139,7 @@ def read_run(row: Row) -> RunRecord:
     """Read a row of ``planner_runs``.
 
     Raises:
-        StoreError: If it is damaged.
+        StoreError: If the row is damaged.
     """
     run_id, goal, status, owner, *times = row
     try:
@@ -165,7 +164,7 @@ def read_facts(run_id: str, rows: Sequence[Row]) -> tuple[Fact, ...]:
 
     Raises:
         NewerSchemaError: If a row was written by a newer version of this package.
-        InvalidJournalError: Naming the run and the first damaged row; nothing of the journal was used.
+        InvalidJournalError: If a row is damaged; names the run and the first such row. The whole journal is rejected.
     """
     values: list[object] = []
     for place, (seq, schema, fact) in enumerate(rows):
@@ -188,7 +187,7 @@ def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
     """Compute the state of a run from its journal.
 
     Raises:
-        InvalidJournalError: If the facts contradict each other, or are of another run.
+        InvalidJournalError: If the facts contradict each other, or belong to another run.
     """
     try:
         state = fold(facts)
@@ -200,10 +199,10 @@ def fold_journal(run_id: str, facts: Sequence[Fact]) -> State:
 
 
 def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
-    """Read a row of ``planner_approvals``, and those of the refused decisions on it.
+    """Read a row of ``planner_approvals``, and the rows of its refused decisions.
 
     Raises:
-        ApprovalRefusedError: If its call does not match its fingerprint, so that no decision may be made on it.
+        ApprovalRefusedError: If its call does not match its fingerprint, so that it cannot be decided.
     """
     key, run_id, status, fingerprint, text, asked_at, expires_at, decision, decided_at, problem = row
     try:
@@ -217,7 +216,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             id=str(key),
             run_id=str(run_id),
             call_id=call["call_id"],
-            # only the fingerprint is proof, so a question is one by the name of its function, too
+            # only the fingerprint is proof, so a question must have the function name of a question, too
             kind="question" if call.get("kind") == "question" and function == ASK_USER else "function",
             fully_qualified_name=function,
             arguments=arguments,
@@ -259,7 +258,7 @@ def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | No
 def _decision_record(
     key: Value, text: Value, at: Value, function: str, requested: Mapping[str, Any] | None
 ) -> DecisionRecord | None:
-    """Read who decided, when and what; None where there is no decision, or it is damaged."""
+    """Read a decision with its author and time; None if there is no decision, or it is damaged."""
     try:
         data: dict[str, Any] = json.loads(str(text)) if text is not None else {}
         kind, given = data["kind"], data.get("arguments")
@@ -290,7 +289,7 @@ def write_decision(decision: Decision) -> str:
     """Write a decision as JSON text.
 
     Raises:
-        ApprovalRefusedError: If it does not answer a question, or holds a value that JSON cannot hold.
+        ApprovalRefusedError: If it does not answer a question, or holds a value that is not JSON.
     """
     kind = _kind_of(decision)
     if kind is None:
@@ -305,7 +304,7 @@ def write_decision(decision: Decision) -> str:
 
 
 def decided_text(fact: CallDecided | Clarified) -> str | None:
-    """Write a person's decision as JSON text; None where the fact records no decision of a person."""
+    """Write a person's decision as JSON text; None if the fact records no decision of a person."""
     if isinstance(fact, Clarified):
         return None if fact.answer is None else write_decision(Supply(fact.answer, by=fact.by or None))
     if not fact.person:
@@ -318,7 +317,7 @@ def decided_text(fact: CallDecided | Clarified) -> str | None:
 
 
 def refused_text(decision: object) -> str:
-    """Write a refused decision as JSON text; of an unwritable one only its kind and its author."""
+    """Write a refused decision as JSON text; if it cannot be written, only its kind and its author."""
     try:
         return write_decision(cast("Decision", decision))
     except ApprovalRefusedError:

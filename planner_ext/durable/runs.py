@@ -1,4 +1,4 @@
-"""Runs that survive their process: started, resumed, recovered and cancelled by any worker of their store."""
+"""Runs that survive their process: any worker of their store can start, resume, recover and cancel them."""
 
 import asyncio
 import re
@@ -32,10 +32,10 @@ _RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
 class Runs:
-    """The runs of one store, seen by one worker.
+    """The runs of one store, as one worker uses them.
 
-    What was recorded is never done again: a run continues from its journal, in any process. A call that had started and
-    was not seen to finish is treated as its function declares with `planner_ext.durable.effect`.
+    A run continues from its journal, in any process; a recorded step is never repeated. A call that started and has no
+    recorded end is handled as its function declares with `planner_ext.durable.effect`.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Runs:
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
-        Leaving the block interrupts the runs that are driven; a later worker continues them.
+        Leaving the block interrupts the runs that this worker drives; a later worker continues them.
 
         Args:
-            path: The file; created where it does not exist. Its folder must exist, on a disk of this host.
-            worker_id: This worker's name. Two living workers may not have the same. None makes one.
-            in_doubt: Who learns of a call that had started when its process died, that may not simply run again, and
+            path: The file; created if it does not exist. Its folder must exist, on a disk of this host.
+            worker_id: This worker's name, unique among living workers. None generates one.
+            in_doubt: Who handles a call that had started when its process died, that may not simply run again, and
                 whose probe cannot tell: a ``person``, as a pending approval, or the ``model``, as the call's result.
-            poll_seconds: How often to look whether another worker, or an approver, has done something.
-            clock: Tells the time and waits; None is the machine's.
+            poll_seconds: How often to poll the store for changes by other workers and approvers.
+            clock: Tells the time and sleeps; None uses the machine's clock.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -110,16 +110,16 @@ class Runs:
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.dbos(url) as runs``.
 
-        DBOS queues, times and recovers: the unfinished runs of a worker that died continue at another one that `work`s,
-        within half a minute. Needs the extra ``planner-ext[dbos]``. A process can have this open once at a time.
-        Leaving the block interrupts the runs that are driven, and leaves them to the workers that live.
+        DBOS queues, delays and recovers activations: the unfinished runs of a dead worker continue within half a minute
+        in another worker that `work`s. Needs the extra ``planner-ext[dbos]``. A process can open it once at a time.
+        Leaving the block interrupts the runs that this worker drives; living workers continue them.
 
         Args:
-            url: ``postgresql://...``; straight to the server or through a pooler that keeps sessions.
+            url: ``postgresql://...``; directly to the server or through a pooler that keeps sessions.
             worker_id: As for `sqlite`.
-            in_doubt: Who learns of a call in doubt.
-            poll_seconds: How often to look whether another worker, or an approver, has done something.
-            clock: Tells the time; the expiry of questions goes by the machine's all the same.
+            in_doubt: Who handles a call in doubt, as for `sqlite`.
+            poll_seconds: How often to poll the store for changes by other workers and approvers.
+            clock: Tells the time; the expiry of questions always uses the machine's clock.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -153,18 +153,18 @@ class Runs:
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 
-        An unfinished run continues from its journal, with what was decided meanwhile; one that has ended returns its
-        result. Where another worker drives it, the handle waits for that one.
+        An unfinished run continues from its journal, with the decisions made meanwhile; an ended one returns its
+        result. If another worker drives it, the handle waits for that worker.
 
         Args:
             planner: Drives the run.
             kernel: Its functions may be called.
             goal: The goal of the run.
-            run_id: The run's name, 1 to 200 characters without ``/``. None makes one.
-            arguments: The application's arguments; never stored, so given again by each process that continues the run.
+            run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
+            arguments: The application's arguments; never stored, so each process that continues the run passes them.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty; nothing is stored of it.
+            PlannerInvalidConfigurationError: If the goal is empty; nothing is stored.
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
@@ -195,10 +195,11 @@ class Runs:
             run_id: The run.
             planner: Drives the run.
             kernel: Its functions may be called.
-            decisions: On calls that wait, by call id, beside those made through `Approvals`; all or none are taken.
-            budget: Replaces the run's limits, what was spent stays spent: a `planner_ext.Budget`, or limits alone as
-                a journal keeps them. No store keeps its ``price``: that prices the requests of this handle, and
-                another process that continues the run has the planner's.
+            decisions: Decisions on pending calls, by call id, in addition to those made through `Approvals`; all or
+                none are taken.
+            budget: Replaces the run's limits; consumption so far still counts. Either a `planner_ext.Budget`, or plain
+                limits as in a journal. Its ``price`` is not stored: it prices the requests of this handle, and another
+                process that continues the run uses the planner's.
             arguments: The application's arguments.
 
         Raises:
@@ -217,17 +218,17 @@ class Runs:
         return RunHandle(self._pool, job)
 
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
-        """End a run for good, whichever worker drives it: no further function starts, every open call is answered.
+        """End a run for good, whichever worker drives it: no further function starts, and every open call is answered.
 
-        A function that runs at this moment is not interrupted; its outcome is dropped.
+        A function that is running is not interrupted; its outcome is discarded.
 
         Args:
             run_id: The run.
             by: Who cancels, for the record and the model.
-            reason: Why, likewise.
+            reason: Why, for the record and the model.
 
         Returns:
-            Whether the run was ended by this; False where it had ended before.
+            Whether this call ended the run; False if it had ended before.
 
         Raises:
             UnknownRunError: If there is no such run.
@@ -237,18 +238,18 @@ class Runs:
     async def recover(
         self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100
     ) -> list[RunHandle[R]]:
-        """Take over the runs that are due: whose worker died, that were decided, or whose question has expired.
+        """Take over the due runs: their worker died, a call was decided, or a question has expired.
 
-        A run that a fault interrupted here is not tried again by this worker; `start` or `resume` it.
+        This worker does not retry a run that a fault interrupted here; `start` or `resume` it.
 
         Args:
             planner: Drives the runs.
             kernel: Its functions may be called.
             arguments_for: Returns the application's arguments for a run.
-            limit: How many to take at most.
+            limit: The maximum number of runs to take.
 
         Returns:
-            Their handles; the runs are being driven already.
+            Their handles; the runs are already running.
         """
         taken: list[RunHandle[R]] = []
         for record in await self._store.due(self._clock.now()):
@@ -267,13 +268,13 @@ class Runs:
         arguments_for: ArgumentsFor | None = None,
         max_concurrency: int = 100,
     ) -> NoReturn:
-        """Recover until this is cancelled; a run that fails is logged, and left to another worker.
+        """Recover runs until cancelled; a run that fails is logged, and left to another worker.
 
         Args:
             planner: Drives the runs.
             kernel: Its functions may be called.
             arguments_for: Returns the application's arguments for a run.
-            max_concurrency: How many runs are driven at once.
+            max_concurrency: The maximum number of runs at once.
         """
 
         async def run_queued(run_id: str) -> None:
@@ -286,28 +287,28 @@ class Runs:
             if (free := max_concurrency - len(self._pool)) > 0:
                 await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
             if self._queue is not None:
-                await asyncio.Event().wait()  # from now on the queue has what is due
+                await asyncio.Event().wait()  # from now on the queue holds the due activations
             await self._clock.sleep(self._poll_seconds)
 
     async def count(self, *, status: str | None = None) -> int:
-        """Count the runs, or those of a status.
+        """Count all runs, or those with a status.
 
         Raises:
-            StoreError: If no run can have the status; names the possible ones.
+            StoreError: If no run can have the status; the message names the possible ones.
         """
         return await self._store.count_runs(status=status)
 
     async def list(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
-        """List runs, the one updated last first.
+        """List runs, the most recently updated first.
 
         Args:
-            status: Only those that are ``running``, ``paused``, ``answered``, ``incomplete``, ``limit_reached`` or
+            status: Lists only runs that are ``running``, ``paused``, ``answered``, ``incomplete``, ``limit_reached`` or
                 ``stopped``; None lists all.
-            limit: How many at most.
-            offset: How many of the first to leave out; see `count`.
+            limit: The maximum number of runs.
+            offset: The number of runs to skip; see `count`.
 
         Raises:
-            StoreError: If no run can have the status, or limit or offset is not a whole number from 0 on.
+            StoreError: If no run can have the status, or limit or offset is not an integer of at least 0.
         """
         return await self._store.runs(status=status, limit=limit, offset=offset)
 
@@ -321,7 +322,7 @@ class Runs:
         return await self._store.load(run_id)
 
     async def close(self) -> None:
-        """Interrupt the runs that are driven, and close the store."""
+        """Interrupt the runs that this worker drives, and close the store."""
         await self._pool.close()
         if self._queue is not None:
             await self._queue.close()
@@ -329,7 +330,7 @@ class Runs:
 
 
 def _checked_options(worker_id: object, in_doubt: object, poll_seconds: object) -> str:
-    """Check the options of a worker; return its name, a new one for None."""
+    """Validate the options of a worker; return its name, generated for None."""
     if in_doubt not in ("person", "model"):
         problem = f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}."
         raise kernel_error("PlannerInvalidConfigurationError", problem)
@@ -352,7 +353,7 @@ def _check_goal(goal: object) -> None:
 
 
 def _checked_run_id(run_id: object) -> str:
-    """Check the name of a run; make one for None."""
+    """Validate the name of a run; generate one for None."""
     if run_id is None:
         return uuid.uuid4().hex
     if not isinstance(run_id, str) or _RUN_ID.fullmatch(run_id) is None:

@@ -1,9 +1,10 @@
-"""The tables of a store, and the database port: steps in one transaction. The two databases differ in nothing else.
+"""The tables of a store, and the database port: steps in one transaction. The two databases differ in the port alone.
 
-``planner_journal`` is the truth: a row holds one fact as JSON, and its unique ``(run_id, seq)`` fences workers.
-``planner_runs`` and ``planner_approvals`` are derived from it, in the same transaction, so that unfinished runs and
-open approvals are found without reading every journal. Only a decision is in ``planner_approvals`` first, until a
-worker takes it into the journal. Text of a model or a person is stored as JSON: ASCII, without control characters.
+``planner_journal`` is the source of truth: a row holds one fact as JSON, and its unique ``(run_id, seq)`` fences
+workers. ``planner_runs`` and ``planner_approvals`` are derived from it, in the same transaction, so that unfinished
+runs and open approvals are found without reading every journal. Only a decision enters ``planner_approvals`` first,
+until a worker takes it into the journal. Text of a model or a person is stored as JSON: ASCII, without control
+characters.
 
 Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, with ``:name`` placeholders.
 """
@@ -30,7 +31,7 @@ class Database(Protocol):
         """Perform steps in order in one transaction: all of them, durably, or none.
 
         Returns:
-            The rows of each step; a step without an answer has no rows.
+            The rows of each step; empty for a step that returns no rows.
 
         Raises:
             DuplicateRowError: If a key exists.
@@ -39,7 +40,7 @@ class Database(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the database; awaited transactions are done."""
+        """Close the database; transactions that were awaited have completed."""
         ...
 
 

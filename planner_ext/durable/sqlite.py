@@ -1,6 +1,6 @@
-"""Runs in one SQLite file: on one host, in write-ahead mode, each transaction on disk before it is answered.
+"""Runs in one SQLite file: on one host, in write-ahead mode, each transaction on disk before it returns.
 
-Beside the file each worker holds a lock, which the operating system drops when its process ends, however it ends.
+Each worker locks a file beside the database. The operating system releases the lock when the process ends or dies.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows], asyncio.Abstract
 class SqliteDatabase:
     """One SQLite file; implements `planner_ext.durable.schema.Database`.
 
-    The connection lives in a thread of its own, so that a wait for the disk does not hold up the event loop.
+    The connection lives in a dedicated thread, so that waiting for the disk does not block the event loop.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -51,14 +51,14 @@ class SqliteDatabase:
 
     @classmethod
     async def open(cls, path: Path, *, create: bool = True) -> Self:
-        """Open a file, and create its tables where they do not exist.
+        """Open a file, and create its tables if they do not exist.
 
         Args:
             path: The file.
-            create: Whether to create a missing file; else it is an error.
+            create: Whether to create a missing file; if False, a missing file is an error.
 
         Raises:
-            StoreError: If it cannot be used; says why, and the way out.
+            StoreError: If it cannot be used; the message says why, and the way out.
             NewerSchemaError: If it was made by a newer version of this package.
         """
 
@@ -92,7 +92,7 @@ class SqliteDatabase:
             await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
-        """Perform what is asked, until `close`: one wait for the disk serves all callers that wait for it."""
+        """Perform callers' steps until `close`; one wait for the disk serves all callers that are waiting."""
         closing = False
         while not closing:
             group = [self._work.get()]
@@ -123,14 +123,14 @@ class SqliteDatabase:
             return [_named(self._path, error) for _ in group]
 
     def _is_there(self) -> bool:
-        """Whether the path still leads to the open file: SQLite itself writes on into a file without a name."""
+        """Whether the path still leads to the open file: SQLite would keep writing into a deleted one."""
         try:
             return os.path.samestat(self._path.stat(), self._file)
         except OSError:
             return False
 
     def _perform(self, steps: Sequence[Step]) -> _Rows | StoreError:
-        """Perform one caller's steps; a key or value of theirs fails none of the other callers'."""
+        """Perform one caller's steps; an invalid key or value fails only this caller's steps."""
         connection = self._connection
         connection.execute("SAVEPOINT one")
         try:
@@ -139,7 +139,7 @@ class SqliteDatabase:
             connection.execute("ROLLBACK TO one")
             return _named(self._path, error)
         finally:
-            with suppress(sqlite3.Error):  # where the whole transaction is gone, so is this
+            with suppress(sqlite3.Error):  # the whole transaction was rolled back, this savepoint included
                 connection.execute("RELEASE one")
 
 
@@ -153,7 +153,7 @@ def _deliver(done: asyncio.Future[_Rows], outcome: _Rows | StoreError) -> None:
 
 
 def _patiently(work: Callable[[], object]) -> None:
-    """Repeat what another process blocks: soon, since SQLite's own waits grow to a tenth of a second."""
+    """Retry work that another process blocks, at short intervals: SQLite's own waits grow to a tenth of a second."""
     end = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -206,7 +206,7 @@ def _prepare(connection: sqlite3.Connection, *, create: bool) -> None:
 
 
 def _check(connection: sqlite3.Connection, *, create: bool) -> None:
-    """Refuse a file whose tables are not those of a store; a file without any may become a new store."""
+    """Refuse a file whose tables are not those of a store; a file without tables may become a new store."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "planner_schema" not in there:
         if create and there.isdisjoint(_NEEDED):
@@ -245,7 +245,7 @@ _WAYS_OUT: dict[int, str] = {
 
 
 def _named(path: Path, error: Exception) -> StoreError:
-    """Turn an error of SQLite into a store's, with the way out."""
+    """Convert an SQLite error to a `StoreError` with the way out."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):
         return DuplicateRowError(str(error))
@@ -260,11 +260,11 @@ def _shown(path: Path) -> str:
 class LockedWorkers:
     """The workers of one SQLite file: each holds a lock on ``{file}.{worker_id}.lock`` as long as it lives.
 
-    Implements `planner_ext.durable.worker.WorkerRegistry`; leaving its block gives the worker's name free.
+    Implements `planner_ext.durable.worker.WorkerRegistry`; leaving its block releases the worker's name.
     """
 
     def __init__(self, path: Path, worker_id: str) -> None:
-        """Take the worker's lock.
+        """Acquire the worker's lock.
 
         Raises:
             WorkerInUseError: If a living process has it.
@@ -306,7 +306,7 @@ class LockedWorkers:
 
 
 def take_lock(lock: Path) -> int | None:
-    """Open and lock a file; None where another process has it locked.
+    """Open and lock a file; None if another process has locked it.
 
     Raises:
         StoreError: If the file cannot be created.
@@ -326,7 +326,7 @@ def take_lock(lock: Path) -> int | None:
 
 
 def drop_lock(lock: Path, descriptor: int) -> None:
-    """Give a lock back, and delete its file."""
+    """Delete a lock's file, and release the lock."""
     with suppress(OSError):
         lock.unlink()
     os.close(descriptor)
@@ -340,14 +340,14 @@ def _open(lock: Path) -> int:
 
 
 def _create_private(path: Path) -> int:
-    """Create a file that its owner alone may use, whatever the umask; follow a link to a file that does not exist.
+    """Create a file that only its owner may use, whatever the umask; follow a link to a file that does not exist.
 
     Raises:
         FileExistsError: If it exists already; it is not opened.
         OSError: If it cannot be created.
     """
     descriptor = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    if hasattr(os, "fchmod"):  # a umask may have taken more than others' rights
+    if hasattr(os, "fchmod"):  # a umask may have removed the owner's rights, too
         os.fchmod(descriptor, 0o600)
     return descriptor
 

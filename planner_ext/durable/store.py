@@ -1,6 +1,6 @@
-"""The runs in one database: each method is one transaction of a worker or an approver."""
+"""The statements of a store: each method is one transaction of a worker or an approver."""
 
-# ruff: noqa: S608  (what is put into a statement is this module's own text)
+# ruff: noqa: S608  (only this module's own text is put into a statement)
 
 import json
 import logging
@@ -39,7 +39,7 @@ async def open_database(where: str | Path, *, create: bool = True) -> Database:
         create: Whether to create a missing file.
 
     Raises:
-        StoreError: If it cannot be used; says why, and the way out.
+        StoreError: If it cannot be used; the message says why, and the way out.
     """
     if not is_address(where):
         from planner_ext.durable.sqlite import SqliteDatabase  # noqa: PLC0415  (only for a file)
@@ -67,14 +67,14 @@ async def opened_store(where: str | Path, *, create: bool = True) -> "AsyncGener
 class JournalStore:
     """The runs in one database.
 
-    The journal's unique ``(run_id, seq)`` makes it safe; owners only keep workers out of each other's way.
+    The journal's unique ``(run_id, seq)`` makes concurrent workers safe; owners only avoid wasted work.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
     async def create(self, run_id: str, goal: str, *, owner: str | None, at: float) -> bool:
-        """Enter a run with its owner; False where the name is taken."""
+        """Insert a run with its owner; False if the name is taken."""
         statement = """
             INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at)
             VALUES (:run_id, :goal, 'running', :owner, :at, :at)
@@ -83,10 +83,10 @@ class JournalStore:
         return bool(await self._rows(statement, run_id=run_id, goal=json.dumps(goal), owner=owner, at=at))
 
     async def append(self, run_id: str, *steps: Step) -> None:
-        """Add rows to a run's journal and update the derived tables, durably.
+        """Append rows to a run's journal and update the derived tables, durably.
 
         Raises:
-            RunFencedError: If a place is taken: another worker has continued the run, or it was decided meanwhile.
+            RunFencedError: If a ``seq`` exists: another worker has continued the run, or it was decided meanwhile.
         """
         try:
             await self.database.transact(*steps)
@@ -116,17 +116,17 @@ class JournalStore:
         return StoredRun(record=_record(run_id, runs), facts=read_facts(run_id, facts))
 
     async def runs(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
-        """List runs, the one updated last first; a damaged row is left out and logged.
+        """List runs, the most recently updated first; a damaged row is skipped and logged.
 
         Raises:
-            StoreError: If no run can have the status, or limit or offset is not a whole number from 0 on.
+            StoreError: If no run can have the status, or limit or offset is not an integer of at least 0.
         """
         order = "ORDER BY updated_at DESC, run_id LIMIT :limit OFFSET :offset"
         statement = f"{_RUN} {_where(status)} {order}"
         return _readable(await self._rows(statement, status=status, **_page(limit, offset)))
 
     async def count_runs(self, *, status: str | None = None) -> int:
-        """Count the runs, or those of a status.
+        """Count all runs, or those with a status.
 
         Raises:
             StoreError: If no run can have the status.
@@ -134,7 +134,7 @@ class JournalStore:
         return await self._number(f"SELECT COUNT(*) FROM planner_runs {_where(status)}", status=status)
 
     async def due(self, now: float) -> list[RunRecord]:
-        """List unfinished, decided and expired runs, whoever owns them; the caller skips those of a living worker."""
+        """List unfinished, decided and expired runs of any owner; the caller skips those of a living worker."""
         statement = f"""
             {_RUN} WHERE status = 'running'
             UNION {_RUN} WHERE status = 'paused' AND wake_at <= :now
@@ -145,7 +145,7 @@ class JournalStore:
         return _readable(await self._rows(statement, now=now))
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
-        """Take a run over, if its owner is still the one that was seen."""
+        """Make a worker the owner of a run, if the owner is still ``seen``."""
         statement = """
             UPDATE planner_runs SET owner = :owner
             WHERE run_id = :run_id AND COALESCE(owner, '') = :seen RETURNING run_id
@@ -153,7 +153,7 @@ class JournalStore:
         return bool(await self._rows(statement, run_id=run_id, owner=owner, seen=seen or ""))
 
     async def release(self, run_id: str, owner: str) -> None:
-        """Give a run up, if this worker still owns it."""
+        """Clear a run's owner, if this worker still owns it."""
         statement = "UPDATE planner_runs SET owner = NULL WHERE run_id = :run_id AND owner = :owner"
         await self._rows(statement, run_id=run_id, owner=owner)
 
@@ -163,7 +163,7 @@ class JournalStore:
         """List the rows of open questions, of all runs or of one, the oldest first; see `read_approval`.
 
         Raises:
-            StoreError: If limit or offset is not a whole number from 0 on.
+            StoreError: If limit or offset is not an integer of at least 0.
         """
         statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {_OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
         return await self._rows(statement, now=now, run_id=run_id, **_page(limit, offset))
@@ -174,20 +174,20 @@ class JournalStore:
         return await self._number(statement, now=now, run_id=run_id)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
-        """Read the row of one question, open or not, and those of the decisions on it that were refused."""
+        """Read the row of one question, open or not, and the rows of its refused decisions."""
         rows, refused = await self.database.transact(
             (f"{_APPROVAL} WHERE id = :id", {"id": key}), (f"{_REFUSAL} WHERE id = :id ORDER BY at", {"id": key})
         )
         return (rows[0] if rows else None), refused
 
     async def refusals(self, *, run_id: str | None = None) -> Sequence[Row]:
-        """List the rows of refused decisions: of a run, or of every open question."""
+        """List the rows of refused decisions, of one run or of all open questions."""
         opened = "id IN (SELECT id FROM planner_approvals WHERE status = 'open')"
         chosen = opened if run_id is None else "run_id = :run_id"
         return await self._rows(f"{_REFUSAL} WHERE {chosen} ORDER BY at", run_id=run_id)
 
     async def refuse(self, run_id: str, key: str, decision: str, *, problem: str, at: float) -> None:
-        """Keep a refused decision, as JSON text, and why it was refused."""
+        """Store a refused decision, as JSON text, and the reason."""
         statement = """
             INSERT INTO planner_refusals (run_id, id, decision, problem, at)
             VALUES (:run_id, :id, :decision, :problem, :at)
@@ -195,7 +195,7 @@ class JournalStore:
         await self._rows(statement, run_id=run_id, id=key, decision=decision, problem=json.dumps(problem), at=at)
 
     async def decide(self, key: str, decision: str, *, fingerprint: str, at: float) -> bool:
-        """Put a decision, as JSON text, on an open question; False where it is no longer open."""
+        """Store a decision, as JSON text, on an open question; False if it is no longer open."""
         statement = """
             UPDATE planner_approvals SET status = 'decided', decision = :decision, decided_at = :at, problem = NULL
             WHERE id = :id AND status = 'open' AND fingerprint = :fingerprint
@@ -210,7 +210,7 @@ class JournalStore:
         return await self._rows(f"{_APPROVAL} {chosen}", run_id=run_id)
 
     async def reopen(self, key: str, problem: str) -> None:
-        """Open a question again whose decision cannot be taken; keep that decision as refused."""
+        """Reopen a question whose decision cannot be taken; keep that decision as refused."""
         decided, values = "WHERE id = :id AND status = 'decided'", {"id": key, "problem": json.dumps(problem)}
         keep = f"""
             INSERT INTO planner_refusals (run_id, id, decision, problem, at)

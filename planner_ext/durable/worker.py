@@ -1,7 +1,7 @@
-"""Drives runs: a worker claims a run, and runs its activations until it pauses or ends.
+"""Drives runs: a worker claims a run, and runs its activations until the run pauses or ends.
 
-An activation goes from a run's start, or a decision, to its next pause or end. A worker knows planners by the protocols
-of this module alone; nothing here needs Semantic Kernel.
+An activation leads from a run's start, or from a decision, to the next pause or end. A worker knows planners only by
+the protocols of this module; nothing here needs Semantic Kernel.
 """
 
 import asyncio
@@ -50,19 +50,19 @@ ArgumentsFor = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """Where a run stands, and what it continues with.
+    """A run's journal, and the decisions and options to continue it with.
 
     Attributes:
         run_id: The run's name.
         goal: The goal of the run.
-        store: Takes each new fact before what follows from it happens.
-        facts: The journal so far; empty: the run is to start.
-        decisions: On calls that wait, by call id.
+        store: Records each new fact before the run acts on it.
+        facts: The journal so far; empty starts the run.
+        decisions: Decisions on pending calls, by call id.
         decided_at: When each was made, in seconds since the epoch, by call id.
         budget: Replaces the run's limits; None keeps them.
-        price: Prices the requests in place of the planner's own; no journal holds it.
-        in_doubt: Who learns of calls in doubt.
-        reopen: Whether to resume a run that has ended without a new budget, too; else its result is returned again.
+        price: Prices the requests in place of the planner's own; not stored in a journal.
+        in_doubt: Who handles calls in doubt.
+        reopen: Whether to resume an ended run even without a new budget; else its result is returned again.
     """
 
     run_id: str
@@ -85,7 +85,7 @@ class ActivationRun(Protocol[R_co]):
 
         Raises:
             InvalidDecisionError: If a decision cannot be taken, with its ``call_id``; then nothing was recorded.
-            Exception: On a fault; the journal holds what happened before it.
+            Exception: On a fault; the journal holds everything before it.
         """
         ...
 
@@ -99,7 +99,7 @@ class DurablePlanner(Protocol[R_co]):
 
 
 class WorkerRegistry(Protocol):
-    """The workers of one store: a hint who may take a run over. The journal alone makes it safe."""
+    """The workers of one store. It only hints which runs may be taken over; the journal makes that safe."""
 
     @property
     def worker_id(self) -> str:
@@ -107,21 +107,21 @@ class WorkerRegistry(Protocol):
         ...
 
     async def alive(self, worker_id: str) -> bool:
-        """Whether a worker lives; an idle worker, or one that this one cannot see, does."""
+        """Whether a worker lives; one that is idle, or that this worker cannot see, counts as alive."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Job(Generic[R]):
-    """A run, and what a worker drives it with.
+    """A run, and the planner, kernel and options with which a worker drives it.
 
     Attributes:
         run_id: The run's name.
         planner: Drives it.
         kernel: Its functions may be called.
         arguments_for: Called when a worker begins; an exception is a fault of this run alone.
-        decisions: By call id, beside those made through `Approvals`, for the first activation.
-        budget: Replaces the run's limits in the first activation; also of a run that a limit ended.
+        decisions: Decisions by call id for the first activation, in addition to those made through `Approvals`.
+        budget: Replaces the run's limits in the first activation, even if a limit had ended the run.
         price: Prices the requests of all activations in place of the planner's own.
     """
 
@@ -146,7 +146,7 @@ class _Decided(NamedTuple):
 class Runner:
     """Drives the activations of runs in one store.
 
-    Safe in two processes at once: the one that loses a place in the journal stops with `RunFencedError`.
+    Safe in two processes at once: the one whose write to the journal conflicts stops with `RunFencedError`.
     """
 
     store: JournalStore
@@ -158,7 +158,8 @@ class Runner:
 
         Raises:
             RunFencedError: If another worker continues the run.
-            InvalidDecisionError: If one of the job's decisions cannot be taken; calls of others' ones wait again.
+            InvalidDecisionError: If one of the job's decisions cannot be taken. After an invalid decision of an
+                approver the call waits again.
             Exception: On a fault.
         """
         run_id, budget, given = job.run_id, job.budget, job.decisions or {}
@@ -194,7 +195,7 @@ class Runner:
                 return result
 
     async def _made(self, run_id: str) -> dict[str, _Decided]:
-        """Read the untaken decisions by call id; a damaged row opens its question again, and says why."""
+        """Read the untaken decisions by call id; a damaged one reopens its question, with the problem."""
         made: dict[str, _Decided] = {}
         for row in await self.store.decisions(run_id):
             key = str(row[0])
@@ -215,7 +216,7 @@ class Runner:
         given: Mapping[str, Decision],
         writer: JournalWriter,
     ) -> bool:
-        """Open the question of an approver's refused decision again; keep a refused one that came with the run."""
+        """Reopen the question of an approver's refused decision; store a refused one of the job."""
         call_id = error.call_id or ""
         if call_id in made and call_id not in given:
             await self._ask_again(made[call_id].key, error)
@@ -232,7 +233,7 @@ class Runner:
 
 
 def _refuse_second(made: Mapping[str, _Decided], given: Mapping[str, Decision]) -> None:
-    """Let the first decision on a call count, wherever the second is made."""
+    """Refuse a job's decision on a call that an approver has already decided."""
     if call_id := next((call_id for call_id in given if call_id in made), None):
         problem = (
             f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
@@ -242,7 +243,7 @@ def _refuse_second(made: Mapping[str, _Decided], given: Mapping[str, Decision]) 
 
 
 def _watched(writer: JournalWriter) -> RunStore:
-    """Put the crash points of the tests before a store; see `planner_ext.testing.crash`."""
+    """Wrap a store with the crash points of the tests; see `planner_ext.testing.crash`."""
     if "PLANNER_EXT_CRASH_AT" not in os.environ:
         return writer
     from planner_ext.testing.crash import CrashingStore  # noqa: PLC0415  (not loaded by an application)
@@ -251,13 +252,13 @@ def _watched(writer: JournalWriter) -> RunStore:
 
 
 class WorkerPool:
-    """The runs that this worker drives, each in a task; it waits for a run that another worker drives.
+    """The runs that this worker drives, each in a task; a run of another worker is awaited.
 
     Args:
         runner: Drives activations.
         workers: Knows which workers live.
-        queue: Queues activations; None where a worker finds by itself what is due.
-        poll_seconds: How often to look at what another worker, or an approver, does.
+        queue: Queues activations; None if the worker polls the store for due runs.
+        poll_seconds: How often to poll the store for changes by other workers and approvers.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class WorkerPool:
         self._refused: dict[str, DurablePlanner[Any]] = {}
 
     def __len__(self) -> int:
-        """Count the runs that are driven at this moment."""
+        """Return the number of runs that are driven at this moment."""
         return len(self._tasks)
 
     def task_of(self, job: Job[R]) -> "asyncio.Task[R]":
@@ -288,7 +289,7 @@ class WorkerPool:
         """Take over a run that no worker drives.
 
         Returns:
-            None where it is driven, where a fault interrupted it here, or where it was refused to this planner.
+            None if it is already driven, a fault interrupted it here, or it was refused to this planner.
         """
         run_id = record.run_id
         left = run_id in self._faulted or self._refused.get(run_id) is job.planner
@@ -297,7 +298,7 @@ class WorkerPool:
         return RunHandle(self, job)
 
     async def run_queued(self, job: Job[Any]) -> None:
-        """Drive a queued activation, unless its run is driven already."""
+        """Drive a queued activation, unless its run is already driven."""
         run_id = job.run_id
         if run_id in self._tasks or not await self._claimed(await self._store.record(run_id)):
             return
@@ -305,7 +306,7 @@ class WorkerPool:
             await self._begun(run_id, self._see_through(job, queued=True))
 
     async def wait_until_due(self, run_id: str) -> bool:
-        """Wait until there is something to do for a paused run; False where it has ended."""
+        """Wait until a paused run can continue; False if it has ended."""
         while (record := await self._store.record(run_id)).unfinished:
             expired = record.wake_at is not None and record.wake_at <= self._clock.now()
             if record.status == "running" or expired or await self._store.decisions(run_id):
@@ -334,9 +335,9 @@ class WorkerPool:
             logger.error("Run %s was interrupted: %s: %s", run_id, type(error).__name__, error)
 
     async def _see_through(self, job: Job[R], *, queued: bool = False) -> R:
-        """Drive a run to its next pause or end, or wait until the worker that drives it has.
+        """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
 
-        It is claimed before an activation begins: one that waited for its run would block the worker that has it.
+        The run is claimed before its activation starts: an activation that waited for its run would block the owner.
         """
         given = job.decisions is not None or job.budget is not None
         while True:
@@ -357,7 +358,7 @@ class WorkerPool:
                     await self._store.release(job.run_id, self._workers.worker_id)
 
     async def _drive(self, job: Job[R]) -> R:
-        """Drive a run; log once where it is refused to this planner."""
+        """Drive a run; log once if it is refused to this planner."""
         try:
             return await self._runner.drive(job)
         except RunRefusedError as error:
@@ -367,7 +368,7 @@ class WorkerPool:
             raise
 
     async def _claimed(self, record: RunRecord) -> bool:
-        """Take a run without an owner, or whose worker died."""
+        """Claim a run if it has no owner, or its owner died."""
         if record.owner == self._workers.worker_id:
             return True
         if record.owner is not None and await self._workers.alive(record.owner):
@@ -376,7 +377,7 @@ class WorkerPool:
 
 
 class RunHandle(Generic[R]):
-    """A run of a store, which continues whether or not its result is awaited.
+    """A run of a store; it continues whether or not its result is awaited.
 
     Attributes:
         run_id: The run's name.
@@ -388,21 +389,21 @@ class RunHandle(Generic[R]):
         self._task = pool.task_of(job)
 
     async def result(self) -> R:
-        """Wait for the run's next pause or end; a paused run's result is a value with what is pending.
+        """Wait for the run's next pause or end; a paused run's result lists its pending calls.
 
-        Called again after a pause, it continues with what was decided meanwhile; without decisions it returns the same
-        pause. Where another worker drives the run, this waits for it. Cancelling the wait does not cancel the run.
+        Called again after a pause, it continues with the decisions made meanwhile; without decisions it returns the
+        same pause. If another worker drives the run, this waits for it. Cancelling the wait does not cancel the run.
 
         Raises:
-            Exception: On a fault, what a planner's ``invoke`` raises; the run is unfinished, and continues when it is
-                started again.
+            Exception: On a fault, as of a planner's ``invoke``; the run is unfinished, and continues when it is started
+                again.
         """
         if self._task.done() and not self._task.cancelled() and self._task.exception() is None:
             self._task = self._pool.task_of(self._job)
         return await asyncio.shield(self._task)
 
     async def finished(self) -> R:
-        """Wait for the run's end, over every pause: for decisions, and for questions to expire.
+        """Wait for the run's end; at each pause, wait until calls are decided or questions expire.
 
         Raises:
             Exception: As `result`.

@@ -1,4 +1,4 @@
-"""Writes one run's journal into a store: each fact as a row, and what follows from it for the derived tables."""
+"""Writes one run's journal into a store: each fact as a row, with the updates of the derived tables."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -55,14 +55,14 @@ _REFUSE_DECIDED = """
 
 
 class JournalWriter:
-    """Takes the facts of one run; implements `planner_ext.engine.ports.RunStore`.
+    """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
-    A fact that would be the same if it were computed again goes to disk with the next one: that a call may run, which
-    no person decided, and that a batch has settled. It saves two of five waits for the disk in an iteration.
+    A fact that can be computed again is written together with the next one: that a call may run without a person's
+    decision, and that a batch has settled. That saves two of five waits for the disk in an iteration.
 
     Attributes:
         run_id: The run.
-        state: The run, as its journal has it.
+        state: The run's state, folded from its journal.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class JournalWriter:
         """Continue a journal.
 
         Args:
-            store: Takes the rows.
+            store: Receives the rows.
             run_id: The run.
             facts: Its journal so far.
-            decided: Ids of the questions that were seen to be decided; one that is decided later is not closed, but
-                fences, so that every decision that counts is taken. None closes them all.
+            decided: Ids of the decided questions that the caller has read. A question that is decided later is not
+                closed but fences this writer, so that every decision that counts is taken. None closes them all.
 
         Raises:
             InvalidJournalError: If the facts contradict each other.
@@ -89,7 +89,7 @@ class JournalWriter:
         self._asked = _asked_before(self.state, self._started)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (it takes one run's)
-        """Store facts durably before returning, or hold them until the next; ``seq`` is the place of the first.
+        """Store facts durably before returning, or hold them until the next; ``seq`` is the index of the first.
 
         Raises:
             RunFencedError: If another worker has continued the run.
@@ -117,13 +117,13 @@ class JournalWriter:
         self._asked |= {id_: call.index for id_, call in opened.items()}
 
     def asked_about(self, call_id: str) -> str:
-        """Name the open question about a call; where none is open, the call."""
+        """Return the id of the open question about a call, or of the call if no question is open."""
         waiting = waiting_calls(self.state)
         asked = {call.request.id: _question_id(self.state, call.index, self._started) for call in waiting}
         return asked.get(call_id, call_id)
 
     def _closing(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
-        """Close questions with the decisions that persons made on them; an unseen decision fences."""
+        """Close questions with the decisions that persons made on them; an unread decision fences this writer."""
         made = {fact.index: fact for fact in facts if isinstance(fact, CallDecided | Clarified)}
         steps: list[Step] = []
         for id_ in closed:
@@ -137,9 +137,9 @@ class JournalWriter:
 
 
 async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, clock: Clock) -> bool:
-    """Answer every open call of a run, and end it; False where it had ended before.
+    """Answer every open call of a run, and end the run; False if it had ended before.
 
-    Whoever drives the run is fenced by the journal's next rows.
+    The new rows of the journal fence the worker that drives the run.
 
     Raises:
         UnknownRunError: If there is no such run.
@@ -204,7 +204,7 @@ def _compact(value: object) -> str:
 
 
 def _question_id(state: State, index: int | None, started: Mapping[tuple[int, int], int]) -> str:
-    """Name the question about a call; a question asked again after a start has the number of that start behind."""
+    """Return the id of the question about a call; one asked again after a start ends in the number of that start."""
     if index is None:
         assert state.reply is not None
         return approval_id(state.run_id, state.reply.iteration, question_id(state.reply))
@@ -216,7 +216,7 @@ def _question_id(state: State, index: int | None, started: Mapping[tuple[int, in
 
 
 def _asked_before(state: State, started: Mapping[tuple[int, int], int]) -> dict[str, int | None]:
-    """Map the questions that may be open to their calls; closing one that is not open does no harm."""
+    """Map the ids of questions that may be open to their calls; closing one that is not open does no harm."""
     places = (None,) if state.batch is None else range(len(state.batch.calls))
     return {_question_id(state, index, started): index for index in places if _is_open(state, index)}
 
