@@ -120,11 +120,11 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     strict_finish_reason: bool = False
     checkpoint_key: bytes | None = Field(default=None, exclude=True, repr=False)
 
-    def __init__(self, **options: Any) -> None:
-        with _named_errors():
-            super().__init__(**options)
+    if not TYPE_CHECKING:  # hidden, as pydantic hides its own: visible ones let a misspelt option pass unchecked
 
-    if not TYPE_CHECKING:  # hidden, as pydantic hides its own: a visible one lets a misspelt assignment pass unchecked
+        def __init__(self, **options: Any) -> None:
+            with _named_errors():
+                super().__init__(**options)
 
         def __setattr__(self, name: str, value: object) -> None:
             before, given = dict(vars(self)), set(self.model_fields_set)
