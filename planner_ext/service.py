@@ -42,24 +42,24 @@ __all__ = ["FunctionInvokingChatCompletion", "charged_service"]
 class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     """A chat completion service that runs the function calls of another one, within a budget.
 
-    It takes the place of the connector it wraps: in a kernel, in ``invoke_prompt``, in ``ChatCompletionAgent``. As with
-    Semantic Kernel's own loop the messages with calls and their results are added to the history that was passed, and
-    the final message is returned for the caller to add. What it adds to that message's metadata:
+    It replaces the connector it wraps: in a kernel, in ``invoke_prompt``, in ``ChatCompletionAgent``. As with Semantic
+    Kernel's own loop, the messages with calls and their results are added to the history that was passed, and the
+    final message is returned for the caller to add. The final message's metadata gets these entries:
 
     - ``iterations``: round trips charged, 1 for a direct answer.
     - ``usage``: the connector's own usage, summed over all requests.
     - ``tool_calls``: functions started, failures included.
     - ``status``: ``answered``, ``incomplete``, ``paused``, ``asked``, ``limit_reached`` or ``stopped``.
     - ``limit``: the limit that was reached, or None.
-    - ``pending``: where the run waits for a person, the calls and questions that do, as mappings.
+    - ``pending``: the calls and questions that wait for a person, as mappings; only of a paused run.
     - ``checkpoint``: JSON text of a run that was not answered, for `resume`.
 
     A request whose function choice behaviour is missing, or does not invoke functions automatically, passes through:
-    one request, its calls returned to the caller with the status ``stopped``. A stock
-    ``FunctionChoiceBehavior.Auto()`` takes its 5 tool rounds; with a budget the tighter of the two holds.
+    one request, whose calls are returned to the caller with the status ``stopped``. A stock
+    ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds; with a budget, the tighter limit applies.
 
-    Asked by a function of a run of this package, it spends that run's budget, and its calls stand under that run's
-    interceptors, policies and marks as well as its own; see `planner_ext.sk.nested` for what that covers.
+    If a function of a run of this package calls this service, the request spends that run's budget, and its calls are
+    subject to that run's interceptors, policies and marks as well as its own; see `planner_ext.sk.nested` for details.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -75,13 +75,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """Wrap a connector.
 
         Args:
-            inner: The connector that makes the requests. A wrapper is taken off and its options are merged: of each
-                limit the tighter holds, and its interceptors are asked after these.
-            service_id: Under which the kernel knows it; None takes the inner connector's.
-            **options: See `planner_ext.sk.options.RunOptions`; the budget applies anew to each call of this service.
+            inner: The connector that makes the requests. If it is such a wrapper itself, its connector is used and its
+                options are merged: of each limit the tighter applies, and its interceptors are asked after these.
+            service_id: The id by which the kernel finds it; None uses the inner connector's.
+            **options: See `planner_ext.sk.options.RunOptions`; each call of this service gets the whole budget.
 
         Raises:
-            PlannerInvalidConfigurationError: If an option cannot be used, naming it.
+            PlannerInvalidConfigurationError: If an option is invalid; names it.
         """
         if not isinstance(inner, ChatCompletionClientBase):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOptionError(f"inner must be a chat completion service of Semantic Kernel; got {shown(inner)}.")
@@ -106,11 +106,11 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
     @property
     def options(self) -> RunSettings:
-        """What it was made with, defaults filled in."""
+        """The options of this service, with defaults filled in."""
         return self._options
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
-        """Name the inner connector's settings class."""
+        """Return the inner connector's settings class."""
         return self._inner.get_prompt_execution_settings_class()
 
     def service_url(self) -> str | None:
@@ -125,25 +125,25 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     async def get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
     ) -> list[ChatMessageContent]:
-        """Answer a history, running functions on the way.
+        """Answer a history, and run the functions that the model calls.
 
         Args:
             chat_history: Gets the messages with calls and their results; the final message is not added.
             settings: As for the inner connector; not changed.
-            **kwargs: ``kernel``, needed where the settings have a function choice behaviour; ``arguments``, the
-                application's; ``stop``, a `StopHandle`; ``store_final``, True to have the final message added, too.
+            **kwargs: ``kernel``, required if the settings have a function choice behaviour; ``arguments``, the
+                application's; ``stop``, a `StopHandle`; ``store_final``, True to add the final message, too.
 
         Returns:
-            The final message, alone in a list; several where several were asked for without functions.
+            The final message, alone in a list; several if the settings ask for several answers without functions.
 
         Raises:
             PlannerInvalidConfigurationError: If settings, kernel or budget cannot be used together.
-            InvalidHistoryError: If the history may not be sent.
-            InvalidReplyError: If the connector's response is no reply.
+            InvalidHistoryError: If the history is invalid: servers would refuse it.
+            InvalidReplyError: If the connector's response is not a valid reply.
             PromptTooLargeError: If a request would send more than ``max_prompt_tokens``; it is not sent.
-            LimitReachedError: At a limit, where the budget says ``on_limit="raise"``; and inside a function, where
-                nothing is left of the budget of the run around.
-            NestedRunRefusedError: Inside a function whose call has ended, or whose run is to stop.
+            LimitReachedError: At a limit, if the budget says ``on_limit="raise"``; and inside a function, if the budget
+                of the outer run is used up.
+            NestedRunRefusedError: Inside a function whose call has ended, or whose run is stopping.
         """
         if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
             request = self._charged(chat_history, settings)
@@ -154,12 +154,12 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     async def get_streaming_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        """Answer a history as a stream, running functions on the way; as `get_chat_message_contents` otherwise.
+        """Answer a history as a stream; otherwise as `get_chat_message_contents`.
 
         Yields:
-            The connector's chunks as they come, with ``function_invoke_attempt`` telling the round trip, from 0; once a
-            batch has its results, a chunk with its calls and a tool message with the results; last, a chunk that
-            carries the final message's metadata. Leaving the stream early cancels what runs.
+            The connector's chunks as they come, with the 0-based round trip as ``function_invoke_attempt``. Once a
+            batch has its results, a chunk with its calls and a tool message with the results. Last, a chunk with the
+            final message's metadata. Closing the stream early cancels the run.
         """
         if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
             request = self._charged(chat_history, settings)
@@ -175,7 +175,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     async def get_streaming_chat_message_content(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, **kwargs: Any
     ) -> AsyncGenerator[StreamingChatMessageContent | None, Any]:
-        """Answer as `get_streaming_chat_message_contents` does, each chunk by itself; closing it ends what runs."""
+        """Answer as `get_streaming_chat_message_contents` does, with single chunks; closing the stream ends the run."""
         async with aclosing(self.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as groups:
             async for group in groups:
                 yield group[0] if group else None
@@ -195,28 +195,29 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> ChatMessageContent:
         """Resume a run that is paused, or that a limit or a stop ended.
 
-        A checkpoint is a value: it does not know that it was resumed before. This service takes a decision on a call
-        once, also through the handlers, planners and copies that share it: a second resume with a decision on the same
-        call is refused, also while the first one runs. A resume that fails before a function has started gives its
-        decisions back. The history helps, too: one that holds results of the open calls is refused. Another service
-        with an empty history, or another process, would run the call again: use a planner with a store
-        (`planner_ext.durable.Runs`) where that can happen. The newest 100,000 decisions are remembered.
+        A checkpoint is a value, and does not record that it was resumed. This service, and the handlers, planners and
+        copies that share it, accept one decision on a call: a second resume with a decision on the same call is
+        refused, even while the first one runs. A resume that fails before a function has started releases its
+        decisions. A history that holds results of the open calls is refused, too. Another service with an empty
+        history, or another process, would run the call again; if that can happen, use a planner with a store
+        (`planner_ext.durable.Runs`). The newest 100,000 decisions are remembered.
 
         Args:
-            chat_history: The run's history, as far as it goes; it is brought up to date, an empty one is filled. The
-                message that the run had returned is taken out, if it was added; what the caller added after it is
-                kept. Text, calls and results are compared, not metadata.
-            checkpoint: Of the run: a `Checkpoint`, or the JSON text in the metadata of its last message. Who can write
-                an unsigned one can put an approval in it; with a ``checkpoint_key`` only one that was signed with it is
-                taken.
-            decisions: By call id. No request is made before every call is decided; without any, the run stays paused.
-            settings: As before.
-            kernel: Its functions run; need not be the one that the run began with.
+            chat_history: The run's history so far; missing messages are added, and an empty history is filled. The
+                message that the run had returned is removed, if it was added; messages after it are kept. Text, calls
+                and results are compared, not metadata.
+            checkpoint: The run's `Checkpoint`, or the JSON text in the metadata of its last message. Anyone who can
+                write an unsigned one can put an approval in it; with a ``checkpoint_key``, only one signed with that
+                key is accepted.
+            decisions: Decisions by call id. No request is made before every call is decided; without decisions the run
+                stays paused.
+            settings: The settings of the original request.
+            kernel: Its functions run; it need not be the kernel that the run began with.
             arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; what was spent stays spent. The budget of a service that this one was
-                wrapped around holds all the same. None keeps them.
+            budget: Replaces the run's limits; consumption so far still counts. The budget of a service that this one
+                was wrapped around still applies. None keeps the limits.
             stop: Ends the run from outside.
-            store_final: Whether the final message is added to the history, too.
+            store_final: Whether to add the final message to the history, too.
 
         Returns:
             The final message, as of `get_chat_message_contents`.
@@ -225,7 +226,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the ``checkpoint_key``.
             InvalidHistoryError: If the history is not that of the run, or holds results of its open calls; it is not
                 changed.
-            DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is.
+            DecisionRefusedError: If a decision is invalid, or was taken before; then no decision is taken.
         """
         given = ResumeRequest(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
         request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
@@ -351,7 +352,7 @@ def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBa
 
 
 def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None) -> FunctionChoiceBehavior | None:
-    """Return the behaviour under which functions are invoked; None where the request passes through.
+    """Return the behaviour under which functions are invoked; None if the request passes through.
 
     Without functions to invoke, a request for several answers passes through too.
     """

@@ -1,4 +1,4 @@
-"""The planner's options: every one of the removed planner's by name and default, and ours."""
+"""The planner's options: all those of the removed planner, with their names and defaults, and this package's own."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,48 +38,49 @@ __all__ = ["FunctionCallingStepwisePlannerOptions"]
 
 
 class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
-    """How a planner works. Nothing in it is changed by a run.
+    """The options of a planner; a run never changes them.
 
     Attributes:
         max_iterations: Round trips of one run, plan and answer included; never exceeded. Charged from ``iterations`` in
-            each reply's metadata. Checked before each request; the last one offers no functions, so that there is an
-            answer. The same as ``budget.max_iterations``: where one of them is given it holds, of both the smaller; a
-            budget that replaces a run's in ``resume`` has it from here unless it says its own. None is no limit.
-        control: How many tool rounds one step may chain: ``iterations_metadata``: as many as the budget leaves, charged
-            from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected); ``use_attempts``: one,
-            then a plain reply closes the step (option 1); ``pre_invoke``: until ``pre_invoke`` refuses a call, after
-            which one request without functions asks for the answer (option 3). The budget holds under each of them.
-        plan: Whether a plan is asked for first; a text is taken as the plan, and none is asked for. No plan is made
-            where fewer than two round trips are left, nor where a run continues a given ``chat_history``.
+            each reply's metadata. Checked before each request; the last one offers no functions, so that it gives an
+            answer. The same limit as ``budget.max_iterations``: if both are given, the smaller applies. A budget that
+            replaces a run's in ``resume`` defaults to this value. None means no limit.
+        control: How many tool rounds one step may chain. ``iterations_metadata``: as many as the budget leaves, charged
+            from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected). ``use_attempts``: one,
+            then a plain reply closes the step (option 1). ``pre_invoke``: until ``pre_invoke`` refuses a call; then one
+            request without functions asks for the answer (option 3). The budget applies under each of them.
+        plan: Whether to ask the model for a plan first. A text is used as the plan, without a request. No plan is made
+            if fewer than two round trips are left, or if the run continues a given ``chat_history``.
         charge_plan: Whether the plan request counts as a round trip.
         require_final_answer_function: Whether only ``UserInteraction-SendFinalAnswer`` ends a run, and no plain reply.
             A plain reply that ends in a question mark then waits for an answer: the run ends ``asked``.
-        response_format: What the final answer has to be: a pydantic model, a JSON schema, or OpenAI's
-            ``response_format``. Only requests without functions carry it. An answer that is in the form already is
+        response_format: The format of the final answer: a pydantic model, a JSON schema, or OpenAI's
+            ``response_format``. Only requests without functions carry it. An answer that already has the format is
             accepted; for any other the model is asked again, with the problem, as long as the budget lasts. Then the
             run ends ``limit_reached`` with the answer as it is; with ``max_iterations=None``, ``incomplete`` after ten
-            times. A checkpoint does not hold it: ``resume`` needs it again.
+            times. A checkpoint does not hold the format: ``resume`` needs it again.
         excluded_plugins: Plugins whose functions are neither offered nor named in the plan request. Checked when a run
             begins: a name that the kernel does not have is refused. ``UserInteraction`` is the planner's own.
-        excluded_functions: The same for functions, by fully qualified name or by their own.
-        get_available_functions: Gives the functions of the kernel to offer, from these options and the goal; exclusions
-            hold for them, too.
-        get_initial_plan: Gives the YAML of the plan prompt (variables: goal, available_functions, name_delimiter).
-        get_step_prompt: Gives the template that opens the steps (variables: goal, initial_plan).
-        execution_settings: Settings of every request; None takes those of the arguments, or the service's defaults.
-        max_tokens: Of a request and its reply: with ``max_tokens_ratio``, sets ``max_completion_tokens``, and
-            ``max_prompt_tokens`` to the rest.
-        max_tokens_ratio: The share of ``max_tokens`` that the completion may take, from 0 to 1.
-        max_completion_tokens: Most tokens of a reply: ``max_tokens`` of each request's settings, or what their class
-            calls it; a run whose settings have no such field is refused. None and 0 leave the settings as they are.
+        excluded_functions: The same for functions, by fully qualified name or by function name alone.
+        get_available_functions: Returns the functions of the kernel to offer, given these options and the goal;
+            exclusions apply to them, too.
+        get_initial_plan: Returns the YAML of the plan prompt (variables: goal, available_functions, name_delimiter).
+        get_step_prompt: Returns the template that opens the steps (variables: goal, initial_plan).
+        execution_settings: Settings of every request; None uses those of the arguments, or the service's defaults.
+        max_tokens: The tokens of a request and its reply together. ``max_tokens_ratio`` divides them into
+            ``max_completion_tokens`` and, with the rest, ``max_prompt_tokens``.
+        max_tokens_ratio: The share of ``max_tokens`` for the completion, from 0 to 1.
+        max_completion_tokens: Maximum tokens of a reply: sets ``max_tokens``, or the equivalent field, of each
+            request's settings. A run whose settings have no such field is refused. None and 0 leave the settings as
+            they are.
         budget, execution, approval, interceptors, pre_invoke, check_for_intervention, iteration_completed, clarifier,
         max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens, on_invalid_history,
         strict_finish_reason, checkpoint_key: The options of every door, see `planner_ext.sk.options.RunOptions`.
             Questions are offered with ``require_final_answer_function``, too.
 
     Raises:
-        PlannerInvalidConfigurationError: If an option is unknown or its value cannot be used, naming it; when it is
-            assigned likewise, and then nothing is changed.
+        PlannerInvalidConfigurationError: If an option is unknown or its value is invalid; names the option. Also on
+            assignment, which then changes nothing.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -132,7 +133,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
                 with _named_errors():
                     super().__setattr__(name, value)
             except PlannerInvalidConfigurationError:
-                # What is checked on the whole is checked after pydantic has assigned it.
+                # Checks across several options run after pydantic has assigned the value.
                 vars(self).update(before)
                 object.__setattr__(self, "__pydantic_fields_set__", given)
                 raise
@@ -144,7 +145,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
 
     @property
     def run_options(self) -> RunOptions:
-        """The options of every door; the budget's ``max_iterations`` is the one that holds."""
+        """The options of every door; the budget's ``max_iterations`` is the smaller of the two."""
         options: Any = {name: getattr(self, name) for name in DEFAULTS}
         options["budget"] = self._spendable
         return options
@@ -157,7 +158,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         return budget
 
     def snapshot(self) -> tuple[object, ...]:
-        """What `run_options` are made of, as it is now: lists may be changed in place."""
+        """Copy the current inputs of `run_options`, to detect lists that were changed in place."""
         values = [getattr(self, name) for name in DEFAULTS]
         given = "max_iterations" in self.model_fields_set
         return (*values, tuple(self.interceptors), tuple(self.observers), self.max_iterations, given)
@@ -211,7 +212,7 @@ def _named_errors() -> Generator[None]:
     """Name the option that pydantic refuses.
 
     Raises:
-        PlannerInvalidConfigurationError: With what was seen, and the known options where the name is unknown.
+        PlannerInvalidConfigurationError: With the value seen; for an unknown option, with the known ones.
     """
     try:
         yield

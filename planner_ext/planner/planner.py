@@ -60,7 +60,7 @@ __all__ = ["FunctionCallingStepwisePlanner"]
 
 @dataclass(frozen=True, slots=True)
 class _Templates:
-    """The prompts of a planner, as they were given and as templates."""
+    """The prompts of a planner, as given and as parsed templates."""
 
     plan_yaml: str
     step_prompt: str
@@ -76,8 +76,8 @@ class _Templates:
 class FunctionCallingStepwisePlanner:
     """Reaches a goal with the functions of a kernel: plans, calls functions step by step, and answers.
 
-    The planner that Semantic Kernel removed in 2025, by the same names; a program written for it changes its import.
-    One planner may be used for many runs, also at the same time.
+    It replaces the planner that Semantic Kernel removed in 2025, with the same names: a program written for that one
+    changes only its import. One planner may be used for many runs, also concurrently.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class FunctionCallingStepwisePlanner:
         """Set the planner up.
 
         Args:
-            service_id: The chat completion service to use; None leaves it to the kernel's own selection.
-            options: None is `FunctionCallingStepwisePlannerOptions`'s defaults.
+            service_id: The chat completion service to use; None uses the kernel's selection.
+            options: None uses the defaults of `FunctionCallingStepwisePlannerOptions`.
 
         Raises:
-            PlannerInvalidConfigurationError: If the options cannot be used, naming what is wrong.
+            PlannerInvalidConfigurationError: If the options are invalid; names the problem.
         """
         self.service_id = service_id
         given = FunctionCallingStepwisePlannerOptions() if options is None else options
@@ -104,7 +104,7 @@ class FunctionCallingStepwisePlanner:
         self._settings()  # which checks them
 
     def _settings(self) -> RunSettings:
-        """Read the options; again only if they have changed since."""
+        """Read the options; a cached result is reused until they change."""
         seen = self.options.snapshot()
         if self._read is None or self._read[0] != seen:
             self._read = (seen, RunSettings.of(self._taken, **self.options.run_options))
@@ -112,10 +112,10 @@ class FunctionCallingStepwisePlanner:
 
     @property
     def generate_plan_yaml(self) -> str:
-        """The YAML of the plan prompt, as ``get_initial_plan`` gives it; may be set, for the runs that begin later.
+        """The YAML of the plan prompt, from ``get_initial_plan``; may be set, for runs that begin later.
 
         Raises:
-            PlannerInvalidConfigurationError: If it is set to what is not a prompt template; then nothing is changed.
+            PlannerInvalidConfigurationError: If it is set to an invalid prompt template; then nothing is changed.
         """
         return self._templates.plan_yaml
 
@@ -125,7 +125,7 @@ class FunctionCallingStepwisePlanner:
 
     @property
     def step_prompt(self) -> str:
-        """The template that opens the steps, as ``get_step_prompt`` gives it; may be set likewise."""
+        """The template that opens the steps, from ``get_step_prompt``; may be set, like `generate_plan_yaml`."""
         return self._templates.step_prompt
 
     @step_prompt.setter
@@ -156,13 +156,13 @@ class FunctionCallingStepwisePlanner:
             A result for every expected end: answered, paused, asked, limit reached, stopped, incomplete.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty, there is no chat completion service, or something
-                else that was given cannot be used.
-            InvalidHistoryError: If the ``chat_history`` may not be sent.
-            LimitReachedError: At a limit, where the budget says ``on_limit="raise"``.
+            PlannerInvalidConfigurationError: If the goal is empty, there is no chat completion service, or another
+                argument or option is invalid.
+            InvalidHistoryError: If the ``chat_history`` is invalid: servers would refuse it.
+            LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
             ServiceCallError: If a request fails. This and every other exception out of a run, Semantic Kernel's own
                 included, has ``chat_history`` and ``checkpoint`` as attributes.
-            InvalidReplyError: If a response is no reply; likewise.
+            InvalidReplyError: If a response is not a valid reply.
         """
         run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=False)
         return await run.result()
@@ -179,10 +179,10 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Reach a goal as `invoke` does, and wait for the result: for scripts and notebooks.
 
-        The run has an event loop of its own; where one is running already, as in a notebook, it has it in a thread of
-        its own, and this call blocks until the run ends. A service whose client belongs to the running loop, such as
-        one that has made a request there, may not work in another: use ``await invoke(...)`` then. Interrupting the
-        call cancels the run. Async functions of the kernel run on the run's loop, not on the caller's.
+        The run gets a new event loop. If a loop is already running, as in a notebook, the new one runs in a separate
+        thread, and this call blocks until the run ends. A service whose client belongs to the running loop, for
+        instance because it has made a request there, may not work in another loop; use ``await invoke(...)`` then.
+        Interrupting the call cancels the run. Async functions of the kernel run on the run's loop, not on the caller's.
         """
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
         return run_sync(partial(self.invoke, kernel, question, arguments, **options))
@@ -197,11 +197,11 @@ class FunctionCallingStepwisePlanner:
         stop: StopHandle | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[PlannerEvent, None]:
-        """Reach a goal as `invoke` does, with streaming requests, and tell what happens.
+        """Reach a goal as `invoke` does, with streaming requests, and yield the events of the run.
 
         Yields:
             `TextDelta` for text as it arrives, the facts of the run, and last a `ResultReady` with the result. Leaving
-            early cancels what runs.
+            the stream early cancels the run.
         """
         run = await self._start(kernel, question, _merged(arguments, kwargs), chat_history, stop, streaming=True)
         async with aclosing(run.events()) as events:
@@ -220,27 +220,28 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Resume a run that is paused, that a limit or a stop ended, or that a fault interrupted.
 
-        A checkpoint is a value: it does not know that it was resumed before. This planner takes a decision on a call
-        once: a second resume with a decision on the same call is refused, also while the first one runs, and so are
-        copies of this planner. A resume that fails before a function has started gives its decisions back. Another
-        planner, or another process, would run the call again: keep the run in a store (`planner_ext.durable.Runs`)
-        where that can happen. The newest 100,000 decisions are remembered. A checkpoint without an open call, such as
-        one that a limit ended, may be resumed again, and makes its requests again.
+        A checkpoint is a value, and does not record that it was resumed. This planner and its copies accept one
+        decision on a call: a second resume with a decision on the same call is refused, even while the first one runs.
+        A resume that fails before a function has started releases its decisions. Another planner, or another process,
+        would run the call again; if that can happen, keep the run in a store (`planner_ext.durable.Runs`). The newest
+        100,000 decisions are remembered. A checkpoint without an open call, such as one that a limit ended, may be
+        resumed again, and makes its requests again.
 
         Args:
-            kernel: Its functions may be called; need not be the one that the run began with.
-            checkpoint: Of the run, from its result or its error. Who can write an unsigned checkpoint can put an
-                approval in it; with a ``checkpoint_key`` only one that was signed with it is taken.
-            decisions: On the calls that wait, by call id; partial ones are fine. No request is made before every call
-                is decided: without decisions a paused run stays paused, but for calls whose question expired.
+            kernel: Its functions may be called; it need not be the kernel that the run began with.
+            checkpoint: The run's checkpoint, from its result or its error. Anyone who can write an unsigned checkpoint
+                can put an approval in it; with a ``checkpoint_key``, only one signed with that key is accepted.
+            decisions: Decisions on pending calls, by call id; some calls may be left undecided. No request is made
+                before every call is decided: without decisions a paused run stays paused, except for expired questions.
             arguments: The application's arguments again; a checkpoint does not hold them.
-            budget: Replaces the run's limits; what was spent stays spent. One without ``max_iterations`` has that of
-                the options. The budget of a service that limits itself holds all the same. None keeps the limits.
+            budget: Replaces the run's limits; consumption so far still counts. ``max_iterations`` defaults to that of
+                the options. The budget of a wrapped service still applies. None keeps the limits.
             stop: Ends the run from outside.
 
         Raises:
             RunEndedError: If the run was answered: there is nothing to resume.
-            DecisionRefusedError: If a decision cannot be taken, or was taken before; then none is, and nothing runs.
+            DecisionRefusedError: If a decision is invalid, or was taken before; then no decision is taken, and nothing
+                runs.
             InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
             Exception: As `invoke`.
         """
@@ -260,7 +261,7 @@ class FunctionCallingStepwisePlanner:
     ) -> AsyncGenerator[PlannerEvent, None]:
         """Resume as `resume` does, and yield what happens as `invoke_stream` does.
 
-        A stream that is left before a function has started gives its decisions back.
+        A stream that is closed before a function has started releases its decisions.
         """
         given = ResumeRequest(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
         run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
@@ -269,12 +270,12 @@ class FunctionCallingStepwisePlanner:
                 yield event
 
     def cancel(self, checkpoint: Checkpoint, *, by: str = "", reason: str = "") -> FunctionCallingStepwisePlannerResult:
-        """End a paused run for good: every call that waits is answered "not executed", and nothing runs.
+        """End a paused run for good: every pending call is answered "not executed", and nothing runs.
 
         Args:
-            checkpoint: Of the run.
+            checkpoint: The run's checkpoint.
             by: Who cancels, for the record and the model.
-            reason: Why, likewise.
+            reason: Why, for the record and the model.
 
         Returns:
             The stopped run.
@@ -282,8 +283,8 @@ class FunctionCallingStepwisePlanner:
         Raises:
             RunEndedError: If the run has ended already.
             DecisionRefusedError: If this planner has taken a decision on one of the calls before.
-            InvalidCheckpointError: As `resume`; with the planner's own ``checkpoint_key`` alone, since there is no
-                kernel here whose service could have one.
+            InvalidCheckpointError: As `resume`, but only with the planner's own ``checkpoint_key``: without a kernel,
+                there is no service that could have one.
         """
         options = self._settings()
         state = instance_of("checkpoint", checkpoint, Checkpoint).verified(options.checkpoint_key).state()
@@ -305,13 +306,13 @@ class FunctionCallingStepwisePlanner:
         arguments: KernelArguments | None = None,
         streaming: bool = False,
     ) -> KeptRun:
-        """Prepare a run out of a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
+        """Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
         Args:
-            kernel: Its functions may be called; need not be the one that the run began with.
-            activation: Where the run stands, and what it is continued with.
-            arguments: The application's arguments; never stored, so given again in each process.
-            streaming: Whether its requests are streaming ones, for the events of the run.
+            kernel: Its functions may be called; it need not be the kernel that the run began with.
+            activation: The run's journal, and the decisions and options to continue it with.
+            arguments: The application's arguments; never stored, so each process passes them.
+            streaming: Whether to stream requests, for the events of the run.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
@@ -388,25 +389,25 @@ class FunctionCallingStepwisePlanner:
         """Find the service, its settings and the functions for one run.
 
         Args:
-            kernel: Where they are.
-            goal: What the run is to reach.
-            arguments: The application's.
-            streaming: Whether requests are streamed.
-            budget: Replaces the limits of a run that is resumed.
+            kernel: Holds services and functions.
+            goal: The run's goal.
+            arguments: The application's arguments.
+            streaming: Whether to stream requests.
+            budget: Replaces the limits of a resumed run.
             price: Prices its requests in place of the options' price.
-            kept: The rules of a run that is resumed; without a ``budget`` it has their limits.
-            store: Keeps the run.
+            kept: The rules of a resumed run; without a ``budget``, their limits apply.
+            store: Records the run.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, an option cannot be used with it, or the run
-                has to answer in a form that the options do not give.
+                began with a ``response_format`` that the options lack.
         """
         planner, templates, options = self.options, self._templates, self._settings()
         if budget is not None:
             options, price = replace(options, budget=_resumed_limits(budget, options)), price_in(budget) or price
         if price is not None:
             options = replace(options, price=price)
-        # A run that is kept in a store has its own budget, wherever it begins.
+        # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
         options = options if parent is None else parent.within(options)
         service, chosen = select_service(kernel, self.service_id, arguments, planner.execution_settings)
@@ -477,9 +478,9 @@ def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> Kernel
 
 
 def _resumed_limits(budget: object, settings: RunSettings) -> Limits:
-    """Return the limits of a budget that a run is resumed with; ``max_iterations`` is the options' by default.
+    """Return the limits of a resumed run's new budget; ``max_iterations`` defaults to the options'.
 
-    A journal keeps limits alone, which are accepted, too.
+    Plain limits, as in a journal, are accepted, too.
 
     Raises:
         PlannerInvalidConfigurationError: If it is not a budget.
@@ -491,10 +492,10 @@ def _resumed_limits(budget: object, settings: RunSettings) -> Limits:
 def _own_functions(
     options: FunctionCallingStepwisePlannerOptions, settings: RunSettings, kernel: Kernel
 ) -> tuple[KernelFunction | None, KernelFunction | None]:
-    """Return the functions that hand over the final answer and that ask the user; None for one that is not offered.
+    """Return the functions that send the final answer and that ask the user; None for one that is not offered.
 
     Raises:
-        PlannerInvalidConfigurationError: If an exclusion names nothing, or excludes what has to be there.
+        PlannerInvalidConfigurationError: If an exclusion matches nothing, or excludes a required function.
     """
     insists = options.require_final_answer_function
     offered = {
@@ -521,7 +522,7 @@ def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Ke
     """Refuse the exclusion of a name that the kernel does not have: a misspelt name excludes nothing.
 
     Raises:
-        PlannerInvalidConfigurationError: Naming it, and the names that there are.
+        PlannerInvalidConfigurationError: Naming the unknown name, and the existing ones.
     """
     refuse_unknown("excluded_plugins", options.excluded_plugins, {*kernel.plugins, OWN_PLUGIN})
     names = function_names(kernel)
@@ -537,10 +538,10 @@ def _selected(
     kernel: Kernel,
     goal: str,
 ) -> Sequence[KernelFunctionMetadata]:
-    """Leave out the functions that the options exclude or do not choose, and the planners that run already.
+    """Filter out functions that the options exclude or do not select, and planners that are already running.
 
     Raises:
-        PlannerInvalidConfigurationError: If ``get_available_functions`` chose one that the kernel does not have.
+        PlannerInvalidConfigurationError: If ``get_available_functions`` selects one that the kernel does not have.
     """
     if options.get_available_functions is not None:
         chosen = {function.fully_qualified_name for function in options.get_available_functions(options, goal)}
@@ -565,7 +566,7 @@ _COMPLETION_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens"
 
 
 def _with_completion_limit(settings: PromptExecutionSettings, limit: int) -> PromptExecutionSettings:
-    """Limit a reply's tokens, by the name that the connector's settings have for that."""
+    """Limit a reply's tokens, in the field that the connector's settings have for it."""
     kind = type(settings)
     name = next((name for name in _COMPLETION_LIMITS if name in kind.model_fields), None)
     if name is None:

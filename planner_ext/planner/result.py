@@ -24,24 +24,24 @@ __all__ = ["FunctionCallingStepwisePlannerResult", "PlannerEvent", "ResultReady"
 
 
 class FunctionCallingStepwisePlannerResult(KernelBaseModel):
-    """How a run came out.
+    """The outcome of a run.
 
     Attributes:
         status: ``answered``; ``incomplete``: the last reply was cut short or empty; ``paused``: a call waits for a
             decision; ``asked``: only questions wait, for an answer; ``limit_reached``: see ``limit``, and
-            ``final_answer`` for the answer that was forced, "" where the model gave none although no functions were
-            offered (``reason`` says so); ``stopped``.
-        final_answer: The answer, "" where there is none; JSON text where it is in the form of ``response_format``.
-        value: The answer as an instance of the ``response_format``'s model, or as JSON values; None where no form was
-            asked for, or the answer is not in it.
-        chat_history: Every message of the run, the final one included, fit to be sent.
+            ``final_answer`` for the forced answer, "" if the model gave no answer although no functions were offered
+            (``reason`` says so); ``stopped``.
+        final_answer: The answer, "" if there is no answer; JSON text if it has the ``response_format``.
+        value: The answer as an instance of the ``response_format``'s model, or as JSON values; None if there is no
+            ``response_format``, or the answer does not have it.
+        chat_history: Every message of the run, the final one included; servers accept it.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.
         usage: Tokens, cost and active time of all requests.
         limit: The name of the limit that ended the run, or None.
-        pending: The calls and questions that wait for a person, where the run is ``paused`` or ``asked``.
-        reason: Why the run ended as it did, in words; "" where it was answered.
-        plan: The plan that was made, "" where none was.
+        pending: The calls and questions that wait for a person, if the run is ``paused`` or ``asked``.
+        reason: Why the run ended as it did, in words; "" if it was answered.
+        plan: The plan, "" if no plan was made.
         facts: The journal's facts.
     """
 
@@ -61,23 +61,23 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The run, to be resumed: after a pause, with a larger budget, or after a stop.
+        """The run's checkpoint, to resume it: after a pause, with a larger budget, or after a stop.
 
-        Signed where the planner has a ``checkpoint_key``; then its ``to_json()`` is, too.
+        Signed if the planner has a ``checkpoint_key``; then its ``to_json()`` is, too.
         """
         return Checkpoint.signed_as(self.facts, self._signature)
 
     @property
     def decisions(self) -> tuple[DecisionRecord, ...]:
-        """Who decided what of its calls, when, and with which arguments; in the order in which it was taken."""
+        """The decisions on the run's calls with author, time and arguments, in the order in which they were taken."""
         return decisions_of(self.facts)
 
     def raise_for_status(self) -> Self:
-        """Return this result if the run was answered; a result that was stored and read again knows that, too.
+        """Return this result if the run was answered; also works for a result that was stored and loaded.
 
         Raises:
             LimitReachedError: If a limit ended the run.
-            RunNotAnsweredError: If it ended otherwise without an answer, or waits.
+            RunNotAnsweredError: If the run is paused, or ended without an answer for another reason.
         """
         if self.status == "answered":
             return self
@@ -101,13 +101,13 @@ def result_of(
     written: Sequence[ChatMessageContent] | None = None,
     key: SigningKey | None = None,
 ) -> FunctionCallingStepwisePlannerResult:
-    """Read a result out of a run, and its answer in the form that it was asked for in.
+    """Build the result of a run, with its answer parsed if there is a response format.
 
     Args:
-        state: Of the run.
+        state: The run's state.
         facts: Its journal.
-        form: What the answer was asked for in, if anything.
-        written: The transcript as messages, where it was written already.
+        form: The response format, or None.
+        written: The transcript as messages, if it was already written.
         key: Signs the result's checkpoint; None leaves it unsigned.
     """
     ended = state.ended

@@ -1,4 +1,4 @@
-"""One run of the planner, driven from its first new facts to its result; likewise a run out of a store."""
+"""One run of the planner, driven from its first new facts to its result; also a run from a store."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -38,20 +38,20 @@ async def run_started(
     goes_on: bool = False,
     guards: Guards | None = None,
 ) -> RunStarted:
-    """Write the first fact of a run: its rules, and the messages that it opens with.
+    """Build the first fact of a run: its rules and its opening messages.
 
     Args:
-        options: The planner's.
-        context: What the run works with.
-        goal: What it is to reach.
+        options: The planner's options.
+        context: The run's context.
+        goal: The run's goal.
         run_id: The run's name.
         before: The history that it begins with.
         goes_on: Whether it continues a history, so that no plan is asked for.
-        guards: Who decides on its calls, where it is kept in a store.
+        guards: The policies and interceptors that decide on its calls, if it is kept in a store.
     """
     behavior, rules = context.behavior, context.rules()
     if not isinstance(behavior, BoundedFunctionChoiceBehavior):
-        # The attempts of Semantic Kernel's own are those of its loop, but where each of them forces a call.
+        # A stock behavior's attempts limit Semantic Kernel's own loop; only forced attempts limit ours.
         forced = behavior.maximum_auto_invoke_attempts or 1
         rules = replace(rules, use_attempts=forced if behavior.type_ is FunctionChoiceType.REQUIRED else None)
     rules = replace(
@@ -73,12 +73,12 @@ async def run_started(
 
 @dataclass(kw_only=True, eq=False)
 class PlannerRun:
-    """One run from its first new facts to its result: that it started, or was resumed and what was decided.
+    """One run, from its first new facts (started; or resumed, with the decisions) to its result.
 
     Attributes:
-        context: What the run works with.
+        context: The run's context.
         facts: The journal that is resumed.
-        new: The facts to begin with.
+        new: The first new facts.
         stop: Ends the run from outside.
         taking: The decisions in ``new``.
     """
@@ -93,9 +93,9 @@ class PlannerRun:
         """Run to the next pause or end.
 
         Raises:
-            LimitReachedError: At a limit, where the budget says so.
+            LimitReachedError: At a limit, if the budget says ``on_limit="raise"``.
             DecisionRefusedError: If this planner has taken one of the decisions before; nothing was recorded.
-            Exception: On a fault; whatever kind it is of, it carries the history and a checkpoint as attributes.
+            Exception: On a fault of any kind; it carries the history and a checkpoint as attributes.
         """
         context = self.context
         engine = context.engine(self.facts, emit=emit, stop=self.stop)
@@ -109,7 +109,7 @@ class PlannerRun:
         return result_of(engine.state, tuple(engine.facts), context.form, written=written, key=key)
 
     async def events(self) -> AsyncGenerator[PlannerEvent, None]:
-        """Run, and yield what happens; the result comes last."""
+        """Run, and yield the events; the result comes last."""
         results: list[FunctionCallingStepwisePlannerResult] = []
 
         async def run(emit: Emit) -> None:
@@ -133,13 +133,13 @@ def rules_kept(activation: Activation) -> Rules | None:
 
 
 def _only_read(state: State, activation: Activation) -> bool:
-    """Whether a run has ended and its result is all that is asked for."""
+    """Whether a run has ended and its result is only returned again."""
     return state.ended is not None and activation.budget is None and not activation.reopen
 
 
 @dataclass(kw_only=True, eq=False)
 class KeptRun(PlannerRun):
-    """A run out of a store: where it stands says how it begins. See `planner_ext.durable.worker.ActivationRun`."""
+    """A run from a store, started or resumed from its journal; see `planner_ext.durable.worker.ActivationRun`."""
 
     options: FunctionCallingStepwisePlannerOptions
     activation: Activation
@@ -150,14 +150,14 @@ class KeptRun(PlannerRun):
         return await super().result(emit)
 
     async def _first(self) -> Sequence[Fact]:
-        """List the first new facts; none where there is nothing to continue.
+        """List the first new facts; empty if there is nothing to continue.
 
         Raises:
             InvalidCheckpointError: If the journal contradicts itself, or its messages cannot be read.
             DecisionRefusedError: If a decision cannot be taken.
-            RunRefusedError: If less has a say in the run's calls here than when it began; an ended run's result is read
-                all the same.
-            RunEndedError: If a run that was answered is given a budget.
+            RunRefusedError: If this process lacks a policy or interceptor that the run began with; the result of an
+                ended run is returned nevertheless.
+            RunEndedError: If an answered run is resumed with a budget.
         """
         context, activation = self.context, self.activation
         if not activation.facts:
