@@ -313,12 +313,11 @@ def _items(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
     message: TranscriptItem = batch.message
     if removed or edited:
         message = EditedReply(message=message, kept=tuple(call.request.id for call in kept), edited=edited)
-    return [message, *map(_result, kept)] if kept or batch.text else []
-
-
-def _result(call: Call) -> CallResult:
-    request = call.request
-    return CallResult(call_id=request.id, name=request.sent_name or request.name, text=call.answer or "")
+    results = [
+        CallResult(call_id=call.request.id, name=call.request.sent_name or call.request.name, text=call.answer or "")
+        for call in kept
+    ]
+    return [message, *results] if kept or batch.text else []
 
 
 def _iteration_completed(state: State, fact: IterationCompleted) -> _Changes:

@@ -4,7 +4,7 @@ The engine performs the action and records what happened as facts.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
@@ -189,29 +189,11 @@ Action: TypeAlias = (
 
 def next_action(state: State) -> Action | None:
     """Decide what to do next; None while the run is paused, has ended or has not begun."""
-    action = _in_phase(state)
+    if state.phase is Phase.COMPLETING:
+        return CompleteIteration(iteration=state.iteration - 1, called=state.called)
+    decide = _DECIDE.get(state.phase)
+    action = None if decide is None else decide(state)
     return _checked_form(state, action) if state.rules.structured and isinstance(action, Finish) else action
-
-
-def _in_phase(state: State) -> Action | None:
-    match state.phase:
-        case Phase.NEW | Phase.PAUSED | Phase.ENDED:
-            return None
-        case Phase.PLANNING:
-            return _plan(state)
-        case Phase.ASKING:
-            return _ask(state)
-        case Phase.ANSWERING:
-            assert state.reply is not None
-            return _judge(state, state.reply)
-        case Phase.REVIEWING:
-            assert state.batch is not None
-            return _review(state, state.batch)
-        case Phase.CALLING:
-            assert state.batch is not None
-            return _call(state, state.batch)
-        case Phase.COMPLETING:
-            return CompleteIteration(iteration=state.iteration - 1, called=state.called)
 
 
 def iterations_left(state: State) -> float:
@@ -288,8 +270,10 @@ def _closes_step(state: State) -> bool:
     return rounds is not None and state.step_rounds >= rounds and not state.structuring
 
 
-def _judge(state: State, reply: ModelReplied) -> Action:
+def _judge(state: State) -> Action:
     """Decide what a reply without calls is: the answer, the close of a step, or incomplete."""
+    reply = state.reply
+    assert reply is not None
     if reply.finish_reason in CUT_SHORT:
         return Finish(status="incomplete", reason=f"The reply was cut short: finish_reason is {reply.finish_reason}.")
     limit = reply.withheld or ("max_iterations" if iterations_left(state) < 0 else None)
@@ -356,7 +340,9 @@ def _checked_form(state: State, end: Finish) -> Action:
     return AddMessage(purpose="structure", problem=checked.problem)
 
 
-def _review(state: State, batch: Batch) -> Action:
+def _review(state: State) -> Action:
+    batch = state.batch
+    assert batch is not None
     if (answer := _stopped_text(state)) is not None:
         return _withhold_open(batch, answer, None)
     most, count = state.rules.limits.max_calls_per_reply, len(batch.calls)
@@ -370,7 +356,9 @@ def _review(state: State, batch: Batch) -> Action:
     return ReviewCalls(iteration=batch.iteration, indexes=undecided)
 
 
-def _call(state: State, batch: Batch) -> Action:
+def _call(state: State) -> Action:
+    batch = state.batch
+    assert batch is not None
     if (reason := _returned(state, batch)) is not None and state.stopping is None:
         return Finish(status="stopped", reason=reason, returned=True)
     if state.final_answer is not None:
@@ -383,6 +371,16 @@ def _call(state: State, batch: Batch) -> Action:
     if ready and (len(ready) == batch.unanswered or state.rules.on_deferred == "run_safe_first"):
         return _start(state, batch, ready)
     return _put_questions(state, batch) or Pause()
+
+
+_DECIDE: dict[Phase, Callable[[State], Action]] = {
+    Phase.PLANNING: _plan,
+    Phase.ASKING: _ask,
+    Phase.ANSWERING: _judge,
+    Phase.REVIEWING: _review,
+    Phase.CALLING: _call,
+}
+"""The decision of each phase in which a run acts; `next_action` completes an iteration itself."""
 
 
 def _put_questions(state: State, batch: Batch) -> Action | None:

@@ -164,20 +164,18 @@ class StopHandle:
     The run looks at it before each request and before each call: functions that run already finish, no further one
     starts, no further request is made, and the results so far are kept. So do the runs of planners that it calls as
     functions, see `planner_ext.plugin.PlannerPlugin`.
+
+    Attributes:
+        reason: Why the run is to stop, or None.
     """
 
     def __init__(self) -> None:
-        self._reason: str | None = None
+        self.reason: str | None = None
 
     def stop(self, reason: str = "The caller asked the run to stop.") -> None:
         """Ask the run to stop; the first reason stays."""
-        if self._reason is None:
-            self._reason = reason
-
-    @property
-    def reason(self) -> str | None:
-        """Why the run is to stop, or None."""
-        return self._reason
+        if self.reason is None:
+            self.reason = reason
 
 
 class Calls:

@@ -189,13 +189,8 @@ def _forget(task: asyncio.Task[Any]) -> None:
 class SystemClock:
     """The machine's time. Implements `planner_ext.engine.ports.Clock`."""
 
-    def now(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds of a clock that never goes back."""
-        return time.monotonic()
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         """Wait without blocking the event loop."""

@@ -56,12 +56,16 @@ class Engine:
 
     Attributes:
         account: What the run may still spend, and what its functions take of it.
+        facts: The journal so far.
+        record: Adds a fact to the journal, then notifies its observers.
     """
 
     def __init__(
         self, facts: Iterable[Fact], ports: Ports, *, emit: Emit | None = None, stop: StopHandle | None = None
     ) -> None:
         self._journal = journal = Recorder(facts, ports, emit)
+        self.facts = journal.facts
+        self.record = journal.record
         self.account = Account(lambda: journal.state, ports.within, threading.RLock())
         self._ports = ports
         self._emit = emit
@@ -69,11 +73,6 @@ class Engine:
         self._calls = Calls(self._journal, ports, self._stop, self.account)
         self._asked_at: float | None = None
         self._interrupted = 0
-
-    @property
-    def facts(self) -> list[Fact]:
-        """The journal so far."""
-        return self._journal.facts
 
     @property
     def state(self) -> State:
@@ -102,24 +101,17 @@ class Engine:
             raise
         return self.state
 
-    async def record(self, fact: Fact) -> None:
-        """Add a fact to the journal, then notify its observers."""
-        await self._journal.record(fact)
-
     @property
     def _running(self) -> bool:
         return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
 
-    async def _next(self) -> Action | None:
-        action = await self._decided()
-        if isinstance(action, AskPlan | AskModel) and await self._waited():
-            return await self._decided()  # a stop or a deadline may have come while it waited
-        return action
-
-    async def _decided(self) -> Action | None:
+    async def _next(self, *, waits: bool = True) -> Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
-        return self.account.decide(self._journal.as_of_now())
+        action = self.account.decide(self._journal.as_of_now())
+        if waits and isinstance(action, AskPlan | AskModel) and await self._waited():
+            return await self._next(waits=False)  # a stop or a deadline may have come while it waited
+        return action
 
     async def _perform(self, action: Action) -> None:  # noqa: C901  (one case for each action)
         match action:
@@ -184,7 +176,7 @@ class Engine:
         return reply
 
     async def _ask_model(self, action: AskModel) -> None:
-        reply = await self._requested(self.state.transcript, action)
+        reply = await self._requested(self._journal.state.transcript, action)
         if isinstance(reply, OutOfTime):
             return
         final_answer = None  # a model may call the final-answer function although it was not offered: keep that answer

@@ -134,11 +134,13 @@ class Recorder:
     Attributes:
         facts: The journal so far.
         state: Its fold.
+        now: Returns the seconds since the epoch.
     """
 
     def __init__(self, facts: Iterable[Fact], ports: Ports, emit: Emit | None) -> None:
         self.facts = list(facts)
         self.state = fold(self.facts)
+        self.now = ports.clock.now
         self._ports = ports
         self._emit = emit
         self._recording = asyncio.Lock()
@@ -148,10 +150,6 @@ class Recorder:
         self._active_until = math.inf
         self._step = STEP if type(ports.clock) is SystemClock else _LOOK
         self._observers = [(observer, _takes_run(observer)) for observer in ports.observers]
-
-    def now(self) -> float:
-        """Seconds since the epoch."""
-        return self._ports.clock.now()
 
     def lap(self) -> float:
         """Return the active seconds since the last call."""

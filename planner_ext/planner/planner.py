@@ -450,7 +450,7 @@ class FunctionCallingStepwisePlanner:
                 goal=goal,
                 plan_template=templates.plan,
                 step_template=templates.step,
-                functions=tools.metadata,
+                functions=lambda: tools.metadata,
                 hands_over=final_answer is not None,
             ),
             final_answer=final_answer,

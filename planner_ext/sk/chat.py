@@ -91,7 +91,15 @@ class KernelChat:
 
     def __post_init__(self) -> None:
         self._connector = connector_of(self.service)
-        self._transport = _transport_for(self.service, self.kernel, self.arguments)
+        generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments)
+        self._transport: ChatTransport = generic
+        if type(self.service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
+            try:
+                from planner_ext.sk.openai import OpenAITransport  # noqa: PLC0415  (loaded for these connectors only)
+            except ImportError as error:
+                _logger.info("Requests are encoded anew each time: %s.", error)
+            else:
+                self._transport = OpenAITransport(self.service, generic)
 
     def messages(self, transcript: Sequence[TranscriptItem]) -> list[ChatMessageContent]:
         """Write a transcript as messages; those of an earlier, shorter transcript are reused."""
@@ -126,7 +134,22 @@ class KernelChat:
             self.unanswered = self.meter.used(Usage(), messages, tools, None)
             raise
         usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, tools, message)
-        return self._reply(with_usage(message, usage), usage)
+        message, calls = accepted_reply(with_usage(message, usage), self.tools.functions)
+        reason = message.finish_reason.value if message.finish_reason is not None else None
+        if self.strict_finish_reason and (reason == "tool_calls") != bool(calls):
+            raise InvalidReplyError(
+                f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "
+                "calls. Set strict_finish_reason=False to judge replies by their content."
+            )
+        return Reply(
+            message=message,
+            text=text_of(message),
+            calls=calls,
+            finish_reason=reason,
+            usage=usage,
+            iterations=read_iterations(message.metadata),
+            functions_available=self.tools.available,
+        )
 
     def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
         """Write a request, with a copy of the settings."""
@@ -140,7 +163,7 @@ class KernelChat:
         if choice == "none" and not self._connector.takes_none:
             choice = None
         offered = choice is not None and bool(tools.functions)
-        functions = tools.metadata() if offered else ()
+        functions = tools.metadata if offered else ()
         if choice == "none" and not offered and tools.schemas:
             update["tool_choice"] = choice
         elif choice is None:
@@ -153,7 +176,7 @@ class KernelChat:
             settings=self.settings.model_copy(update=update),
             choice=choice if functions else None,
             functions=functions,
-            schemas=tuple(tools.schemas) if offered else (),
+            schemas=tools.schemas if offered else (),
         )
 
     async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
@@ -171,39 +194,6 @@ class KernelChat:
         if not assembly.is_reply:
             raise no_reply("a stream without any choice")
         return merge_reply([assembly.message()])
-
-    def _reply(self, message: ChatMessageContent, usage: Usage) -> Reply:
-        message, calls = accepted_reply(message, self.tools.functions)
-        reason = message.finish_reason.value if message.finish_reason is not None else None
-        if self.strict_finish_reason and (reason == "tool_calls") != bool(calls):
-            raise InvalidReplyError(
-                f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "
-                "calls. Set strict_finish_reason=False to judge replies by their content."
-            )
-        return Reply(
-            message=message,
-            text=text_of(message),
-            calls=calls,
-            finish_reason=reason,
-            usage=usage,
-            iterations=read_iterations(message.metadata),
-            functions_available=self.tools.available,
-        )
-
-
-def _transport_for(
-    service: ChatCompletionClientBase, kernel: Kernel | None, arguments: KernelArguments | None
-) -> ChatTransport:
-    """Choose the transport of a connector: those for OpenAI and Azure OpenAI have one that grows the request."""
-    generic = GenericTransport(service, kernel=kernel, arguments=arguments)
-    if not type(service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
-        return generic
-    try:
-        from planner_ext.sk.openai import OpenAITransport  # noqa: PLC0415  (loaded for these connectors only)
-    except ImportError as error:
-        _logger.info("Requests are encoded anew each time: %s.", error)
-        return generic
-    return OpenAITransport(service, generic)
 
 
 # The errors of a request.

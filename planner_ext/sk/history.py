@@ -176,20 +176,20 @@ def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = N
         entries: The transcript, or a part of it.
         offered: Names of the functions that are offered; see `accepted_name`.
     """
-    return [_render(entry, offered) for entry in entries]
-
-
-def _render(entry: TranscriptItem, offered: Container[str] | None) -> ChatMessageContent:
-    match entry:
-        case CallResult():
-            content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
-            return ChatMessageContent(role=AuthorRole.TOOL, items=[content])
-        case EditedReply():
-            return _edited(_load(entry.message, offered), set(entry.kept), dict(entry.edited))
-        case TextMessage():
-            return ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
-        case _:
-            return _load(entry, offered)
+    messages: list[ChatMessageContent] = []
+    for entry in entries:
+        match entry:
+            case CallResult():
+                content = FunctionResultContent(id=entry.call_id, name=entry.name, result=entry.text)
+                message = ChatMessageContent(role=AuthorRole.TOOL, items=[content])
+            case EditedReply():
+                message = _edited(_load(entry.message, offered), set(entry.kept), dict(entry.edited))
+            case TextMessage():
+                message = ChatMessageContent(role=AuthorRole(entry.role), content=entry.text)
+            case _:
+                message = _load(entry, offered)
+        messages.append(message)
+    return messages
 
 
 def _edited(message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]) -> ChatMessageContent:
@@ -209,9 +209,7 @@ def _load(message: Message, offered: Container[str] | None) -> ChatMessageConten
 
     A journal may hold replies that were written before `accepted_reply` was.
     """
-    loaded = load_message(message)
-    if loaded is not message:
-        loaded = _accepted_message(loaded, offered)
+    loaded = message if isinstance(message, ChatMessageContent) else _accepted_message(load_message(message), offered)
     if not loaded.items:
         return loaded.model_copy(update={"items": [TextContent(text="")]})
     if loaded.role != AuthorRole.ASSISTANT or isinstance(loaded, AssistantMessage) or not calls_of(loaded):

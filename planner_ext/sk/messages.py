@@ -96,17 +96,21 @@ def name_of(call: FunctionCallContent) -> str:
     return call.name or call.function_name
 
 
-def _arguments(call: FunctionCallContent) -> str:
-    if isinstance(call.arguments, Mapping):
-        values = to_jsonable_python(dict(call.arguments), bytes_mode="base64", fallback=str)
-        return json.dumps(values, ensure_ascii=False)
-    return call.arguments or ""
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """Write arguments that a connector parsed as JSON text again."""
+    return json.dumps(to_jsonable_python(dict(arguments), bytes_mode="base64", fallback=str), ensure_ascii=False)
 
 
 def requested_calls(message: ChatMessageContent) -> tuple[RequestedCall, ...]:
     """List a reply's calls as the core knows them."""
     return tuple(
-        RequestedCall(id=call.id or "", name=name_of(call), arguments=_arguments(call)) for call in calls_of(message)
+        RequestedCall(
+            id=call.id or "",
+            name=name_of(call),
+            arguments=_as_json(call.arguments) if isinstance(call.arguments, Mapping) else call.arguments or "",
+        )
+        for call in message.items
+        if isinstance(call, FunctionCallContent)
     )
 
 
@@ -125,7 +129,7 @@ def with_own_ids(items: Iterable[Any]) -> list[Any]:
             fit = has_accepted_id(item) and item.id not in seen
             update: dict[str, Any] = {} if fit else {"id": f"call_{uuid.uuid4().hex[:24]}"}
             if isinstance(item.arguments, Mapping):
-                update["arguments"] = _arguments(item)
+                update["arguments"] = _as_json(item.arguments)
             own = item.model_copy(update=update) if update else item
             seen.add(own.id or "")
         kept.append(own)

@@ -67,7 +67,11 @@ class ToolSet:
 
     Attributes:
         functions: By fully qualified name, those that the last request offered or the next one will.
+        metadata: What is offered, for a request: one and the same tuple for as long as the functions are the same.
+            Without the parameters that Semantic Kernel or `planner_ext.durable.effect` fills in.
         schema_only: Names in the settings' own tool schemas for which the kernel has no function.
+        schemas: Those schemas.
+        available: Whether there is anything to call.
     """
 
     def __init__(
@@ -93,10 +97,8 @@ class ToolSet:
         self._own = tuple(own)
         self._select = select
         self._schemas = _schemas(settings)
-        self.functions: Mapping[str, KernelFunction] = {}
         self._offered: tuple[KernelFunctionMetadata, ...] = ()
-        self._metadata: tuple[KernelFunctionMetadata, ...] = ()
-        self.schema_only: frozenset[str] = frozenset()
+        self.metadata: tuple[KernelFunctionMetadata, ...] = ()
         self.refresh()
 
     def refresh(self) -> None:
@@ -110,28 +112,13 @@ class ToolSet:
                     "Rename the plugin or the function, or exclude it."
                 )
             functions[name] = self._kernel.get_function(metadata.plugin_name, metadata.name)
-        self.functions = functions
+        self.functions: Mapping[str, KernelFunction] = functions
         offered = tuple(function.metadata for function in functions.values())
         if len(offered) != len(self._offered) or any(map(is_not, offered, self._offered)):
-            self._offered, self._metadata = offered, tuple(map(_without_injected, functions.values()))
+            self._offered, self.metadata = offered, tuple(map(_without_injected, functions.values()))
         self.schema_only = frozenset(self._schemas.keys() - functions.keys())
-
-    def metadata(self) -> tuple[KernelFunctionMetadata, ...]:
-        """List what is offered, for a request: one and the same tuple for as long as the functions are the same.
-
-        Without the parameters that Semantic Kernel or `planner_ext.durable.effect` fills in.
-        """
-        return self._metadata
-
-    @property
-    def schemas(self) -> list[Any]:
-        """List the caller's tool schemas for which the kernel has no function."""
-        return [schema for name, schema in self._schemas.items() if name in self.schema_only]
-
-    @property
-    def available(self) -> bool:
-        """Whether there is anything to call."""
-        return bool(self.functions or self.schema_only)
+        self.schemas = tuple(schema for name, schema in self._schemas.items() if name in self.schema_only)
+        self.available = bool(functions or self.schema_only)
 
     def _kernel_functions(self) -> Sequence[KernelFunctionMetadata]:
         behavior = self._behavior

@@ -4,7 +4,7 @@ Each connector of Semantic Kernel names tokens in its own way, and some leave ou
 `usage_in` reads both; a count that is not a whole number above 0 is ignored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import add
@@ -123,9 +123,12 @@ def read_usage(reported: object) -> Usage:
 
 def usage_in(message: ChatMessageContent) -> Usage:
     """Read the tokens of one reply: the larger of each count that its metadata and its SDK's own response report."""
-    usage = read_usage(message.metadata.get("usage"))
-    for raw in _raw_usages(message.inner_content):
-        more = read_usage(raw)
+    usage, response = read_usage(message.metadata.get("usage")), message.inner_content
+    if response is None:
+        return usage
+    places = (part_of(response, "usage"), part_of(response, "usage_metadata"), response)
+    for reported in (*places, part_of(part_of(response, "metadata"), "usage")):
+        more = read_usage(reported)
         usage = Usage(
             prompt_tokens=max(usage.prompt_tokens, more.prompt_tokens),
             completion_tokens=max(usage.completion_tokens, more.completion_tokens),
@@ -231,16 +234,6 @@ def part_of(reported: object, name: str) -> object:
     if isinstance(reported, Mapping):
         return cast("Mapping[object, object]", reported).get(name)
     return getattr(reported, name, None)
-
-
-def _raw_usages(response: object) -> Iterator[object]:
-    """List the places where the response of an SDK may report its usage."""
-    if response is None:
-        return
-    yield part_of(response, "usage")
-    yield part_of(response, "usage_metadata")
-    yield part_of(part_of(response, "metadata"), "usage")
-    yield response
 
 
 def _is_sound(reported: object) -> bool:

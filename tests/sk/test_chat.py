@@ -247,10 +247,10 @@ def text_in(message: ChatMessageContent) -> Any:
 def test_what_is_offered_is_the_same_until_the_kernel_changes(kernel: Kernel, tools: Tools) -> None:
     """One tuple of metadata for as long as the functions are the same: schemas are written once for it."""
     offered = ToolSet(kernel, AUTO(), PromptExecutionSettings())
-    before = offered.metadata()
+    before = offered.metadata
     offered.refresh()
-    assert offered.metadata() is before
+    assert offered.metadata is before
     kernel.add_plugin(tools, "u")
     offered.refresh()
-    assert offered.metadata()[: len(before)] == before
-    assert len(offered.metadata()) == 2 * len(before)
+    assert offered.metadata[: len(before)] == before
+    assert len(offered.metadata) == 2 * len(before)
