@@ -193,7 +193,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(read=POLICIES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 def test_a_policy_never_raises(read: ApprovalPolicy, arguments: dict[str, Any]) -> None:
     """Whatever the rules and whatever JSON the arguments are, there is a decision, and the same one again."""

@@ -44,7 +44,7 @@ def spent(state: State) -> str | None:
     return spent_limit(state.rules.limits, state.ledger, state.at)
 
 
-@tried(300)
+@tried(120)
 @given(plans.map(honest))
 def test_nothing_passes_a_limit_but_what_was_in_flight(plan: Plan) -> None:
     """Once a limit is used up no batch begins, and no request is made but the one forced answer; trips stay exact."""
@@ -66,7 +66,7 @@ def test_nothing_passes_a_limit_but_what_was_in_flight(plan: Plan) -> None:
     assert limits.max_tool_calls is None or world.begun.total() <= limits.max_tool_calls
 
 
-@tried(300)
+@tried(120)
 @given(plans)
 def test_the_first_limit_that_was_met_is_the_one_named(plan: Plan) -> None:
     """Whatever else is used up later, a run that a limit ends names the one that first withheld anything."""
@@ -83,7 +83,7 @@ def _may_withhold(fact: Fact) -> bool:
     return isinstance(fact, CallsWithheld | ModelReplied)
 
 
-@tried(150)
+@tried(60)
 @given(plans)
 def test_a_ledger_outlives_its_process(plan: Plan) -> None:
     """At each pause and end, the ledger read from the journal's text is the same, and resuming charges nothing."""
@@ -115,7 +115,7 @@ def willing(plan: Plan) -> Plan:
     return replace(plan, turns=turns, rules=rules, decisions=kept, terminates=False)
 
 
-@tried(300)
+@tried(120)
 @given(plans.map(honest).map(willing), st.booleans())
 def test_a_limited_run_goes_on_with_a_larger_budget(plan: Plan, unlimited: bool) -> None:
     """Answered by force, stopped or handed back: resumed with a larger budget, each limited run is answered."""
@@ -148,7 +148,7 @@ def _larger(limits: Limits, state: State) -> Limits:
     return Limits(**grown, deadline=deadline, on_limit=limits.on_limit)
 
 
-@tried(200)
+@tried(80)
 @given(plans, st.sampled_from([False, True, 0.5]))
 def test_the_model_is_told_what_is_really_left(plan: Plan, tell: bool | float) -> None:
     """Every request tells what the ledger leaves at that moment, never below nothing, and only if it is to."""

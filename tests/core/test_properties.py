@@ -70,7 +70,7 @@ def prefixes(facts: Sequence[Fact]) -> list[tuple[Sequence[Fact], State]]:
     return heads
 
 
-@tried(200)
+@tried(80)
 @given(plans.map(honest))
 def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
     """With one round trip a request, no more are made than are allowed: for the plan, the steps and a clarifier."""
@@ -82,7 +82,7 @@ def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
     assert world.plan_requests <= 1
 
 
-@tried(200)
+@tried(80)
 @given(plans)
 def test_functions_started_never_exceed_their_limits(plan: object) -> None:
     """Not one function more than allowed is started, in all, by name, or again with the same arguments."""
@@ -96,7 +96,7 @@ def test_functions_started_never_exceed_their_limits(plan: object) -> None:
     assert starts(facts) == world.begun
 
 
-@tried(200)
+@tried(80)
 @given(plans)
 def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
     """Whatever happens, each message with calls is followed by one result per call, in order; nothing else has one."""
@@ -106,7 +106,7 @@ def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
     assert [found for _, state in prefixes(facts) for found in violations(state.transcript)] == []
 
 
-@tried(100)
+@tried(50)
 @given(plans)
 def test_the_flags_of_a_state_exclude_each_other_as_described(plan: object) -> None:
     """What `planner_ext.core` says of the fields of a state holds after every fact."""
@@ -120,7 +120,7 @@ def test_the_flags_of_a_state_exclude_each_other_as_described(plan: object) -> N
         assert (state.ended is not None) is (state.phase is Phase.ENDED)
 
 
-@tried(200)
+@tried(80)
 @given(plans)
 def test_the_ledger_is_what_the_facts_say(plan: object) -> None:
     """After every fact: trips are the sum of those reported, tool calls the starts, tokens and cost those used."""
@@ -144,7 +144,7 @@ def test_a_journal_survives_json_at_every_fact(plan: object) -> None:
         assert fold(read) == state
 
 
-@tried(200)
+@tried(80)
 @given(plans)
 def test_every_run_ends(plan: object) -> None:
     """A run whose model comes to an end ends, in a known way, with nothing left to do, paused never for nothing."""
@@ -158,7 +158,7 @@ def test_every_run_ends(plan: object) -> None:
     assert state.ended.returned is (state.batch is not None)
 
 
-@tried(150)
+@tried(60)
 @given(plans.map(timeless))
 def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
     """Interrupted after any fact and gone on with from JSON in a new engine, a run makes the same journal."""
@@ -171,7 +171,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
             assert world.problems == []
 
 
-@tried(200)
+@tried(80)
 @given(plans)
 def test_the_limit_that_ends_a_run_was_reached(plan: object) -> None:
     """The named limit is one that the run has, and its own numbers say that nothing more was allowed by it."""
@@ -215,7 +215,7 @@ REACHED: dict[str, Callable[[State, Sequence[Fact]], bool]] = {
 }
 
 
-@tried(100)
+@tried(50)
 @given(plans)
 def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
     """Whenever a run is ended from outside, every call is answered, no started one is said to have not run."""
@@ -229,7 +229,7 @@ def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
         assert after.ledger.tool_calls == begun
 
 
-@tried(100)
+@tried(50)
 @given(plans, limits)
 def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Limits) -> None:
     """With any other limits an ended run goes on, runs nothing twice that it has seen finish, and ends once more."""
@@ -242,7 +242,7 @@ def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Li
     assert [place for place, times in done.items() if times > 1] == []
 
 
-@tried(200)
+@tried(80)
 @given(plans, st.integers(1, 30))
 def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: object, place: int) -> None:
     """Whoever watches may fail at any fact: every call is answered or waits for a person, and the run can go on."""
@@ -265,7 +265,7 @@ def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: object, place: int)
     assert [place for place, times in done.items() if times > 1] == []
 
 
-@tried(200)
+@tried(80)
 @given(plans, st.integers(1, 30))
 def test_a_run_stopped_from_outside_does_nothing_more(plan: object, place: int) -> None:
     """From the fact on after which a run was asked to stop, no request is made, and it ends or already paused."""
@@ -285,7 +285,7 @@ def test_a_run_stopped_from_outside_does_nothing_more(plan: object, place: int) 
     assert world.problems == []
 
 
-@tried(100)
+@tried(50)
 @given(plans)
 def test_after_a_stop_nothing_more_is_started(plan: object) -> None:
     """Asked to stop after any fact, a run makes no request and starts no function from there on."""

@@ -77,7 +77,7 @@ limits = st.builds(
 )
 
 
-@tried(100)
+@tried(50)
 @given(
     plans,
     limits,
