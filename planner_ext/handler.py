@@ -27,8 +27,8 @@ class ToolCallHandler:
     """Answers a history, and shows every function call to an interception point before it runs.
 
     The history gets every message: those with calls, their results, and the final one. The last message that is yielded
-    carries what `FunctionInvokingChatCompletion` puts into its metadata: iterations, usage, tool calls, status, and for
-    a paused run the calls that wait and the checkpoint.
+    has the metadata of `FunctionInvokingChatCompletion`: iterations, usage, tool calls, status, and for a paused run
+    the pending calls and the checkpoint.
     """
 
     @takes_run_options
@@ -46,12 +46,12 @@ class ToolCallHandler:
         Args:
             kernel: Its functions may be called.
             arguments: The application's arguments, for functions and service selection.
-            settings: Settings of every request; None takes those of the arguments, or the service's defaults. Without a
+            settings: Settings of every request; None uses those of the arguments, or the service's defaults. Without a
                 function choice behaviour in them, every function of the kernel is offered.
-            service_id: The service to use; None leaves it to the kernel's own selection.
-            **options: See `planner_ext.sk.options.RunOptions`; the budget is that of one invocation. Without
-                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is asked, as it stands
-                when the call is made.
+            service_id: The service to use; None uses the kernel's selection.
+            **options: See `planner_ext.sk.options.RunOptions`; the budget applies to one invocation. Without
+                ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is asked, looked up again
+                at each call.
 
         Raises:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
@@ -86,7 +86,7 @@ class ToolCallHandler:
     ) -> AsyncGenerator[StreamingChatMessageContent, None]:
         """Answer a history as a stream; the last chunk carries the final message's metadata.
 
-        Leaving the stream early cancels what runs.
+        Closing the stream early cancels the run.
         """
         request = self._request(stop)
         async with aclosing(
@@ -107,10 +107,10 @@ class ToolCallHandler:
     ) -> AsyncGenerator[ChatMessageContent, None]:
         """Resume a paused run; see `FunctionInvokingChatCompletion.resume`.
 
-        A checkpoint is a value and can be resumed twice. This handler, and a service that limits itself inside it, take
-        a decision on a call once, and a history that holds the call's result is refused. Another handler with an empty
-        history, or another process, would run the call again: use a planner with a store (`planner_ext.durable.Runs`)
-        where that can happen.
+        A checkpoint is a value and can be resumed twice. This handler, and a wrapped `FunctionInvokingChatCompletion`,
+        accept one decision on a call, and a history that holds the call's result is refused. Another handler with an
+        empty history, or another process, would run the call again; if that can happen, use a planner with a store
+        (`planner_ext.durable.Runs`).
 
         Yields:
             The final message.
@@ -142,5 +142,5 @@ class ToolCallHandler:
 
 
 def _current_check(call: ToolCall) -> Any:
-    """Ask the module's own hook, whatever an application has put in its place."""
+    """Ask the module's current hook, which an application may have replaced."""
     return hitl_manager.check_for_intervention(call)

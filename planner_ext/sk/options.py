@@ -1,4 +1,4 @@
-"""What every door lets its caller set, checked and with its defaults filled in."""
+"""The options that every door takes, validated and with defaults filled in."""
 
 import inspect
 import math
@@ -34,9 +34,9 @@ __all__ = [
 
 
 class CheckedClock:
-    """Passes on an application's clock, and names what is not a time. Implements `planner_ext.engine.ports.Clock`.
+    """Wraps an application's clock, and validates its times. Implements `planner_ext.engine.ports.Clock`.
 
-    A ``monotonic`` that goes back stands still instead, so that no run gets back time that it has spent.
+    If the clock's ``monotonic`` goes back, this one stands still, so that a run never regains time that it has spent.
     """
 
     def __init__(self, clock: Any) -> None:
@@ -48,7 +48,7 @@ class CheckedClock:
         """Seconds since the epoch.
 
         Raises:
-            InvalidOptionError: If the clock gives something else than a finite number.
+            InvalidOptionError: If the clock returns anything but a finite number.
         """
         return _seconds("now", self._clock.now())
 
@@ -56,13 +56,13 @@ class CheckedClock:
         """Seconds that never go back.
 
         Raises:
-            InvalidOptionError: If the clock gives something else than a finite number.
+            InvalidOptionError: If the clock returns anything but a finite number.
         """
         self._latest = max(self._latest, _seconds("monotonic", self._clock.monotonic()))
         return self._latest
 
     async def sleep(self, seconds: float) -> None:
-        """Wait; a clock that waits without ``await`` will do."""
+        """Sleep; the clock's ``sleep`` may also be synchronous."""
         waiting = self._clock.sleep(seconds)
         if inspect.isawaitable(waiting):
             await waiting
@@ -85,8 +85,8 @@ class RunOptions(TypedDict, total=False):
     """The options that every door takes by keyword: planner, service, handler and session.
 
     Attributes:
-        budget: What one run may spend, and what happens at a limit; see `Budget`. None limits nothing but what the
-            function choice behaviour limits.
+        budget: What one run may spend, and what happens at a limit; see `Budget`. With None, only the limits of the
+            function choice behaviour apply.
         execution: How functions are run; see `ToolExecution`.
         approval: What happens to calls that no interceptor decided, that were denied, and that wait; see
             `ApprovalSettings`.
@@ -99,23 +99,23 @@ class RunOptions(TypedDict, total=False):
         clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which is offered with it, and is shown
             every plain reply before that counts as final; see `Clarifier`. None leaves questions to a person: the run
             ends ``asked``.
-        max_clarifications: How many questions of a run are answered, by the clarifier or a person. The model is asked
-            to continue without an answer to a question beyond it, and a plain reply then counts as final. None is no
-            limit; 0 offers no questions. Questions are offered where this is given, too.
-        observers: Called with each fact of a run once it is recorded, and with the `planner_ext.events.RunInfo` of its
-            run where they take two arguments. Their exceptions are logged and change nothing.
-        clock: Time, as ``now``, ``monotonic`` and ``sleep``; None is the machine's.
-        min_iteration_time_ms: Least milliseconds from the start of one round trip to the start of the next.
-        max_prompt_tokens: Most tokens of a request, functions included; counted, or estimated, before it is sent. A
-            larger one is not sent: `PromptTooLargeError`. None and 0 are no limit.
+        max_clarifications: Maximum number of questions per run that are answered, by the clarifier or a person. After a
+            question beyond it, the model is asked to continue without an answer, and a plain reply then counts as
+            final. None means no limit; 0 offers no questions. Questions are also offered if this option is given.
+        observers: Called with each fact of a run after it is recorded; an observer with two parameters also gets the
+            run's `planner_ext.events.RunInfo`. Exceptions of observers are logged and change nothing.
+        clock: The time source, with ``now``, ``monotonic`` and ``sleep``; None uses the machine's clock.
+        min_iteration_time_ms: Minimum milliseconds from the start of one round trip to the start of the next.
+        max_prompt_tokens: Maximum tokens of a request, functions included; counted, or estimated, before it is sent. A
+            larger request is not sent, and `PromptTooLargeError` is raised. None and 0 mean no limit.
         on_invalid_history: A history with an unanswered call, an orphan or a second result is refused before anything
-            is sent (``refuse``), or repaired (``repair``): the planner and the session repair their own copy, service
-            and handler the caller's history.
+            is sent (``refuse``), or repaired (``repair``). Planner and session repair their own copy; service and
+            handler repair the caller's history.
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
-        checkpoint_key: Signs every checkpoint that leaves, in results, metadata and errors (HMAC-SHA256); every other
-            checkpoint is then refused. None uses the key of a wrapped `FunctionInvokingChatCompletion` that has one. No
-            ``repr``, dump, error, checkpoint or pickle holds the key. A run in a store is not signed there: who can
-            write to the database can change it.
+        checkpoint_key: Signs every checkpoint in results, metadata and errors (HMAC-SHA256); checkpoints without this
+            signature are then refused. None uses the key of a wrapped `FunctionInvokingChatCompletion`, if it has one.
+            No ``repr``, dump, error, checkpoint or pickle holds the key. A run in a store is not signed: anyone with
+            write access to the database can change it.
     """
 
     budget: Budget | None
@@ -162,11 +162,11 @@ def takes_run_options(function: _F) -> _F:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """`RunOptions`, checked and with defaults, merged with those of the wrapped services that a door replaces.
+    """`RunOptions`, validated and with defaults, merged with the options of the wrapped services that a door replaces.
 
     Attributes:
-        outer_budget: The budget of a wrapped service, which limits a resumed run's new budget, too; or None.
-        taken: The decisions that the caller's object has taken, and those of the wrapped services.
+        outer_budget: The budget of a wrapped service, which also limits a resumed run's new budget; or None.
+        taken: The decisions that the caller's object and the wrapped services have taken.
     """
 
     budget: Limits
@@ -195,10 +195,10 @@ class RunSettings:
 
         Args:
             taken: The memory of the object that the options are for.
-            **options: As a door was given them.
+            **options: The options as a door received them.
 
         Raises:
-            InvalidOptionError: Naming the option.
+            InvalidOptionError: If an option is invalid; names it.
             TypeError: If there is no such option.
         """
         if unknown := options.keys() - DEFAULTS.keys():
@@ -232,11 +232,11 @@ class RunSettings:
         )
 
     def within(self, inner: "RunSettings") -> "RunSettings":
-        """Merge with the settings of a wrapped service that this door takes the place of.
+        """Merge with the settings of a wrapped service that this door replaces.
 
-        Of each limit the tighter holds; the service's interceptors are asked after these, its callbacks and its
-        checkpoint key hold where there is none here. Execution, clock, pacing, repair of histories and strictness of
-        finish reasons are this door's alone. A decision that either object has used cannot be used again.
+        Of each limit the tighter applies. The service's interceptors are asked after these; its callbacks and its
+        checkpoint key are used if this door has none. Execution, clock, pacing, repair of histories and strictness of
+        finish reasons come from this door alone. A decision that either object has taken is refused by both.
         """
         return replace(
             self,
@@ -267,7 +267,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
 
 
 def least(first: int | None, second: int | None) -> int | None:
-    """Return the smaller of two limits; None is no limit."""
+    """Return the smaller of two limits; None means no limit."""
     return min((limit for limit in (first, second) if limit is not None), default=None)
 
 
@@ -295,7 +295,7 @@ def checked_goal(goal: object) -> str:
     """Return a goal.
 
     Raises:
-        InvalidOptionError: If it is no text, or an empty one.
+        InvalidOptionError: If it is not a string, or is empty.
     """
     if not isinstance(goal, str) or not goal.strip():
         raise InvalidOptionError(f"The goal must be a text that is not empty; got {shown(goal)}.")
@@ -321,7 +321,7 @@ def callable_with(name: str, value: _T, *given: str) -> _T:
     Args:
         name: The option.
         value: What was given for it.
-        given: What the function is called with, in words.
+        given: The names of the arguments that the function is called with.
 
     Raises:
         InvalidOptionError: If it is not a function, or does not take these arguments.
@@ -333,7 +333,7 @@ def callable_with(name: str, value: _T, *given: str) -> _T:
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
-        return value  # a function written in C may not say what it takes
+        return value  # a function written in C may have no signature
     try:
         signature.bind(*given)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""How a run came out, as Semantic Kernel's callers see it: a message, its metadata, or an error where one is due."""
+"""The outcome of a run, as Semantic Kernel's callers see it: a message with its metadata, or an error."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,18 +31,18 @@ PAUSED_TEXT = "This run waits for a decision."
 
 
 def status_of(state: State) -> Status:
-    """Say how a run ended, or that it waits: for answers alone (``asked``), or for a decision on a call."""
+    """Return a run's status: how it ended, or whether it waits for answers only (``asked``) or for a decision."""
     if state.ended is not None:
         return state.ended.status
     return "asked" if only_asks(state) else "paused"
 
 
 def chat_history(state: State, written: Sequence[ChatMessageContent] | None = None) -> ChatHistory:
-    """Write a run's transcript; a batch that was returned to the caller ends it.
+    """Convert a run's transcript to a chat history; a batch that was returned to the caller comes last.
 
     Args:
-        state: Of the run.
-        written: The transcript as messages, where it was written already.
+        state: The run's state.
+        written: The transcript as messages, if it was already written.
     """
     messages = render(state.transcript) if written is None else list(written)
     if state.batch is not None and state.ended is not None and state.ended.returned:
@@ -51,12 +51,12 @@ def chat_history(state: State, written: Sequence[ChatMessageContent] | None = No
 
 
 def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -> ChatMessageContent:
-    """Make the message that a chat completion service returns: an assistant message, safe to add to the history.
+    """Build the message that a chat completion service returns: an assistant message, safe to add to the history.
 
-    It carries calls only where they are returned to the caller.
+    It carries calls only if they are returned to the caller.
 
     Args:
-        state: Of the run.
+        state: The run's state.
         facts: Its journal.
         key: Signs the checkpoint in the metadata; None leaves it unsigned.
     """
@@ -67,7 +67,7 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
 
 
 def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
-    """Make the message that a service returns, but for the metadata that tell of the run."""
+    """Build the message that a service returns, without the metadata about the run."""
     if state.phase is Phase.PAUSED:
         questions = [call.prompt for call in pending_calls(state)] if status_of(state) == "asked" else []
         return assistant_text("\n".join(questions) or PAUSED_TEXT)
@@ -85,17 +85,17 @@ def _last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
 
 
 def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
-    """Put the run so far on the exception that it ended with, a cancellation included, as attributes."""
+    """Attach the run so far to the exception that ended it, as attributes; a cancellation included."""
     vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key))
 
 
 def _is_last_word(state: State) -> bool:
-    """Whether the last reply is what the run came to, and not a message of calls that were then handled."""
+    """Whether the last reply is the run's outcome, and not a message of calls that were then handled."""
     return (state.reply is not None and bool(state.reply.text)) or (state.ended is not None and state.ended.returned)
 
 
 def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any], key: SigningKey | None) -> dict[str, Any]:
-    """Add what the run spent and how it ended to what the connector said."""
+    """Add the run's consumption and outcome to the connector's metadata."""
     metadata = {
         **received,
         "iterations": state.ledger.iterations,
@@ -112,9 +112,9 @@ def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any], key
 
 
 def _reported_usage(facts: Sequence[Fact]) -> Any:
-    """Sum what was reported for each request, a clarifier's and those of nested runs included.
+    """Sum the reported usage of all requests, including those of a clarifier and of nested runs.
 
-    In the connector's own type; of requests that were not the connector's the tokens alone are known.
+    The sum has the connector's own type. Requests of other services contribute only their tokens.
     """
     total: Any = None
     for fact in facts:
@@ -129,14 +129,14 @@ def _reported_usage(facts: Sequence[Fact]) -> Any:
 
 
 def _usage_in(message: Message) -> Any:
-    """Read the usage in a message; of one that was read from JSON, where its own type is lost, as Semantic Kernel's."""
+    """Read the usage in a message; if the message was loaded from JSON, as Semantic Kernel's own type."""
     if isinstance(message, ChatMessageContent):
         return message.metadata.get("usage")
     return loaded(message.get("metadata", {}).get("usage"))
 
 
 def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
-    """Raise for a run that a limit ended, where its budget says ``on_limit="raise"``.
+    """Raise for a run that a limit ended, if its budget says ``on_limit="raise"``.
 
     Raises:
         LimitReachedError: With the history and the ledger.

@@ -1,4 +1,4 @@
-"""What requests cost: their tokens, counted or estimated without the network, and their price in US dollars."""
+"""The cost of requests: their tokens, counted or estimated without the network, and their price in US dollars."""
 
 import hashlib
 import inspect
@@ -39,18 +39,18 @@ def price_of(
     price: Price | None,
     max_cost: float | None,
 ) -> Price | None:
-    """Select the price of a run's requests; None where no cost is counted.
+    """Select the price function for a run's requests; None if no cost is counted.
 
-    A run with ``max_cost`` and no price of its own loads the list of ``genai-prices``: 0.2 s, once in a process.
+    A run with ``max_cost`` and without a price function loads the list of ``genai-prices``: 0.2 s, once per process.
 
     Args:
-        service: The connector; its URL tells the provider.
-        settings: Of every request; a model named in them takes the place of the connector's.
-        price: The application's own function.
+        service: The connector; its URL identifies the provider.
+        settings: The settings of every request; a model named in them overrides the connector's.
+        price: The application's price function.
         max_cost: The limit that needs a price.
 
     Raises:
-        PlannerInvalidConfigurationError: If a price is needed and none is known, before anything is spent.
+        PlannerInvalidConfigurationError: If a price is needed and unknown; raised before anything is spent.
     """
     chosen: str | None = getattr(settings, "ai_model_id", None)
     if price is None:
@@ -59,15 +59,15 @@ def price_of(
 
 
 def _checked(price: Price, model: str) -> Price:
-    """Try a price before the first request; the price returned raises `InvalidPriceError` for all but US dollars.
+    """Try a price function before the first request; return one that raises `InvalidPriceError` on invalid results.
 
     Args:
-        price: The application's, or the list's. It is asked what no token costs; if it raises then, what one token sent
-            and one received cost.
+        price: The application's function, or the list's. It is called for 0 tokens; if that raises, for one token sent
+            and one received.
         model: The model whose requests it prices.
 
     Raises:
-        PlannerInvalidConfigurationError: If it cannot price that. Nothing was sent.
+        PlannerInvalidConfigurationError: If it cannot price these tokens. Nothing was sent.
     """
     nothing, least = _PROBES
     try:
@@ -77,7 +77,7 @@ def _checked(price: Price, model: str) -> Price:
             if error.__cause__ is None:
                 raise
             amount = _amount(price, model, least)
-        if math.copysign(1, amount) < 0:  # -0.0: a negative price of no token
+        if math.copysign(1, amount) < 0:  # -0.0: a negative price times 0 tokens
             raise _refused(model, nothing, f"returned {amount}")
     except InvalidPriceError as error:
         raise PlannerInvalidConfigurationError(f"{error} Nothing was sent.") from error.__cause__
@@ -85,7 +85,7 @@ def _checked(price: Price, model: str) -> Price:
 
 
 def _amount(price: Price, model: str, usage: Usage) -> float:
-    """Ask a price, which is the application's: its result may be of any type."""
+    """Call the application's price function, whose result may have any type."""
     try:
         amount = cast("object", price(model, usage))
     except Exception as error:
@@ -108,10 +108,10 @@ def _refused(model: str, usage: Usage, problem: str) -> InvalidPriceError:
 
 
 def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
-    """Read the list's price of a model: of the provider at the service's URL, of the connector's, or of any.
+    """Look a model's price up in the list: by the provider at the service's URL, by the connector's, or by any.
 
     Raises:
-        PlannerInvalidConfigurationError: If the list has no such model, or is not installed.
+        PlannerInvalidConfigurationError: If the list lacks the model, or is not installed.
     """
     why, way = "genai-prices knows no such model", "Use the name of a known model, or pass"
     prices: Any = None
@@ -139,17 +139,17 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
     )
 
 
-# What stands around the texts, fitted to what OpenAI's API reported for recorded requests, see `RequestMeter`.
+# The overhead around the texts, fitted to the token counts that OpenAI's API reported; see `RequestMeter`.
 _REQUEST, _MESSAGE, _CALL, _TOOLS, _TOOL, _PROPERTY, _DESCRIBED = 3, 4, 8, 12, 7, 1, 5
 
 _PIECES = re.compile(r"[^\W\d_]+|\d+|\n+|[^\w\s]+|_")
 
 
 def estimated_tokens(text: str) -> int:
-    """Estimate the tokens of a text without knowing its model's encoding.
+    """Estimate the tokens of a text without its model's encoding.
 
-    A word is a token for each nine letters begun, a number for each three digits, punctuation for each three signs, a
-    run of line ends one; of other alphabets, four bytes of UTF-8 are one.
+    A word counts one token per nine letters begun, a number one per three digits, punctuation one per three signs, a
+    run of line ends one in all; other alphabets count one per four bytes of UTF-8.
     """
     return sum(_piece_tokens(piece) for piece in _PIECES.findall(text))
 
@@ -166,26 +166,27 @@ def _piece_tokens(piece: str) -> int:
 class RequestMeter:
     """Counts and prices the requests to one model, and refuses those that are too large.
 
-    With ``tiktoken`` (extra ``tokens``) texts are counted by the encoding of the model, where tiktoken knows the model
-    and has the encoding at hand: loaded by the application, or in its cache folder. It is never downloaded for this.
-    Else they are estimated, see `estimated_tokens`. What a provider adds around the texts is estimated in both cases.
-    Each message and function is counted when it is first sent.
+    With ``tiktoken`` (extra ``tokens``) texts are counted with the encoding of the model, if tiktoken knows the model
+    and the encoding is available locally: loaded by the application, or in its cache folder. It is never downloaded
+    for this. Otherwise they are estimated; see `estimated_tokens`. The provider's overhead around the texts is
+    estimated in both cases. Each message and function is counted when it is first sent.
 
-    What stands around the texts was fitted to the prompt tokens that OpenAI's API reported for nine short requests of
-    42 to 129 tokens (gpt-4o, gpt-4o-mini and gpt-4.1-mini, eight of them with functions), which the estimate then
-    meets within -3 % to +7 %. How far it is off for long prompts and for other languages was not measured.
-    Images, audio and files are not counted, nor is the form in which an answer is asked for.
+    The overhead was fitted to the prompt tokens that OpenAI's API reported for nine short requests of 42 to 129 tokens
+    (gpt-4o, gpt-4o-mini and gpt-4.1-mini, eight of them with functions). For these the estimate is within -3 % to +7 %.
+    The error for long prompts and for other languages was not measured.
+
+    Images, audio, files and the response format are not counted.
 
     Attributes:
-        service: The connector, whose model counts where the settings name none.
-        settings: Of the requests.
-        price: The application's own function, see `price_of`.
+        service: The connector; its model is used if the settings name no model.
+        settings: The settings of the requests.
+        price: The application's price function, see `price_of`.
         max_cost: The limit that needs a price.
-        max_prompt_tokens: The most tokens that a request may send; 0 is no limit, and nothing is counted.
+        max_prompt_tokens: Maximum tokens of a request; 0 means no limit, and nothing is counted.
         estimates: Whether tokens that a reply does not report are estimated; with a price they always are.
 
     Raises:
-        PlannerInvalidConfigurationError: If a price is needed and none is known, or it cannot be used.
+        PlannerInvalidConfigurationError: If a price is needed and unknown, or is invalid.
     """
 
     service: AIServiceClientBase
@@ -207,11 +208,11 @@ class RequestMeter:
         """Count a request.
 
         Args:
-            messages: All that are sent.
+            messages: All messages of the request.
             tools: The functions whose schemas are sent with them, if any.
 
         Raises:
-            PromptTooLargeError: If it is over the limit, naming count and limit. Nothing was sent.
+            PromptTooLargeError: If the request is over the limit; names count and limit. Nothing was sent.
         """
         if self.max_prompt_tokens and (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
             name = None if self._encoding is None else self._encoding.name
@@ -231,11 +232,11 @@ class RequestMeter:
         tools: ToolSet | None,
         reply: ChatMessageContent | None,
     ) -> Usage:
-        """Return what a request used: tokens as reported, else as estimated, and their cost.
+        """Return the usage of a request: reported tokens, estimated ones where none are reported, and their cost.
 
         Args:
             reported: The tokens that the reply reports; 0 counts as not reported.
-            messages: All that were sent.
+            messages: All messages that were sent.
             tools: The functions whose schemas were sent with them, if any.
             reply: The reply; a model's hidden reasoning is not counted. None if no reply came.
         """
@@ -301,7 +302,7 @@ def _text(value: object) -> str:
 
 
 def _properties(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Walk the properties of a JSON schema, those of nested objects and of items of arrays included."""
+    """Walk the properties of a JSON schema, including those of nested objects and of array items."""
     if not isinstance(schema, Mapping):
         return
     known = cast("Mapping[str, Any]", schema)
@@ -324,7 +325,7 @@ _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 
 
 def _encoding_at_hand(model: str) -> Any:
-    """Load the encoding of a model, if that takes no network; None where it would, or where nothing is known."""
+    """Load the encoding of a model without the network; None if that is impossible, or the model is unknown."""
     try:
         tiktoken, registry = import_module("tiktoken"), import_module("tiktoken.registry")
         name: str = tiktoken.encoding_name_for_model(model)

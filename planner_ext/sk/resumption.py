@@ -22,7 +22,7 @@ from planner_ext.sk.checkpoint import Checkpoint
 
 __all__ = ["ResumeRequest", "recovery_facts"]
 
-# What becomes of calls that had started when their process died: run again, asked about, or left in doubt.
+# Handling of calls that had started when their process died: run again, asked about, or left in doubt.
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ async def recovery_facts(
 ) -> tuple[Fact, ...]:
     """List the facts with which an interrupted run is resumed.
 
-    A call in doubt that a person is to decide has none: the run pauses on it.
+    A call in doubt that a person must decide gets no fact: the run pauses on it.
 
     Args:
-        state: The run, as its journal leaves it: its process died, so whatever is started has not finished.
-        effect_of: Gives what a function declares, by its fully qualified name.
+        state: The run's state from its journal. Its process died, so no started call has finished.
+        effect_of: Returns a function's declared effect, given its fully qualified name.
         functions: Encodes results.
-        in_doubt: Who hears of a call in doubt.
+        in_doubt: Who handles a call in doubt.
         at: Now, in seconds since the epoch.
     """
     batch = state.batch
@@ -52,7 +52,7 @@ async def recovery_facts(
         effect = effect_of(decided.function)
         if effect.kind == "once":
             answer = await _probed(effect.probe, state, call, decided)
-        else:  # a call that would now get another value is not repeated: whether the first took effect is not known
+        else:  # a call that would get another value is not repeated: the first one may have taken effect
             answer = NoEffect() if is_as_decided(functions.check(call.request, decided.edited), decided) else None
         if isinstance(answer, NoEffect):
             facts.append(replace(decided, at=at))
@@ -64,7 +64,7 @@ async def recovery_facts(
 
 
 async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDecided) -> TookEffect | NoEffect | None:
-    """Ask a function's probe; one that raises, or answers something else, cannot tell."""
+    """Ask a function's probe; one that raises, or returns an invalid answer, cannot tell."""
     if probe is None:
         return None
     arguments = parse_object(decided.arguments_of(call.request))
@@ -97,10 +97,10 @@ def _finished(decided: CallDecided, outcome: CallOutcome, result: str, at: float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequest:
-    """A checkpoint, the decisions on its calls that wait, and the budget that replaces its own, if any.
+    """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
 
     Attributes:
-        decided_at: When each decision was made, by call id; those that are not named are made now.
+        decided_at: When each decision was made, by call id; decisions without an entry are made now.
     """
 
     checkpoint: Checkpoint
@@ -109,7 +109,7 @@ class ResumeRequest:
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def within(self, outer_budget: Limits | None) -> "ResumeRequest":
-        """Keep a new budget within one that holds all the same: of each limit the tighter holds."""
+        """Limit a new budget by an outer one: of each limit the tighter applies."""
         return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))
 
     def resumed_state(self, at: float) -> State:
@@ -123,11 +123,11 @@ class ResumeRequest:
         return apply(state, self._resumed(at))
 
     def facts(self, functions: Functions, at: float) -> tuple[Fact, ...]:
-        """Write it as facts: all decisions, or none.
+        """Convert the request to facts: all decisions, or none.
 
         Raises:
             InvalidCheckpointError: If the record cannot be resumed.
-            DecisionRefusedError: If one of the decisions cannot be taken.
+            DecisionRefusedError: If one of the decisions is invalid.
         """
         state = self.checkpoint.state()
         check_record(state)

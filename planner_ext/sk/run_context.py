@@ -1,4 +1,4 @@
-"""What one run works with, around one kernel and one connector: every door prepares it alike."""
+"""The context of one run, with its kernel, connector and options: every door prepares it in the same way."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -66,30 +66,30 @@ _NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
 
 @dataclass(kw_only=True, eq=False)
 class RunContext:
-    """Everything that one run works with. Made for each run: it remembers what was offered and written.
+    """The services, options and functions of one run. Created for each run: it caches the offered and written items.
 
-    Nothing in it refers back to it, so that all of it is freed at once when the run has ended.
+    It is not part of a reference cycle, so all of it is freed at once when the run has ended.
 
     Attributes:
         kernel: Its functions are called.
         service: The connector that makes the requests.
-        settings: Of every request, in the connector's own class.
+        settings: The settings of every request, in the connector's own class.
         behavior: Which functions are offered, and how often.
         tools: The functions that may be called.
         options: The caller's options.
-        arguments: The application's.
+        arguments: The application's arguments.
         streaming: Whether requests are streamed.
-        parent: The run in whose function this run is made, or None.
+        parent: The run inside whose function this run started, or None.
         wrap: Wraps services so that their requests are charged to a call of this run.
-        prompts: What a planner itself says to the model.
-        final_answer: The function that hands over the final answer; None where it is not offered.
-        ask_user: The function that asks the user, likewise.
-        plan_settings: Settings of the plan request that differ.
-        form: What the final answer has to be, or None.
+        prompts: The planner's own prompts.
+        final_answer: The function that sends the final answer; None if it is not offered.
+        ask_user: The function that asks the user; None if it is not offered.
+        plan_settings: The settings in which the plan request differs.
+        form: The response format of the final answer, or None.
         planner: The planner whose run it is, or None.
-        store: Keeps the journal, or None.
-        chat: The connector, as the engine asks it.
-        functions: The functions, as the engine calls them.
+        store: Records the journal, or None.
+        chat: The engine's port to the connector.
+        functions: The engine's port to the functions.
     """
 
     kernel: Kernel
@@ -188,7 +188,7 @@ class RunContext:
         )
 
     def guards(self) -> Guards:
-        """Write down who decides on the calls of the run before they run."""
+        """List the controls on the run's calls: interceptors, callbacks, filters, approval, marked functions."""
         options, functions, listed = self.options, self.tools.functions, cast("Any", self.kernel)
         registered = (*listed.auto_function_invocation_filters, *listed.function_invocation_filters)
         return Guards(
@@ -244,7 +244,7 @@ class RunContext:
 
         Raises:
             ToolExecutionError: If a function failed and the execution is set to raise.
-            LimitReachedError: If the run is made in a function, and nothing is left of the budget around it.
+            LimitReachedError: If the run is inside another run's function, and that run's budget is used up.
             BaseException: On a fault or a cancellation; any exception carries the history and a checkpoint as
                 attributes.
         """
@@ -268,7 +268,7 @@ class RunContext:
                     self.parent.tab.charge(Consumption(usage=self.chat.unanswered))
 
     def _report_unused_rules(self, filters: Sequence[ApprovalFilter]) -> None:
-        """Log which rules of a policy are for no function that is offered: a misspelt name guards nothing."""
+        """Log the rules of a policy that match no offered function: a misspelt name guards nothing."""
         for one in filters:
             one.report_unused_rules(self.kernel)
         for policy in self.options.interceptors:
@@ -297,14 +297,14 @@ def _parent_run(
     price: Price | None,
     stop: StopHandle | None = None,
 ) -> ParentRun:
-    """Make what the functions of a run learn of it."""
+    """Build the `ParentRun` that the functions of a run see."""
     planners, gates = ((), ()) if around is None else (around.planners, around.gates)
     planners = planners if planner is None else (*planners, planner)
     return ParentRun(planners=planners, gates=(*gates, (gate, tab.account)), price=price, stop=stop, tab=tab)
 
 
 def _with_batch(chat: KernelChat, state: State) -> ChatHistory:
-    """Show a state as filters see it: the transcript, and the message whose calls are being run."""
+    """Build the history that filters see: the transcript, and the message whose calls are being run."""
     messages = chat.messages(state.transcript)
     if state.batch is not None:
         messages += render((state.batch.message,))
@@ -324,10 +324,10 @@ def unwrapped(service: ChatCompletionClientBase, options: RunSettings) -> tuple[
 
 
 def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSettings, tools: ToolSet) -> None:
-    """Refuse a connector, or a number of answers, with which the functions on offer cannot be called.
+    """Refuse a connector, or a number of answers, that does not support calling the offered functions.
 
     Raises:
-        InvalidOptionError: Naming the way out.
+        InvalidOptionError: With the way out.
     """
     if not tools.available:
         return
@@ -363,7 +363,7 @@ def checked_messages(
     The names of the kernel's functions may be longer than most servers accept.
 
     Raises:
-        InvalidHistoryError: If it may not be sent and is not to be repaired.
+        InvalidHistoryError: If it is invalid, and repair was not requested.
     """
     offered = FunctionNames(kernel)
     if on_invalid_history == "repair":
@@ -373,22 +373,22 @@ def checked_messages(
 
 
 def function_names(kernel: Kernel) -> set[str]:
-    """List the fully qualified names of a kernel's functions, and of those that this package offers beside them."""
+    """List the fully qualified names of a kernel's functions, and of this package's own functions."""
     names = {function.fully_qualified_name for function in kernel.get_full_list_of_function_metadata()}
     return names | {f"{OWN_PLUGIN}-{name}" for name in OWN_FUNCTIONS}
 
 
 def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: Set[str] = frozenset()) -> None:
-    """Refuse names in an option that nothing has; checked when a run begins or is resumed.
+    """Refuse unknown names in an option; checked when a run begins or is resumed.
 
     Args:
         option: The option's name.
         given: The names in it.
-        there: The names that there are.
-        also: Further names that are accepted, and not listed.
+        there: The existing names.
+        also: Further names that are accepted, and not listed in the error.
 
     Raises:
-        InvalidOptionError: Naming the option, the names, and what there is.
+        InvalidOptionError: Naming the option, the unknown names, and the existing ones.
     """
     if unknown := sorted(set(given) - there - also):
         known, more = sorted(there), len(there) - _MOST_NAMES
@@ -403,7 +403,7 @@ _MOST_NAMES = 50
 
 
 class FunctionNames:
-    """The names of a kernel's functions, listed only where one is looked up."""
+    """The fully qualified names of a kernel's functions, listed only at a lookup."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

@@ -1,7 +1,7 @@
-"""The round trips and tokens that a reply's metadata reports, read with mistrust, and their sums.
+"""Reads and sums the round trips and tokens that a reply's metadata reports, without trusting them.
 
-Each connector of Semantic Kernel names tokens in its own way, and some leave out a part of what their SDK reports.
-`usage_in` reads both; a count that is not a whole number above 0 is ignored.
+Each connector of Semantic Kernel names tokens in its own way, and some omit a part of their SDK's report. `usage_in`
+reads both reports; a count that is not a positive integer is ignored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ _DEEPEST = 4
 
 
 class EstimatedUsage(CompletionUsage):
-    """Semantic Kernel's usage where a service reported none, or only half of it.
+    """Semantic Kernel's usage of a reply that reported no tokens, or only those of one direction.
 
     Attributes:
         estimated_tokens: The estimated part of the tokens.
@@ -56,7 +56,8 @@ class EstimatedUsage(CompletionUsage):
 class _Names(NamedTuple):
     """The names that one API has for tokens: sent, received, read from the prompt cache, and both together.
 
-    Tokens sent and received are the sum of several names, cached ones the first that is there; a dot leads into a part.
+    Tokens sent and received are sums over several names; cached ones have the first name that exists. A dot separates
+    the names of nested fields.
     """
 
     prompt: tuple[str, ...]
@@ -68,21 +69,21 @@ class _Names(NamedTuple):
 _APIS = (
     # Semantic Kernel, OpenAI, Mistral, Azure AI Inference
     _Names(("prompt_tokens",), ("completion_tokens",), ("prompt_tokens_details.cached_tokens",), "total_tokens"),
-    # Anthropic, whose input_tokens are those past the cache; OpenAI's Responses, whose are all of them
+    # Anthropic, whose input_tokens exclude cached ones; OpenAI's Responses, whose input_tokens include them
     _Names(
         ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
         ("output_tokens",),
         ("cache_read_input_tokens", "input_tokens_details.cached_tokens"),
         "total_tokens",
     ),
-    # Bedrock, likewise past the cache
+    # Bedrock, which excludes cached tokens, too
     _Names(
         ("inputTokens", "cacheWriteInputTokens", "cacheReadInputTokens"),
         ("outputTokens",),
         ("cacheReadInputTokens",),
         "totalTokens",
     ),
-    # Google AI and Vertex AI: thoughts are paid as tokens received
+    # Google AI and Vertex AI: thoughts are billed as tokens received
     _Names(
         ("prompt_token_count", "tool_use_prompt_token_count"),
         ("candidates_token_count", "thoughts_token_count"),
@@ -97,7 +98,7 @@ _COUNTS = frozenset(name for api in _APIS for name in (*api.prompt, *api.complet
 
 
 def read_iterations(metadata: Mapping[str, Any]) -> int:
-    """Read how many round trips a reply took; 1 where that is missing, or not a whole number of 1 or more."""
+    """Read the number of round trips of a reply; 1 if it is missing, or not an integer of at least 1."""
     for value in map(metadata.get, _KEYS):
         if is_count(value, least=1):
             return value
@@ -105,7 +106,7 @@ def read_iterations(metadata: Mapping[str, Any]) -> int:
 
 
 def read_usage(reported: object) -> Usage:
-    """Read the tokens out of a connector's own usage object or mapping; 0 where it says nothing usable."""
+    """Read the tokens from a connector's own usage object or mapping; 0 for a count that it does not yield."""
     if type(reported) is CompletionUsage and (usage := _read_stock(reported)) is not None:
         return usage
     reported = _unwrapped(reported)
@@ -138,7 +139,7 @@ def usage_in(message: ChatMessageContent) -> Usage:
 
 
 def with_usage(message: M, usage: Usage) -> M:
-    """Put a usage into a message's metadata; a connector's own object that says the same stays there."""
+    """Set the usage in a message's metadata; a connector's own object with the same counts is kept."""
     reported = message.metadata.get("usage")
     if reported is None and not usage.total_tokens:
         return message
@@ -150,7 +151,7 @@ def with_usage(message: M, usage: Usage) -> M:
 
 
 def as_reported(usage: Usage) -> CompletionUsage | None:
-    """Write tokens as Semantic Kernel does; None for 0 tokens."""
+    """Convert tokens to Semantic Kernel's usage; None for 0 tokens."""
     if not usage.total_tokens:
         return None
     values: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
@@ -162,7 +163,7 @@ def as_reported(usage: Usage) -> CompletionUsage | None:
 
 
 def loaded(usage: Any) -> Any:
-    """Read Semantic Kernel's own usage from its JSON; any other, whose type JSON does not tell, is returned itself."""
+    """Read Semantic Kernel's own usage from its JSON; other types cannot be told from JSON and are returned as is."""
     usage = _unwrapped(usage)
     for kind in (CompletionUsage, EstimatedUsage):
         if isinstance(usage, dict) and cast("dict[str, Any]", usage).keys() <= kind.model_fields.keys():
@@ -174,7 +175,7 @@ def loaded(usage: Any) -> Any:
 def add_reported(first: Any, second: Any) -> Any:
     """Sum the usage objects of two requests, in the connector's own type; None counts as nothing.
 
-    Two that name tokens differently, as those of two connectors do, are summed as Semantic Kernel's own.
+    Objects of two connectors, which name tokens differently, are summed as Semantic Kernel's own.
     """
     first, second = _unwrapped(first), _unwrapped(second)
     if first is None or second is None:
@@ -195,7 +196,7 @@ def merge_reported(first: Any, second: Any) -> Any:
 
 
 def _unwrapped(reported: Any) -> Any:
-    """Take a usage object out of a tuple of one, into which Semantic Kernel's Mistral connector puts it."""
+    """Unwrap a usage object from the tuple of one that Semantic Kernel's Mistral connector reports."""
     if not isinstance(reported, tuple | list):
         return reported
     parts = cast("Sequence[Any]", reported)
@@ -203,14 +204,14 @@ def _unwrapped(reported: Any) -> Any:
 
 
 def _names_in(reported: object) -> _Names | None:
-    """Find the API whose names a usage object uses; None where there is no count in it."""
+    """Find the API whose names a usage object uses; None if it has no counts."""
     if reported is None or isinstance(reported, str | int | float):
         return None
     return next((n for n in _APIS if _sum(reported, (*n.prompt, *n.completion, n.total))), None)
 
 
 def _read_stock(reported: CompletionUsage) -> Usage | None:
-    """Read the usage that most connectors report, without looking for its names; None if it is not whole and sound."""
+    """Read the usage type of most connectors without searching for names; None if it is incomplete or invalid."""
     prompt, completion, details = reported.prompt_tokens, reported.completion_tokens, reported.prompt_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
     if not (type(prompt) is int and type(completion) is int and type(cached) is int):
@@ -230,14 +231,14 @@ def _count(reported: object, path: str) -> int:
 
 
 def part_of(reported: object, name: str) -> object:
-    """Read a field of an SDK's object or mapping; None where it is missing."""
+    """Read a field of an SDK's object or mapping; None if it is missing."""
     if isinstance(reported, Mapping):
         return cast("Mapping[object, object]", reported).get(name)
     return getattr(reported, name, None)
 
 
 def _is_sound(reported: object) -> bool:
-    """Whether a usage object may be handed on as it is: one with fields, in which each number is a sane count."""
+    """Whether a usage object can be passed on as it is: it has fields, and each number in it is a valid count."""
     fields = vars(reported) if _adds_up(reported) else _fields(reported)
     counts = [value for name, value in fields.items() if name in _COUNTS and value is not None]
     whole = bool(counts) and all(isinstance(value, int) for value in counts)
@@ -253,12 +254,12 @@ def _is_sane(value: object, *, depth: int) -> bool:
 
 
 def _adds_up(reported: Any) -> bool:
-    """Whether a usage object adds up by itself, and is neither a model nor a mapping."""
+    """Whether a usage object supports ``+``, and is neither a model nor a mapping."""
     return not _fields(reported) and hasattr(reported, "__add__") and hasattr(reported, "__dict__")
 
 
 def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine two numbers, or all numbers of two usage objects; those that only one of them has are kept."""
+    """Combine two numbers, or all numbers of two usage objects; numbers that only one of them has are kept."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         sane = [value for value in (first, second) if _is_sane(value, depth=0)]
         return combine(first, second) if len(sane) == 2 else next(iter(sane), None)
