@@ -1,7 +1,7 @@
-"""The model behind the samples: a script, so that each runs offline, or a real one where your environment names it.
+"""The model behind the samples: a script, so that each runs offline, or a real one if your environment names it.
 
     export OPENAI_API_KEY=... OPENAI_CHAT_MODEL_ID=gpt-4.1
-    export OPENAI_BASE_URL=http://127.0.0.1:8000/v1         # only where it is not OpenAI's own
+    export OPENAI_BASE_URL=http://127.0.0.1:8000/v1         # only for an endpoint other than OpenAI's
 
 These are the names that Semantic Kernel reads. With a key the scripts are not used at all.
 """
@@ -46,5 +46,5 @@ def openai_endpoint(script: Script) -> Generator[None]:
 
 
 def results(request: ScriptedRequest) -> list[str]:
-    """List what functions have returned so far, oldest first: a scripted reply reads its numbers here."""
+    """List the results of functions so far, oldest first: a scripted reply reads its numbers here."""
     return [str(message["content"]) for message in request.messages if message["role"] == "tool"]

@@ -1,7 +1,7 @@
 """Step 1: a goal in, an answer out.
 
 The planner asks the model for a plan, lets it call the kernel's functions until the goal is reached, and returns a
-value that says how it came out and what was spent. No call of a function is written in this program.
+result with the answer and the consumption. This program contains no function call of its own.
 
 Run it:
 
@@ -57,7 +57,7 @@ async def main() -> None:
     print(f"It took {result.iterations} round trips and {result.tool_calls} function calls.")
 
 
-# What the model says when it is a script. A plan, both calls in one reply, and an answer made of their results.
+# The replies of the scripted model: a plan, both calls in one reply, and an answer made from their results.
 
 
 def compare(request: ScriptedRequest) -> ScriptedReply:

@@ -1,8 +1,8 @@
 """Step 2: spend no more than this.
 
-A model that never stops calling a function meets a budget of five round trips. What happens then is the caller's
-choice, ``on_limit``; in no case is a sixth request made. Printed is what each run spent, and what stands last in its
-history. A run that was cut off goes on with a larger budget, and what was spent stays spent.
+A model that never stops calling a function gets a budget of five round trips. The caller chooses with ``on_limit`` what
+happens then; a sixth request is never made. The program prints what each run spent, and the last message of its
+history. A run that a limit ended can be resumed with a larger budget; its consumption so far still counts.
 
 Run it:
 
@@ -55,7 +55,7 @@ async def main() -> None:
     # The call of the fifth reply is answered "not executed", and the run ends there.
     show("stop", await weigh(kernel, Budget(max_iterations=5, on_limit="stop")))
 
-    # The call of the fifth reply stands last, unanswered, for the caller to run.
+    # The history ends with the unanswered call of the fifth reply, for the caller to run.
     show("return_calls", await weigh(kernel, Budget(max_iterations=5, on_limit="return_calls")))
 
     try:
@@ -63,7 +63,7 @@ async def main() -> None:
     except LimitReachedError as error:  # it carries the history, the ledger and a checkpoint
         print(f"raise: {error}")
 
-    # Not exact enough? The first run goes on. Twelve is its new total, of which five are spent.
+    # Not exact enough? Resume the first run. Twelve is its new total, of which five are spent.
     planner = FunctionCallingStepwisePlanner("chat")
     show("resumed", await planner.resume(kernel, answered.checkpoint, budget=Budget(max_iterations=12)))
 
@@ -80,7 +80,7 @@ def show(name: str, result: FunctionCallingStepwisePlannerResult) -> None:
     print(f"{name}: {result.iterations} round trips, {result.tool_calls} weighings. {last}")
 
 
-# What the model says when it is a script. It halves the range for ever, and answers only where no function is offered.
+# The replies of the scripted model. It halves the range for ever, and answers only when no function is offered.
 
 
 def weigh_for_ever(request: ScriptedRequest) -> ScriptedReply:
@@ -91,7 +91,7 @@ def weigh_for_ever(request: ScriptedRequest) -> ScriptedReply:
                 low = float(grams)
             case ["lighter", "than", grams, "g"]:
                 high = float(grams)
-            case _:  # a weighing that the budget did not let run
+            case _:  # a weighing that the budget did not allow
                 pass
     if request.tools:
         return call("balance-weigh", {"grams": (low + high) / 2})

@@ -1,6 +1,6 @@
 """Step 3: watch a run.
 
-``invoke_stream`` yields the model's text as it arrives and the facts of the run as they happen; the last event carries
+``invoke_stream`` yields the model's text as it arrives, and the facts of the run as they happen. The last event holds
 the result that ``invoke`` would have returned.
 
 Run it:
@@ -77,7 +77,7 @@ async def main() -> None:
                 pass
 
 
-# What the model says when it is a script. Its second reply asks for as many books as its first one found.
+# The replies of the scripted model. The second one asks for all the books that the first call found.
 
 
 def ask_for_each(request: ScriptedRequest) -> ScriptedReply:

@@ -1,8 +1,7 @@
-"""Step 4: put it under an application that you have.
+"""Step 4: add a budget to an existing application.
 
-``FunctionInvokingChatCompletion`` is a chat completion service around another one. The application below is as anybody
-writes it with Semantic Kernel; the one line that adds the service gives it a budget, and a message that says what was
-spent.
+``FunctionInvokingChatCompletion`` is a chat completion service that wraps another one. The application below is plain
+Semantic Kernel. The one line that adds the service gives it a budget, and its message reports what was spent.
 
 Run it:
 
@@ -59,7 +58,7 @@ async def main() -> None:
 
 
 async def can_we_ship(kernel: Kernel, order: str) -> ChatMessageContent:
-    """Ask the model; nothing in here knows of a wrapper."""
+    """Ask the model; this function does not know about the wrapper."""
     settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())  # pyright: ignore[reportUnknownMemberType]
     result = await kernel.invoke_prompt(
         "Can we ship {{$order}} today? Say what is missing.", arguments=KernelArguments(settings, order=order)
@@ -68,7 +67,7 @@ async def can_we_ship(kernel: Kernel, order: str) -> ChatMessageContent:
     return result.value[0]
 
 
-# What the model says when it is a script.
+# The replies of the scripted model.
 
 
 def answer(request: ScriptedRequest) -> ScriptedReply:

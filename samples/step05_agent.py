@@ -1,7 +1,7 @@
 """Step 5: an agent on the wrapper.
 
-Semantic Kernel's ``ChatCompletionAgent`` takes the wrapper as its service. Each answer of the agent is a run of its
-own, with a ledger of its own; the thread carries the conversation from one to the next.
+Semantic Kernel's ``ChatCompletionAgent`` takes the wrapper as its service. Each answer of the agent is a separate run
+with a separate ledger; the thread carries the conversation from one to the next.
 
 Run it:
 
@@ -65,7 +65,7 @@ async def main() -> None:
         print(f"{response}  [{spent['iterations']} round trips, {spent['tool_calls']} function calls]")
 
 
-# What the model says when it is a script. It books the room that it found earlier in the conversation.
+# The replies of the scripted model. It books the room that it found earlier in the conversation.
 
 
 def offer(request: ScriptedRequest) -> ScriptedReply:

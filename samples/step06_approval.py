@@ -1,7 +1,7 @@
-"""Step 6: a policy decides what it can, a person the rest.
+"""Step 6: a policy decides some calls, a person the rest.
 
-The policy stands in step06_policy.yaml: logs may be deleted, any other file only if you say so. While you are asked
-nothing of the model's reply has run, not even what the policy allows, and no connection is held open.
+The policy is in step06_policy.yaml: logs may be deleted, any other file only if you approve. While you are asked, no
+call of the model's reply has run, not even the allowed ones, and no connection is held open.
 
 Run it:
 
@@ -81,7 +81,7 @@ async def clean_up(path: Path) -> None:
 
 
 def ask(waiting: PendingCall) -> Approve | Deny:
-    """Show exactly what would run, and take anything but a yes for a no."""
+    """Show exactly what would run; any answer but yes is a no."""
     arguments = json.dumps(dict(waiting.arguments))  # which escapes what a terminal would not show
     print(f"{waiting.fully_qualified_name} {arguments} - {waiting.prompt} Run it? [y/n]")
     return Approve(by="you") if input().strip().lower() == "y" else Deny("The user wants to keep it.", by="you")
@@ -94,7 +94,7 @@ def main() -> None:
         asyncio.run(clean_up(Path(path)))
 
 
-# What the model says when it is a script. It is rash, and it tells what became of each call.
+# The replies of the scripted model. It is rash, and reports the result of each call.
 
 
 def delete_the_rest(request: ScriptedRequest) -> ScriptedReply:

@@ -1,4 +1,4 @@
-"""What the two programs of step 7 have in common: each builds this kernel afresh, as two servers would."""
+"""The kernel and planner of both programs of step 7: each process builds its own, as two servers would."""
 
 import json
 import os
@@ -69,8 +69,8 @@ def spent(result: FunctionCallingStepwisePlannerResult) -> str:
     return f"{trips}, {result.tool_calls} of {BUDGET.max_tool_calls} function calls"
 
 
-# What the model says when it is a script. Like a real one it knows of the run what the messages say, and nothing else:
-# so it goes on in the second process where it stopped in the first.
+# The replies of the scripted model. Like a real one it knows only the messages of the run, so it continues in the
+# second process where it stopped in the first.
 
 
 def clerk(request: ScriptedRequest) -> ScriptedReply:

@@ -1,7 +1,7 @@
 """Step 7, first program: pause before anything risky, write the run to a file, and exit.
 
-The function that pays money back is marked with ``@requires_approval``. Its call makes the run a value: a checkpoint,
-signed, as JSON text. This process then ends; the second program may run days later, on another machine.
+The function that pays money back is marked with ``@requires_approval``. Its call pauses the run, and the program writes
+a checkpoint: signed JSON text. Then this process ends; the second program may run days later, on another machine.
 
 Run it:
 

@@ -1,7 +1,7 @@
-"""Step 7, second program: another process, a kernel built afresh. Ann approves a smaller refund, and the run finishes.
+"""Step 7, second program: another process with a new kernel. Ann approves a smaller refund, and the run finishes.
 
-The budget goes on where it was. The arguments that Ann edited are checked as the model's are, and stand in the
-transcript; the journal has both.
+The run continues with the rest of its budget. Ann's edited arguments are checked like the model's, and replace them in
+the transcript; the journal has both.
 
 Run it after step07a_pause.py:
 
@@ -28,7 +28,7 @@ async def main() -> None:
     kernel, planner = build_kernel(orders), build_planner()
     checkpoint = Checkpoint.from_json(CHECKPOINT.read_text(encoding="utf-8"), key=KEY)
 
-    # Without decisions a paused run stays paused: this makes no request, and tells what waits and what was spent.
+    # Without decisions a paused run stays paused: this makes no request, and returns the pending calls and the usage.
     paused = await planner.resume(kernel, checkpoint)
     print(f"before: {spent(paused)}")
 
@@ -40,7 +40,7 @@ async def main() -> None:
     print(f"after: {spent(result)}")
     print(f"refunds made: {orders.refunds}")
     print(result.final_answer)
-    CHECKPOINT.unlink()  # a text cannot know that it was resumed before: a second approval would be a second refund
+    CHECKPOINT.unlink()  # a text does not record that it was resumed: a second approval would be a second refund
 
 
 if __name__ == "__main__":

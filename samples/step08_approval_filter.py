@@ -1,7 +1,8 @@
-"""Step 8: the policy and the person on a stock kernel.
+"""Step 8: a policy and a person on a stock kernel.
 
-No planner and no wrapper here: Semantic Kernel's own loop, and ``ApprovalFilter`` as one of its filters. A call that
-needs a person ends the loop; what waits is read out of the history, decided, and the history is sent again.
+This step uses Semantic Kernel's own loop, with ``ApprovalFilter`` as one of its filters, and neither planner nor
+wrapper. A call that needs a person ends the loop. The program reads the pending call from the history, records the
+decision, and sends the history again.
 
 Run it:
 
@@ -75,7 +76,7 @@ async def main() -> None:
     print(await service.get_chat_message_content(history, settings, kernel=kernel))
 
 
-# What the model says when it is a script.
+# The replies of the scripted model.
 
 
 def write(request: ScriptedRequest) -> ScriptedReply:

@@ -1,7 +1,7 @@
 """Step 9: a long run in a small context window.
 
-The model reads a ledger page by page. ``at_token_fraction`` looks at each reply's tokens once its calls have their
-results; where they fill half of the window, the callback drops the pages that are added up already.
+The model reads a ledger page by page. ``at_token_fraction`` checks each reply's tokens once its calls have their
+results. If they fill half of the window, the callback drops the pages that are already added up.
 
 Run it:
 
@@ -79,7 +79,7 @@ async def main() -> None:
     print(f"The history has {len(history)} messages.")
 
 
-# What the model says when it is a script. It reads the sum so far in its own last message, and the rest off the page.
+# The replies of the scripted model. It reads the sum so far from its own last message, and the rest from the page.
 
 
 def add_up(request: ScriptedRequest) -> ScriptedReply:

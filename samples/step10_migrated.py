@@ -4,8 +4,8 @@ One line of it was changed, the one marked below. It used to be
 
     from semantic_kernel.planners import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
 
-Options, result and errors keep their names. Defaults do, too, but for ``min_iteration_time_ms``, which is 0. What is
-imported from ``model`` and ``planner_ext.testing``, and what follows ``main``, is there to run it offline.
+Options, result and errors keep their names. All defaults are the same, except ``min_iteration_time_ms``, which is 0.
+The imports from ``model`` and ``planner_ext.testing``, and the code after ``main``, only make it run offline.
 
 Run it:
 
@@ -46,7 +46,7 @@ async def main() -> None:
     print(f"{result.iterations} iterations")
 
 
-# What the model says at the scripted endpoint, where no real one is configured.
+# The replies of the scripted endpoint, which is used if no real one is configured.
 
 
 def subtract(request: ScriptedRequest) -> ScriptedReply:

@@ -1,8 +1,8 @@
 """Step 11: a connector of your own.
 
-The wrapper works around any ``ChatCompletionClientBase``; this one asks a second service where the first one fails. One
-request to it may so be two round trips. If it says so, as ``iterations`` in its reply's metadata, the ledger is charged
-two; if it says nothing, the wrapper can only count its own requests, and charges one for each.
+The wrapper works around any ``ChatCompletionClientBase``. This one asks a second service if the first one fails, so one
+request to it may take two round trips. If it reports that, as ``iterations`` in its reply's metadata, the ledger is
+charged two. If it reports nothing, the wrapper can only count its own requests, and charges one for each.
 
 Run it:
 
@@ -79,7 +79,7 @@ async def main() -> None:
         print(f"  {connector.requests} round trips were made, {message.metadata['iterations']} are charged.")
 
 
-# What the models say when they are scripts. The first one is always overloaded.
+# The replies of the scripted models. The first one is always overloaded.
 
 
 def overloaded(_: ScriptedRequest) -> Exception:

@@ -1,7 +1,7 @@
 """Step 12: a conversation, with the functions run for you, or by you.
 
-``ToolUseSession`` keeps the messages. In closed loop it runs the functions and gives the answer; in open loop it gives
-you the calls, and goes on once you have appended their results. What the session holds afterwards is the same.
+``ToolUseSession`` keeps the messages. In closed loop it runs the functions and returns the answer. In open loop it
+returns the calls, and continues once you have appended their results. Both leave the same messages in the session.
 
 Run it:
 
@@ -77,7 +77,7 @@ def in_short(message: ChatMessageContent) -> str:
     return ", ".join(called or returned) or message.content
 
 
-# What the model says when it is a script.
+# The replies of the scripted model.
 
 
 def compare(request: ScriptedRequest) -> ScriptedReply:

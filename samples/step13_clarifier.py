@@ -1,8 +1,9 @@
 """Step 13: the model asks, you answer.
 
 There is a San Jose in California, and one in Costa Rica. A model that has to know which may ask in plain text, or call
-a function made for it. The clarifier is shown both, and every plain reply before it counts as the answer; here it is a
-person at the terminal, it may be another model (``ModelClarifier``). Without one the run ends ``asked``, and waits.
+the function for questions. The clarifier gets both, and also every plain reply before it counts as the answer. Here the
+clarifier is a person at the terminal; it may be another model (``ModelClarifier``). Without one the run ends ``asked``,
+and waits.
 
 Run it:
 
@@ -36,7 +37,7 @@ class Weather:
 
 
 def at_the_terminal(question: Question) -> str | None:
-    """Answer questions; what asks nothing is the answer, and None accepts it. A sync function is asked in a thread."""
+    """Answer a question; return None to accept a reply that asks nothing. A sync function is called in a thread."""
     if "?" not in question.text:
         return None
     print(f"The model: {question.text} You:")
@@ -55,7 +56,7 @@ async def main() -> None:
     print(f"{result.iterations} round trips.")
 
 
-# What the model says when it is a script.
+# The replies of the scripted model.
 
 
 def look(request: ScriptedRequest) -> ScriptedReply:

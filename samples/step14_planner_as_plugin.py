@@ -1,8 +1,8 @@
-"""Step 14: a planner as a function of another one, and an answer in a form.
+"""Step 14: a planner as a function of another one, and a structured answer.
 
-The researcher is a planner with functions of its own. The host calls it as a function, twice at once; all three runs
-spend one budget, so that together they never make more than ten requests. The host's answer is a pydantic model: what
-the model wrote in prose is asked for again in that form, with functions withdrawn.
+The researcher is a planner with its own functions. The host calls it as a function, twice at once. All three runs spend
+one budget, so that together they never make more than ten requests. The host's answer is a pydantic model: after an
+answer in prose, the model is asked for that format again, without functions.
 
 Run it:
 
@@ -61,7 +61,7 @@ async def main() -> None:
     print(f"{result.tool_calls - own} inside them.")
 
 
-# What the models say when they are scripts.
+# The replies of the scripted models.
 
 
 def host(request: ScriptedRequest) -> ScriptedReply:

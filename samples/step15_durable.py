@@ -1,8 +1,8 @@
 """Step 15: a run that survives its process, kept in one SQLite file.
 
-Each of `begin`, `decide` and `work` could be a process of its own, on another day: all that they share is the file. A
-process may be killed at any point; the next one goes on from the last thing that was recorded. ``planner-ext run
---store``, ``planner-ext approvals`` and ``planner-ext worker`` are the same on the command line.
+Each of `begin`, `decide` and `work` could run in a separate process, on another day: they share only the file. A
+process may be killed at any point; the next one continues after the last recorded fact. ``planner-ext run --store``,
+``planner-ext approvals`` and ``planner-ext worker`` do the same on the command line.
 
 Run it:
 
@@ -37,7 +37,7 @@ from planner_ext import (
 from planner_ext.durable import Approvals, Runs, effect
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 
-RUN = "order-7"  # a name of yours: to start a run of this name again is to go on with it
+RUN = "order-7"  # a name of yours: starting a run of this name again continues it
 
 
 class Orders:
@@ -46,13 +46,13 @@ class Orders:
     def __init__(self) -> None:
         self.refunds: dict[str, float] = {}
 
-    @effect("idempotent")  # found half done after a crash, it simply runs again
+    @effect("idempotent")  # interrupted by a crash, it simply runs again
     @kernel_function(description="What a customer ordered and paid.")
     def find(self, order: str) -> dict[str, object]:
         """Look an order up."""
         return {"order": order, "lamps": 4, "paid": 128.0}
 
-    @effect("keyed")  # runs again with the same key, by which the payment service knows what it did
+    @effect("keyed")  # runs again with the same key, by which the payment service recognises a repetition
     @requires_approval(prompt="May this money go back?")
     @kernel_function(description="Refund an amount of what was paid for an order, in euros.")
     def refund(self, order: str, amount: float, idempotency_key: str) -> str:
@@ -89,7 +89,7 @@ async def decide(file: Path) -> None:
 async def work(file: Path, orders: Orders) -> None:
     planner, kernel = application(orders)
     async with Runs.sqlite(file) as runs:
-        for handle in await runs.recover(planner, kernel):  # whatever is due; ``runs.work`` does it for ever
+        for handle in await runs.recover(planner, kernel):  # all due runs; ``runs.work`` does it for ever
             result = await handle.result()
             spent = f"{result.iterations} round trips and {result.tool_calls} function calls"
             print(f"a worker: {result.status} after {spent}")
