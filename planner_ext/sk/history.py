@@ -1,9 +1,9 @@
-"""The history that a request sends: a transcript written as messages, and whether servers accept them.
+"""The history that a request sends: converts a transcript to messages, and checks that servers accept them.
 
-A model may call a function by a name that servers refuse (``functions.t-a``, ``t-a<|channel|>commentary``, ""). Kept as
-it is, such a call has every later request of the conversation refused. So a reply is written as servers accept it
-before it enters a history; a reply that they accept stays as it is, byte by byte. A history of the caller's is checked,
-or repaired, by the same rules; that of a run that is resumed is brought up to date, or refused and not changed.
+A model may call a function by a name that servers refuse (``functions.t-a``, ``t-a<|channel|>commentary``, ""). If such
+a call stayed in the history, servers would refuse every later request of the conversation. So each reply is normalised
+before it enters a history; an acceptable reply stays as it is, byte by byte. The caller's history is checked, or
+repaired, by the same rules. The history of a resumed run is brought up to date, or refused and not changed.
 """
 
 import json
@@ -64,18 +64,18 @@ _LONGEST_NAME: Final = 64
 _SPEAKER = re.compile(r"[^\s<|\\/>]+")
 
 
-# A reply as servers accept it: the names and arguments of its calls, its role and its text.
+# Normalising a reply for servers: the names and arguments of its calls, its role and its text.
 
 
 def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
-    """Return a function name as servers accept it: ``[a-zA-Z0-9_-]``, 1 to 64 characters.
+    """Return a function name that servers accept: ``[a-zA-Z0-9_-]``, 1 to 64 characters.
 
     Args:
         name: The name that the model used.
         offered: Names that the server has accepted in the request, of any length; None accepts every length.
 
     Returns:
-        The name itself, or one that resembles it and begins with ``unknown_``, so that it is not a function's.
+        The name itself if it is acceptable; else a similar one with the prefix ``unknown_``, which no function has.
     """
     if _NAME.fullmatch(name) and (len(name) <= _LONGEST_NAME or offered is None or name in offered):
         return name
@@ -84,7 +84,7 @@ def accepted_name(name: str, offered: Container[str] | None = ()) -> str:
 
 
 def _accepted_arguments(given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any]:
-    """Write arguments as one JSON object; others become the text under `INVALID_JSON`, as some servers parse them."""
+    """Return arguments as one JSON object, which some servers require; other text is put under `INVALID_JSON`."""
     if not isinstance(given, str) or not given or given.isspace():
         return given if isinstance(given, Mapping) else "{}"
     if isinstance(parse_object(given), InvalidArguments):
@@ -93,7 +93,7 @@ def _accepted_arguments(given: str | Mapping[str, Any] | None) -> str | Mapping[
 
 
 def given_arguments(written: str) -> str:
-    """Read the arguments that the model gave from those that a history holds."""
+    """Recover the model's own arguments from those in a history."""
     if not written.startswith(f'{{"{INVALID_JSON}": '):
         return written
     parsed = parse_object(written)
@@ -102,7 +102,7 @@ def given_arguments(written: str) -> str:
 
 
 def _accepted_item(item: Any, offered: Container[str] | None) -> Any:
-    """Write a call, or a text, as servers accept it; an item that needs no change is returned itself."""
+    """Normalise a call or a text for servers; an item that needs no change is returned itself."""
     if isinstance(item, TextContent):
         text = sendable(item.text)
         return item if text == item.text else item.model_copy(update={"text": text})
@@ -118,7 +118,7 @@ def _accepted_item(item: Any, offered: Container[str] | None) -> Any:
 
 
 def _accepted_message(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
-    """Write an assistant message as servers accept it; one that needs no change is returned itself."""
+    """Normalise an assistant message for servers; one that needs no change is returned itself."""
     if message.role != AuthorRole.ASSISTANT:
         return message
     items = [_accepted_item(item, offered) for item in message.items]
@@ -128,10 +128,10 @@ def _accepted_message(message: ChatMessageContent, offered: Container[str] | Non
 def accepted_reply(
     message: ChatMessageContent, offered: Container[str] = ()
 ) -> tuple[ChatMessageContent, tuple[RequestedCall, ...]]:
-    """Write a reply for the history, and list its calls as the model made them.
+    """Normalise a reply for the history, and list its calls as the model made them.
 
     Args:
-        message: The reply, its calls with ids of their own.
+        message: The reply; each of its calls has an id.
         offered: The names of the functions that the request offered.
     """
     calls = requested_calls(message)
@@ -155,7 +155,7 @@ def accepted_reply(
 
 
 def is_written_as(message: ChatMessageContent, calls: Sequence[RequestedCall]) -> bool:
-    """Whether the calls in a message are these, as `accepted_reply` writes them, or as the model made them."""
+    """Whether the calls in a message equal the given ones, either normalised or as the model made them."""
     written = requested_calls(message)
     return len(written) == len(calls) and all(
         own.id == call.id
@@ -166,15 +166,15 @@ def is_written_as(message: ChatMessageContent, calls: Sequence[RequestedCall]) -
     )
 
 
-# A transcript as messages.
+# Converting a transcript to messages.
 
 
 def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = None) -> list[ChatMessageContent]:
-    """Write transcript entries as messages of Semantic Kernel.
+    """Convert transcript entries to Semantic Kernel's messages.
 
     Args:
         entries: The transcript, or a part of it.
-        offered: Names of the functions that are offered; see `accepted_name`.
+        offered: Names of the offered functions; see `accepted_name`.
     """
     messages: list[ChatMessageContent] = []
     for entry in entries:
@@ -193,7 +193,7 @@ def render(entries: Iterable[TranscriptItem], offered: Container[str] | None = N
 
 
 def _edited(message: ChatMessageContent, kept: set[str], edited: Mapping[str, str]) -> ChatMessageContent:
-    """Leave calls out of a message, and put a person's arguments in place of the model's."""
+    """Remove calls from a message, and replace the model's arguments by a person's."""
     items: list[Any] = [
         item.model_copy(update={"arguments": edited[item.id or ""]})
         if isinstance(item, FunctionCallContent) and item.id in edited
@@ -205,9 +205,9 @@ def _edited(message: ChatMessageContent, kept: set[str], edited: Mapping[str, st
 
 
 def _load(message: Message, offered: Container[str] | None) -> ChatMessageContent:
-    """Make a message fit to be sent: its text goes beside its calls, and no message is empty.
+    """Load a message for a request: text stays beside the calls, and an empty message gets a text.
 
-    A journal may hold replies that were written before `accepted_reply` was.
+    Journals may hold replies that were stored before they were normalised with `accepted_reply`.
     """
     loaded = message if isinstance(message, ChatMessageContent) else _accepted_message(load_message(message), offered)
     if not loaded.items:
@@ -217,18 +217,18 @@ def _load(message: Message, offered: Container[str] | None) -> ChatMessageConten
     return with_items(loaded, list(loaded.items), loaded.metadata)
 
 
-# Whether a history may be sent: calls that servers accept, each answered once, right after the message with it.
+# Validating a history: servers accept its calls, and each is answered once, right after its message.
 
 
 def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> list[str]:
-    """List what keeps a history from being sent, in order; each names the message's place and the ids.
+    """List the problems for which servers would refuse a history, in order, with the message's index and the ids.
 
     Args:
         messages: The history.
         offered: Function names that may be longer than most servers accept; see `accepted_name`.
     """
     problems: list[str] = []
-    owed: dict[str, int] = {}  # calls without a result, each with the place of its message
+    owed: dict[str, int] = {}  # calls without a result, each with the index of its message
     answered: set[str] = set()
     for place, message in enumerate(messages):
         if message.role != AuthorRole.TOOL:
@@ -264,7 +264,7 @@ def _call_problems(calls: Sequence[FunctionCallContent], place: int, offered: Co
 
 
 def check_history(messages: Sequence[ChatMessageContent], offered: Container[str] | None = None) -> None:
-    """Refuse a history that may not be sent; for ``offered`` see `accepted_name`.
+    """Refuse an invalid history; for ``offered`` see `accepted_name`.
 
     Raises:
         InvalidHistoryError: Naming every problem; nothing was sent and nothing changed.
@@ -280,11 +280,10 @@ def check_history(messages: Sequence[ChatMessageContent], offered: Container[str
 def repair_history(
     messages: Sequence[ChatMessageContent], offered: Container[str] | None = None
 ) -> list[ChatMessageContent]:
-    """Make a history fit to be sent: unanswered calls are answered, orphan and second results left out.
+    """Repair a history: answer unanswered calls, and remove orphan and second results.
 
-    Calls without an id of their own get one, and calls are written as servers accept them, see `accepted_reply`.
-    Results stay in the order in which they stand. Idempotent; a history that is fit already comes back as it is, and
-    so does every message that needs no change.
+    Calls without a unique id get one, and calls are normalised; see `accepted_reply`. Results keep their order.
+    Idempotent. A valid history, and every message that needs no change, is returned unchanged.
     """
     repaired: list[ChatMessageContent] = []
     owed: list[_OwedCall] = []
@@ -310,7 +309,7 @@ def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None)
 
 
 def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatMessageContent]:
-    """Keep the results of a tool message that answer owed calls, which are then no longer owed."""
+    """Keep the results of a tool message that answer calls in ``owed``, and remove these calls from it."""
     results, items = _results(message), list[FunctionResultContent]()
     for result in results:
         answered = next((pair for pair in owed if (pair[0].id or "") == (result.id or "")), None)
@@ -325,7 +324,7 @@ def _answering(message: ChatMessageContent, owed: list[_OwedCall]) -> list[ChatM
 def _result_of(
     sent: FunctionCallContent, call: FunctionCallContent, result: FunctionResultContent
 ) -> FunctionResultContent:
-    """Copy a result with the id and the name of its call, where repair changed these."""
+    """Copy a result with the id and the name of its call, if repair changed these."""
     update: dict[str, Any] = {} if call.id == result.id else {"id": call.id}
     if name_of(call) != name_of(sent):
         update |= {"name": call.name, "plugin_name": call.plugin_name, "function_name": call.function_name}
@@ -339,7 +338,7 @@ def _missing_result(owed: _OwedCall) -> ChatMessageContent:
 
 
 def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-    """Split tool messages with several results, as stock loops leave them: of these only the first would be sent."""
+    """Split tool messages with several results, as stock loops write them: connectors send only the first result."""
     split: list[ChatMessageContent] = []
     for message in messages:
         results = _results(message) if len(message.items) > 1 else []
@@ -356,7 +355,7 @@ def _results(message: ChatMessageContent) -> list[FunctionResultContent]:
     return [item for item in message.items if isinstance(item, FunctionResultContent)] if tool else []
 
 
-# The caller's history of a run that is resumed.
+# The caller's history of a resumed run.
 
 _WAY_OUT = "The history was not changed. Resume with the history that the run left, or with an empty one."
 
@@ -368,15 +367,15 @@ def bring_up_to_date(
     facts: Sequence[Fact],
     returned: ChatMessageContent,
 ) -> None:
-    """Add what a history lacks of a run's transcript, and remove the message that the run had returned.
+    """Add the missing messages of a run's transcript to a history, and remove the message that the run had returned.
 
-    Messages that the caller added after it are kept where they are.
+    Messages that the caller added after it stay in place.
 
     Args:
-        history: The caller's: empty, or beginning with the messages of the run.
-        transcript: The run's messages up to where it is resumed.
-        state: The run as its checkpoint has it.
-        facts: The checkpoint's.
+        history: The caller's history: empty, or starting with the messages of the run.
+        transcript: The run's messages up to the point of resumption.
+        state: The run's state in the checkpoint.
+        facts: The checkpoint's facts.
         returned: The message that the run had returned.
 
     Raises:
@@ -401,7 +400,7 @@ def bring_up_to_date(
 
 
 def _are_same(pair: tuple[ChatMessageContent, ChatMessageContent]) -> bool:
-    """Whether two messages say the same: metadata and classes, which JSON does not keep, are not compared."""
+    """Whether two messages are equal, except for metadata and classes, which JSON does not keep."""
     one, other = pair
     return one is other or _content(one) == _content(other)
 
@@ -417,7 +416,7 @@ def _content(message: ChatMessageContent) -> tuple[Any, ...]:
 
 
 def _said(message: ChatMessageContent) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return a message's text, and its calls with arguments in one spelling: a store may write JSON text anew."""
+    """Return a message's text, and its calls with canonical arguments: a store may reformat JSON text."""
     return text_of(message), _spelled(requested_calls(message))
 
 
@@ -433,7 +432,7 @@ def _respelled(arguments: str) -> str:
 
 
 def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: ChatMessageContent) -> bool:
-    """Whether a message is the one that the run had returned, or the sum of the last iteration's chunks."""
+    """Whether a message is the one that the run had returned, or the concatenated chunks of the last iteration."""
     if message.role != AuthorRole.ASSISTANT:
         return False
     last = _said(returned)
@@ -445,7 +444,7 @@ def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: C
 
 
 def _held(messages: Sequence[ChatMessageContent], state: State) -> list[str]:
-    """Name the calls of the open batch that stand in messages, and those whose results do."""
+    """List the ids of the open batch's calls that are in messages, and of those whose results are."""
     waiting = {call.request.id for call in state.batch.calls} if state.batch is not None else set[str]()
     found = [
         (f"the result of the call {item.id!r}" if isinstance(item, FunctionResultContent) else f"the call {item.id!r}")

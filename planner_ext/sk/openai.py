@@ -1,15 +1,15 @@
-"""Requests to OpenAI and Azure OpenAI whose body grows with the conversation instead of being written anew each time.
+"""Incremental request encoding for OpenAI and Azure OpenAI: only new messages of a conversation are converted.
 
-Of a conversation only what is new is converted and encoded; the encoded beginning is kept. Everything else is the
-connector's and the client's: settings, structured outputs, retries, headers, responses, usage and errors.
+The encoded beginning of the conversation is kept. Everything else stays with the connector and the client: settings,
+structured outputs, retries, headers, responses, usage and errors.
 
-This takes the place of some methods of Semantic Kernel's OpenAI connectors and calls others, most of them private. Each
-is looked at before each request, by itself and not by a version number: one that was changed, patched or wrapped sends
-the request through the connector's public methods, which is slower and never wrong.
+This module replaces some methods of Semantic Kernel's OpenAI connectors and calls others, most of them private. Before
+each request it checks the source of each of them, not a version number. If one was changed, patched or wrapped, the
+request uses the connector's public methods, which is slower and always correct.
 
-The client takes any response as it is and builds its types field by field, which costs more than all else about a
-streamed chunk. A response that fits the types is read by pydantic into an equal object, five to ten times faster; any
-other is left to the client, so that nothing is refused here which it would take.
+The client accepts any response and builds its types field by field, which costs more than all other work on a streamed
+chunk. If a response matches the types, pydantic reads it into an equal object, five to ten times faster. Any other
+response is left to the client, so that this module refuses nothing that the client accepts.
 """
 
 import hashlib
@@ -78,13 +78,13 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 def is_supported(service: Any) -> bool:
-    """Whether requests to a connector may go past its own methods."""
+    """Whether requests to a connector may bypass its own methods."""
     client = service.client
     kind, client_kind = cast("tuple[Any, Any]", (type(service), type(client)))
     return (
         kind in (OpenAIChatCompletion, AzureChatCompletion)
         and service.ai_model_type == OpenAIModelTypes.CHAT
-        and service.__dict__.keys() <= kind.model_fields.keys()  # a method put on the object itself
+        and service.__dict__.keys() <= kind.model_fields.keys()  # a method that was set on the instance
         and all(is_own(getattr(kind, name, None), digest) for name, digest in REPLACED.items())
         and all(_takes(getattr(kind, name, None), taken) for name, taken in CALLED.items())
         and client_kind in (AsyncOpenAI, AsyncAzureOpenAI)
@@ -95,7 +95,7 @@ def is_supported(service: Any) -> bool:
 
 @lru_cache(maxsize=64)
 def is_own(method: Any, digest: str) -> bool:
-    """Whether a method is Semantic Kernel's, unwrapped, with the source of this digest."""
+    """Whether a method is Semantic Kernel's, unwrapped, and its source has this digest."""
     own = isinstance(method, FunctionType) and method.__globals__["__name__"].startswith("semantic_kernel.")
     if own and source_digest(method) == digest:
         return True
@@ -104,7 +104,7 @@ def is_own(method: Any, digest: str) -> bool:
 
 
 def source_digest(method: Callable[..., Any]) -> str:
-    """Digest a function's source: 16 hexadecimal digits, "" where the source cannot be read."""
+    """Digest a function's source: 16 hexadecimal digits, "" if the source cannot be read."""
     try:
         source = inspect.getsource(method)
     except (OSError, TypeError):
@@ -114,7 +114,7 @@ def source_digest(method: Callable[..., Any]) -> str:
 
 @lru_cache(maxsize=64)
 def _takes(method: Any, taken: tuple[str, ...]) -> bool:
-    """Whether a method can be called with these and nothing else, by position."""
+    """Whether a method takes exactly these positional arguments."""
     if not callable(method):
         return False
     parameters = [*inspect.signature(method).parameters.values()][1:]
@@ -124,7 +124,7 @@ def _takes(method: Any, taken: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=8)
 def _is_openais(create: Any) -> bool:
-    """Whether the client's method is the package's own; tracing libraries wrap it, and then it has to be called."""
+    """Whether the client's method is OpenAI's original; a tracing library's wrapper must be called instead."""
     return isinstance(create, FunctionType) and create.__globals__["__name__"].startswith("openai.")
 
 
@@ -165,7 +165,7 @@ class OpenAITransport:
     """Sends the requests of one run to one of Semantic Kernel's own connectors for OpenAI."""
 
     def __init__(self, service: Any, generic: ChatTransport) -> None:
-        """Bind the transport to a connector; ``generic`` sends what cannot be sent this way."""
+        """Bind the transport to a connector; ``generic`` sends the requests that this one cannot."""
         self._service = service
         self._generic = generic
         self._source: list[ChatMessageContent] = []
@@ -203,7 +203,7 @@ class OpenAITransport:
                     yield chunk
 
     def _chunk(self, piece: ChatCompletionChunk, model: str) -> StreamingChatMessageContent | None:
-        """Make the connector's chunk of what the server sent; None where it holds nothing of the first choice."""
+        """Convert a server's chunk to the connector's; None if it holds nothing of the first choice."""
         first = next((choice for choice in piece.choices if choice.index == 0), None)
         if first is None and (piece.choices or piece.usage is None):
             return None
@@ -235,7 +235,7 @@ class OpenAITransport:
         return response
 
     def _encoded(self, request: ChatRequest, *, streaming: bool) -> dict[str, Any] | None:
-        """Encode a request as the client's ``post`` takes it; None where it has to go the connector's own way."""
+        """Encode a request for the client's ``post``; None if the connector's public methods must send it."""
         try:
             if diagnostics.are_model_diagnostics_enabled() or not is_supported(self._service):
                 return None
@@ -245,17 +245,17 @@ class OpenAITransport:
                 tools = b',"tools":' + self._encoded_tools(request)
             rest = _encode(fields)[1:-1].encode()
             messages = self._encoded_messages(request.messages, request.last)
-        except Exception:  # the connector meets it again, and raises it in its own words
+        except Exception:  # the connector meets the same error, and raises its own
             self._source = []
             return None
         content = b'{"messages":[%b],%b%b}' % (messages, rest, tools)
         return {"path": self._path(request), "content": content, "options": options, "stream": streaming}
 
     def _fields(self, request: ChatRequest, *, streaming: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Write everything but messages and functions as the connector does; then how it is to be sent.
+        """Return the connector's fields of a request, without messages and functions, and the options of sending.
 
         Raises:
-            ValueError: If the settings are more than fields of a request.
+            ValueError: If the settings hold anything but fields of a request.
         """
         settings: Any = request.settings
         kind, stock = cast("tuple[Any, Any]", (type(settings), PromptExecutionSettings))
@@ -284,9 +284,9 @@ class OpenAITransport:
     def _encoded_messages(
         self, messages: list[ChatMessageContent], last: ChatMessageContent | None
     ) -> bytes | bytearray:
-        """Encode messages without the brackets around them, converting only those that are new.
+        """Encode messages without the surrounding brackets, converting only new ones.
 
-        The encoding of ``last``, which is sent in place of the newest message, is not kept.
+        The encoding of ``last``, which is sent instead of the newest message, is not cached.
         """
         lasting = len(messages) - (last is not None)
         if messages is not self._source or lasting < self._known:
@@ -300,7 +300,7 @@ class OpenAITransport:
         return b"%b%b%b" % (self._messages, b"," if lasting else b"", self._written([last]))
 
     def _written(self, messages: list[ChatMessageContent]) -> bytes:
-        """Convert messages as the connector does, which may have its own name for the role of instructions."""
+        """Convert messages as the connector does, with its name for the role of instructions."""
         written = [message.to_dict() for message in messages]
         if self._service.instruction_role == "developer":
             for sent in written:
@@ -308,7 +308,7 @@ class OpenAITransport:
         return _encode(written)[1:-1].encode()
 
     def _encoded_tools(self, request: ChatRequest) -> bytes:
-        """Encode the schemas of the functions on offer, once for as long as these are the same."""
+        """Encode the schemas of the offered functions; cached while the functions are the same."""
         functions, schemas = self._offered
         if request.functions is not functions or request.schemas != schemas:
             written = [*map(kernel_function_metadata_to_function_call_format, request.functions), *request.schemas]
@@ -321,7 +321,7 @@ class OpenAITransport:
         return settings.ai_model_id or self._service.ai_model_id
 
     def _path(self, request: ChatRequest) -> str:
-        """Say where a request goes; Azure's client reads the deployment from a body, and cannot look into ours."""
+        """Return a request's path; Azure's client reads the deployment from a body, and cannot read an encoded one."""
         path, client = "/chat/completions", self._service.client
         if isinstance(client, AsyncAzureOpenAI) and "/deployments" not in str(client.base_url.path):
             return f"/deployments/{quote(self._model(request), safe='')}{path}"

@@ -1,7 +1,7 @@
-"""Chat completion services: how one is selected, how connectors differ, and how a request is put to one.
+"""Chat completion services: how one is selected, how connectors differ, and how a request is sent to one.
 
-A transport knows nothing of transcripts, budgets or replies: messages go in, what the connector makes of the response
-comes out. `GenericTransport` suits every connector; a faster one falls back on it.
+A transport does not know about transcripts, budgets or replies: it takes messages, and returns the connector's
+response. `GenericTransport` works with every connector; a faster one falls back on it.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -59,10 +59,10 @@ def select_service(
     """Select the service and the settings as the kernel does, with ``select_ai_service``.
 
     Args:
-        kernel: Where the services are.
-        service_id: The one to use; None leaves it to the kernel's selector and the arguments' execution settings.
-        arguments: The application's; not changed, although Semantic Kernel's conversion would.
-        settings: Used in place of the arguments' execution settings.
+        kernel: Holds the services.
+        service_id: The service to use; None uses the kernel's selector and the arguments' execution settings.
+        arguments: The application's arguments; not changed, although Semantic Kernel's conversion would.
+        settings: Used instead of the arguments' execution settings.
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such service, it is not a chat completion service, or kernel or
@@ -89,7 +89,7 @@ def select_service(
 
 
 def kernel_with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
-    """Copy a kernel, with this service first, in place of one with its id; changes to the copy leave the kernel alone.
+    """Copy a kernel with this service first, replacing one with its id; changes to the copy do not affect the kernel.
 
     ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries.
     """
@@ -135,13 +135,13 @@ NO_FUNCTION = KernelFunctionMetadata(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connector:
-    """The particulars of a connector; the defaults are those of OpenAI's and of an unknown one.
+    """The properties of a connector; the defaults fit OpenAI's and unknown ones.
 
     Attributes:
-        provider: Its provider in ``genai-prices``; "" where the list does not have it.
-        joins: Whether the results of a batch have to be sent in one message, and all that the system says in one
-            (``results``), and neighbouring messages of one side, too (``turns``); None for neither.
-        takes_none: Whether its requests can say the tool choice "none".
+        provider: Its provider in ``genai-prices``; "" if the list does not have it.
+        joins: Which messages must be joined into one. ``results``: the results of a batch, and all system messages.
+            ``turns``: also neighbouring messages of the same side. None joins nothing.
+        takes_none: Whether its requests can send the tool choice "none".
         needs_tools: Whether its provider refuses calls and results in a request that offers no function.
     """
 
@@ -154,12 +154,12 @@ class Connector:
 _PACKAGE = "semantic_kernel.connectors.ai."
 
 _KNOWN = {
-    # Anthropic's API takes the choice "none", and Semantic Kernel's settings refuse it.
+    # Anthropic's API accepts the choice "none", but Semantic Kernel's settings refuse it.
     "anthropic": Connector(provider="anthropic", joins="results", takes_none=False, needs_tools=True),
     "azure_ai_inference": Connector(provider="azure"),
     # Bedrock has no choice "none": Semantic Kernel sends no function at all for it.
     "bedrock": Connector(provider="aws", joins="turns", takes_none=False, needs_tools=True),
-    # Semantic Kernel's connectors for Google join results, too, but in the messages that they were given.
+    # Semantic Kernel's connectors for Google join results, too, but they change the caller's messages.
     "google": Connector(provider="google", joins="results"),
     "mistral_ai": Connector(provider="mistral"),
     "ollama": Connector(takes_none=False),
@@ -168,19 +168,19 @@ _KNOWN = {
 
 
 def connector_of(service: AIServiceClientBase) -> Connector:
-    """Return the particulars of a connector, or of the one that its class derives from."""
+    """Return the properties of a connector, or of its base class."""
     modules = (kind.__module__ for kind in type(service).__mro__)
     known = next((module for module in modules if module.startswith(_PACKAGE)), "")
     return _KNOWN.get(known.removeprefix(_PACKAGE).partition(".")[0], Connector())
 
 
 def has_calls(messages: Sequence[ChatMessageContent]) -> bool:
-    """Whether there are calls or results among the messages."""
+    """Whether any message has calls or results."""
     return any(message.role == AuthorRole.TOOL or calls_of(message) for message in messages)
 
 
 def _joined(messages: Sequence[ChatMessageContent], joins: Literal["results", "turns"]) -> list[ChatMessageContent]:
-    """Copy messages with those in one that a provider wants in one; the system's come first, as one text."""
+    """Copy messages, and join those that a provider wants joined; the system messages come first, as one text."""
     system = [message for message in messages if message.role == AuthorRole.SYSTEM]
     if len(system) > 1:
         texts: list[Any] = [TextContent(text="\n\n".join(map(text_of, system)))]
@@ -195,14 +195,14 @@ def _joined(messages: Sequence[ChatMessageContent], joins: Literal["results", "t
 
 
 def _is_next_to(role: AuthorRole, following: AuthorRole, joins: Literal["results", "turns"]) -> bool:
-    """Whether a message of the following role is sent in the one before it: results are the user's side."""
+    """Whether a message of the following role is joined with the one before it; results count as the user's side."""
     if joins == "results":
         return role == following == AuthorRole.TOOL
     return role == following or (role == AuthorRole.TOOL and following == AuthorRole.USER)
 
 
 def _one_text(message: ChatMessageContent) -> ChatMessageContent:
-    """Copy a message with all its text in one item: most connectors send the first item of a message's text alone."""
+    """Copy a message with all its text in one item: most connectors send only the first text item of a message."""
     texts = [item for item in message.items if isinstance(item, TextContent)]
     if len(texts) < 2:
         return message
@@ -224,7 +224,7 @@ _CUT_SHORT = {
 
 
 def received(message: M) -> M:
-    """Add what an SDK's response says and its connector left out: the usage, and that the reply was cut short.
+    """Add the parts of an SDK's response that its connector omits: the usage, and that the reply was cut short.
 
     A complete message is returned itself; nothing is changed in place.
     """
@@ -234,7 +234,7 @@ def received(message: M) -> M:
 
 
 def _cut_short(response: Any) -> FinishReason | None:
-    """Read a finish reason off a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
+    """Read the finish reason from a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
     if response is None:
         return None
     stop = part_of(response, "messageStop") or response
@@ -244,7 +244,7 @@ def _cut_short(response: Any) -> FinishReason | None:
     return next((_CUT_SHORT[text] for text in texts if text in _CUT_SHORT), None)
 
 
-# How a request is put to a connector.
+# How a request is sent to a connector.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,13 +252,13 @@ class ChatRequest:
     """One request, independent of connectors.
 
     Attributes:
-        messages: The messages to send. The same list for as long as messages are only added to it; another one where
-            messages that were sent before are changed.
-        last: Sent in place of the newest of them, this once; None sends that itself.
+        messages: The messages to send. It is the same list while messages are only appended, and a new list if earlier
+            messages are changed.
+        last: Sent instead of the newest message, in this request only; None sends the newest message.
         settings: A copy for this request, without a behaviour.
-        choice: The tool choice where functions are offered, else None.
-        functions: The kernel functions offered. One tuple for as long as they are the same functions.
-        schemas: The caller's own tool schemas that are offered beside them.
+        choice: The tool choice if functions are offered, else None.
+        functions: The kernel functions offered; the same tuple while the functions are the same.
+        schemas: The caller's own tool schemas, offered in addition.
     """
 
     messages: list[ChatMessageContent]
@@ -270,12 +270,12 @@ class ChatRequest:
 
     @property
     def sent(self) -> list[ChatMessageContent]:
-        """The messages as they are sent, in a list of their own."""
+        """The messages as they are sent, in a new list."""
         return list(self.messages) if self.last is None else [*self.messages[:-1], self.last]
 
 
 class ChatTransport(Protocol):
-    """Puts requests to one connector. Raises whatever the connector raises."""
+    """Sends requests to one connector; the connector's exceptions pass through."""
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
@@ -309,8 +309,8 @@ class GenericTransport:
                         yield received(chunk)
 
     def _given(self, request: ChatRequest) -> dict[str, Any]:
-        """Write a request as the arguments of the connector's methods."""
-        sent, settings = request.sent, request.settings  # a list of its own: connectors may add to it
+        """Convert a request to the arguments of the connector's methods."""
+        sent, settings = request.sent, request.settings  # a new list: connectors may add to it
         if (joins := connector_of(self.service).joins) is not None:
             sent = _joined(sent, joins)
         if request.choice is not None:
