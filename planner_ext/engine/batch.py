@@ -26,7 +26,6 @@ from planner_ext.approval.decisions import (
 from planner_ext.core.accounts import Account
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
-from planner_ext.core.limits import BudgetShare
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
 from planner_ext.core.state import Batch
 from planner_ext.core.values import RequestedCall, ResolvedCall
@@ -191,14 +190,10 @@ class Calls:
         self._resolved: dict[tuple[int, int], ResolvedCall] = {}  # of the open batch, by iteration and index
         self._failed: tuple[str, Finished] | None = None
 
-    @property
-    def _batch(self) -> Batch:
-        assert self._journal.state.batch is not None
-        return self._journal.state.batch
-
     async def review(self, action: ReviewCalls) -> None:
         """Decide these calls of the open batch, and record what was decided of each."""
-        batch, self._failed = self._batch, None
+        batch, self._failed = self._journal.state.batch, None
+        assert batch is not None
         resolved = {index: self._ports.functions.check(batch.calls[index].request) for index in action.indexes}
         self._resolved = {(batch.iteration, index): call for index, call in resolved.items()}
         facts = await self._decide(batch, resolved)
@@ -251,51 +246,49 @@ class Calls:
         limit = self._ports.max_concurrency
         if limit == 1 or len(action.indexes) == 1:
             for index in action.indexes:
-                await self._run_call(index, action.share, nullcontext())
+                await self._run_call(index, action, nullcontext())
             return
         slots = nullcontext() if limit is None or limit >= len(action.indexes) else asyncio.Semaphore(limit)
         try:
             async with asyncio.TaskGroup() as group:
                 for index in action.indexes:
-                    group.create_task(self._run_call(index, action.share, slots))
+                    group.create_task(self._run_call(index, action, slots))
         except (
             BaseExceptionGroup
         ) as faults:  # faults of an adapter, store or watcher: raise the first one bare, as if the call had run alone
             raise faults.exceptions[0] from None
 
-    async def _run_call(
-        self, index: int, share: BudgetShare | None, slots: AbstractAsyncContextManager[object]
-    ) -> None:
+    async def _run_call(self, index: int, action: RunCalls, slots: AbstractAsyncContextManager[object]) -> None:
         """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
         async with slots:
             if self._is_over():
                 return
-            call = self._batch.calls[index]
+            batch = self._journal.state.batch
+            assert batch is not None
+            call = batch.calls[index]
             assert call.decided is not None
-            resolved = self._resolved_again(index, call.request, call.decided)
+            resolved = self._resolved_again(call.request, call.decided)
             if resolved is None:
                 answer = "Not executed: the function or its parameters changed after the call was decided."
-                iteration, at = self._batch.iteration, self._journal.now()
-                fact = CallsWithheld(iteration=iteration, indexes=(index,), answer=answer, limit=None, at=at)
+                at = self._journal.now()
+                fact = CallsWithheld(iteration=action.iteration, indexes=(index,), answer=answer, limit=None, at=at)
                 await self._journal.record(fact)
             elif not resolved.threaded:
-                await self._start_call(index, call.request, resolved, share)
+                await self._start_call(index, call.request, resolved, action)
             else:
                 waits = self._threads.locked()
                 async with self._threads:
                     if not (waits and (self._is_over() or self._journal.state.ending is not None)):
-                        await self._start_call(index, call.request, resolved, share)
+                        await self._start_call(index, call.request, resolved, action)
 
-    async def _start_call(
-        self, index: int, request: RequestedCall, resolved: ResolvedCall, share: BudgetShare | None
-    ) -> None:
+    async def _start_call(self, index: int, request: RequestedCall, resolved: ResolvedCall, action: RunCalls) -> None:
         """Run a call that may start, and record its beginning and its end."""
         started = CallStarted(
-            iteration=self._batch.iteration,
+            iteration=action.iteration,
             index=index,
             call_id=request.id,
             function=resolved.function,
-            reserved=share if resolved.nested else None,
+            reserved=action.share if resolved.nested else None,
             at=self._journal.now(),
         )
         await self._journal.record(started)
@@ -351,9 +344,9 @@ class Calls:
         terminated = self._journal.state.ending is not None and self._ports.max_concurrency is not None
         return self._stop.reason is not None or terminated or (self._journal.timed and self._journal.left() <= 0)
 
-    def _resolved_again(self, index: int, request: RequestedCall, decision: CallDecided) -> ResolvedCall | None:
+    def _resolved_again(self, request: RequestedCall, decision: CallDecided) -> ResolvedCall | None:
         """Resolve the call again if another activation did, or it was edited; None if it is no longer as decided."""
-        known = self._resolved.get((self._batch.iteration, index))
+        known = self._resolved.get((decision.iteration, decision.index))
         if known is not None and decision.edited is None:
             return known
         resolved = self._ports.functions.check(request, decision.edited)

@@ -109,6 +109,7 @@ class Engine:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
         action = self.account.decide(self._journal.as_of_now())
+        waits = waits and self._ports.min_iteration_seconds > 0
         if waits and isinstance(action, AskPlan | AskModel) and await self._waited():
             return await self._next(waits=False)  # a stop or a deadline may have come while it waited
         return action

@@ -16,6 +16,7 @@ from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFun
 from semantic_kernel.prompt_template import KernelPromptTemplate
 
 from planner_ext.approval.decisions import Decision
+from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Limits
@@ -34,7 +35,7 @@ from planner_ext.sk.budget import Budget, Price, price_in
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, RunEndedError
 from planner_ext.sk.nested import current_parent_run, planner_of, tab_in
-from planner_ext.sk.options import RunSettings, checked_goal, instance_of
+from planner_ext.sk.options import RunSettings, instance_of
 from planner_ext.sk.prompts import (
     PlannerPrompts,
     default_plan_prompt,
@@ -339,7 +340,8 @@ class FunctionCallingStepwisePlanner:
         *,
         streaming: bool,
     ) -> PlannerRun:
-        checked_goal(question)
+        if not isinstance(question, str) or not question.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOptionError(f"The goal must be a text that is not empty; got {shown(question)}.")
         before: Sequence[ChatMessageContent] = ()
         if chat_history is not None:
             given = instance_of("chat_history", chat_history, ChatHistory)

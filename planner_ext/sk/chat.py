@@ -90,8 +90,8 @@ class KernelChat:
     _entries: Sequence[TranscriptItem] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        self._connector = connector_of(self.service)
-        generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments)
+        self._connector = connector = connector_of(self.service)
+        generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments, joins=connector.joins)
         self._transport: ChatTransport = generic
         if type(self.service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
             try:

@@ -25,7 +25,6 @@ __all__ = [
     "RunOptions",
     "RunSettings",
     "callable_with",
-    "checked_goal",
     "instance_of",
     "least",
     "non_negative",
@@ -289,17 +288,6 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise InvalidOptionError(f"{name} must be of the class {kind.__name__}; got {shown(value)}.")
     return value
-
-
-def checked_goal(goal: object) -> str:
-    """Return a goal.
-
-    Raises:
-        InvalidOptionError: If it is not a string, or is empty.
-    """
-    if not isinstance(goal, str) or not goal.strip():
-        raise InvalidOptionError(f"The goal must be a text that is not empty; got {shown(goal)}.")
-    return goal
 
 
 def _clock(value: Clock | None) -> Clock:

@@ -212,7 +212,8 @@ class RunContext:
         """Make the engine that drives a journal here; for ``follow`` see `planner_ext.engine.ports.Ports`."""
         options, chat, parent = self.options, self.chat, self.parent
         stop = stop or (parent and parent.stop) or StopHandle()
-        self.functions.stopped_by(stop)
+        if self.functions.parent is not None:  # what stops this run stops the runs inside its functions, too
+            self.functions.parent = partial(self.functions.parent, stop=stop)
         completed, clarifier = options.iteration_completed, options.clarifier
         ports = Ports(
             chat=chat,
@@ -402,13 +403,13 @@ def refuse_unknown(option: str, given: Iterable[str], there: Set[str], *, also: 
 _MOST_NAMES = 50
 
 
+@dataclass(frozen=True, slots=True)
 class FunctionNames:
     """The fully qualified names of a kernel's functions, listed only at a lookup."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    kernel: Kernel
 
     def __contains__(self, name: object) -> bool:
         return any(
-            name == function.fully_qualified_name for function in self._kernel.get_full_list_of_function_metadata()
+            name == function.fully_qualified_name for function in self.kernel.get_full_list_of_function_metadata()
         )

@@ -30,7 +30,6 @@ from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key, injected
-from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.arguments import (
     InvalidArguments,
@@ -137,10 +136,6 @@ class KernelFunctions:
     parent: Callable[..., ParentRun] | None = None
     wrap: Wrap | None = None
     _prepared: dict[int, _Prepared] = field(default_factory=dict[int, _Prepared], init=False)
-
-    def stopped_by(self, stop: StopHandle) -> None:
-        """Let what stops this run stop the runs inside its functions, too."""
-        self.parent = None if self.parent is None else partial(self.parent, stop=stop)
 
     def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
         """Resolve a call by the exact name of a function that was offered, and validate its arguments.

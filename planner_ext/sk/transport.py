@@ -288,12 +288,13 @@ class ChatTransport(Protocol):
 
 @dataclass(slots=True)
 class GenericTransport:
-    """Uses the connector's public methods, which convert the whole history each time."""
+    """Uses the connector's public methods, which convert the whole history each time; for ``joins`` see `Connector`."""
 
     service: ChatCompletionClientBase
     _: KW_ONLY
     kernel: Kernel | None
     arguments: KernelArguments | None
+    joins: Literal["results", "turns"] | None = None
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
@@ -311,8 +312,8 @@ class GenericTransport:
     def _given(self, request: ChatRequest) -> dict[str, Any]:
         """Convert a request to the arguments of the connector's methods."""
         sent, settings = request.sent, request.settings  # a new list: connectors may add to it
-        if (joins := connector_of(self.service).joins) is not None:
-            sent = _joined(sent, joins)
+        if self.joins is not None:
+            sent = _joined(sent, self.joins)
         if request.choice is not None:
             behavior = RequestBehavior.of(list(request.functions), request.choice, schemas=request.schemas)
             settings = settings.model_copy(update={"function_choice_behavior": behavior})
