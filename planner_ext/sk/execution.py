@@ -221,25 +221,14 @@ def signature_of(function: KernelFunction) -> str:
 
     A function of the same name that takes something else is another function.
     """
-    return ",".join(
-        f"{one.name}="
-        + _digest(
-            [
-                one.type_,
-                one.is_required,
-                one.include_in_function_choices,
-                _undescribed(one.schema_data),
-                one.default_value,
-            ]
-        )
-        for one in function.parameters
-    )
-
-
-def _digest(value: object) -> str:
-    # A default that is not JSON is written by its type: its repr may hold an address, which differs in each process.
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda one: type(one).__qualname__)
-    return sha256(text.encode()).hexdigest()[:16]
+    digests: list[str] = []
+    for one in function.parameters:
+        value = [one.type_, one.is_required, one.include_in_function_choices]
+        value += [_undescribed(one.schema_data), one.default_value]
+        # A default that is not JSON is written by its type: its repr may hold an address, which differs by process.
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda one: type(one).__qualname__)
+        digests.append(f"{one.name}={sha256(text.encode()).hexdigest()[:16]}")
+    return ",".join(digests)
 
 
 def _undescribed(schema: Any) -> Any:

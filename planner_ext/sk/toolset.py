@@ -96,7 +96,12 @@ class ToolSet:
         self._behavior = behavior
         self._own = tuple(own)
         self._select = select
-        self._schemas = _schemas(settings)
+        self._schemas: dict[str, Any] = {}  # the caller's own, by the names of their functions
+        tools: Any = getattr(settings, "tools", None) or ()
+        for tool in tools:
+            function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+                self._schemas[name] = tool
         self._offered: tuple[KernelFunctionMetadata, ...] = ()
         self.metadata: tuple[KernelFunctionMetadata, ...] = ()
         self.refresh()
@@ -145,14 +150,3 @@ def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
     metadata, hidden = function.metadata, injected_parameters(function)
     shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
     return metadata if len(shown) == len(metadata.parameters) else metadata.model_copy(update={"parameters": shown})
-
-
-def _schemas(settings: PromptExecutionSettings) -> dict[str, Any]:
-    """Read the tool schemas that the caller put into the settings, by the names of their functions."""
-    tools: Any = getattr(settings, "tools", None) or ()
-    schemas: dict[str, Any] = {}
-    for tool in tools:
-        function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            schemas[name] = tool
-    return schemas
