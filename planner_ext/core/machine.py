@@ -463,10 +463,12 @@ def _over_limit(state: State, ready: Mapping[int, CallDecided]) -> tuple[tuple[i
     if limits.max_tool_calls is not None and ledger.tool_calls + len(ready) > limits.max_tool_calls:
         fitting = limits.max_tool_calls - ledger.tool_calls if limits.batch_over_limit == "fill_remaining" else 0
         return tuple(ready)[max(fitting, 0) :], "max_tool_calls"
-    functions = {i: decided.function for i, decided in ready.items()}
-    over = _beyond(functions, ledger.calls_by_function, limits.max_calls_per_function)
-    if over or limits.max_repeated_calls is None:
-        return over, "max_calls_per_function"
+    if limits.max_calls_per_function:
+        functions = {i: decided.function for i, decided in ready.items()}
+        if over := _beyond(functions, ledger.calls_by_function, limits.max_calls_per_function):
+            return over, "max_calls_per_function"
+    if limits.max_repeated_calls is None:
+        return (), ""
     digests = {i: decided.digest for i, decided in ready.items()}
     allowed = dict.fromkeys(digests.values(), limits.max_repeated_calls)
     return _beyond(digests, ledger.calls_by_digest, allowed), "max_repeated_calls"
