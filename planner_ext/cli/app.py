@@ -1,4 +1,4 @@
-"""The commands; what a command does is imported when it is called, since Semantic Kernel takes its time to import."""
+"""The commands; each imports its implementation when it is called, since importing Semantic Kernel is slow."""
 
 import asyncio
 import io

@@ -1,6 +1,6 @@
-"""``planner-ext approvals``: shows calls exactly as they will run, and questions; keeps what is decided.
+"""``planner-ext approvals``: shows pending calls exactly as they will run, and questions; stores decisions on them.
 
-Needs no kernel and imports nothing of Semantic Kernel.
+Needs no kernel, and does not import Semantic Kernel.
 """
 
 import json
@@ -200,13 +200,13 @@ def _said(call: "PendingApproval", decision: Decision) -> str:
 
 
 def _edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Apply ``NAME=VALUE`` to arguments, or read one JSON object in their place.
+    """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
 
-    An argument that is text stays text, so that an order named 7 becomes no number; other values are JSON, or else
-    text.
+    An argument that is text stays text, so that an order named 7 does not become a number; other values are read as
+    JSON, or else as text.
 
     Raises:
-        ApprovalRefusedError: If a change is neither.
+        ApprovalRefusedError: If a change is neither ``NAME=VALUE`` nor a JSON object.
     """
     from planner_ext.durable import ApprovalRefusedError  # noqa: PLC0415  (it takes its time to import)
 
@@ -252,7 +252,7 @@ def _print_brief(console: Console, call: "PendingApproval") -> None:
 
 
 def _question(call: "PendingApproval") -> str:
-    """Say what the model asks, as the fingerprint covers it; "" for a call."""
+    """Return the model's question, as the fingerprint covers it; "" for a call."""
     if call.kind == "function":
         return ""
     question = call.arguments.get("question")
@@ -288,7 +288,7 @@ def _print_whole(console: Console, call: "PendingApproval") -> None:
 
 
 def decision_text(record: "DecisionRecord") -> str:
-    """Say who decided what, when and with which arguments, and why it was refused if it was."""
+    """Describe a decision: author, time, arguments, and the reason if it was refused."""
     said = f"{record.kind} by {exact(record.by) or 'an unnamed person'}, {moment_text(record.at)}"
     if record.arguments is not None and record.arguments != record.requested:
         before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"

@@ -1,4 +1,4 @@
-"""A call that waits, as a person decides on it at the terminal: exactly what will run, and the possible answers."""
+"""Asks a person at the terminal about a pending call: shows exactly what will run, and the possible answers."""
 
 import sys
 
@@ -37,12 +37,12 @@ _LONGEST_NAME = 48
 class ApprovalPrompt:
     """Asks the person at the terminal; Ctrl-C, Ctrl-D and ``quit`` leave a call undecided.
 
-    What is shown fits the screen, so that function, id and question are visible together. What was typed before a
-    question was shown is discarded.
+    The text fits the screen, so that function, id and question are visible together. Input typed before a question was
+    shown is discarded.
     """
 
     def __init__(self, console: Console, *, by: str | None) -> None:
-        """Ask on this console, in the name of the person who decides."""
+        """Ask on this console; decisions carry the name of the person."""
         self._console = console
         self._by = by
         self._refused: tuple[str, Decision] | None = None
@@ -53,7 +53,7 @@ class ApprovalPrompt:
 
         Args:
             call: The call.
-            more: How many others wait.
+            more: The number of other pending calls.
         """
         refused, self._refused = self._refused, None
         again = refused[1] if refused is not None and refused[0] == call.id else None
@@ -71,12 +71,12 @@ class ApprovalPrompt:
             return None
 
     def refuse(self, call: PendingCall, decision: Decision, reason: str) -> None:
-        """Say why a decision was not taken; the same call is asked about next."""
+        """Print why a decision was refused; the same call is asked about again."""
         self._complain(reason)
         self._refused = call.id, decision
 
     def remembered(self, call: PendingCall) -> Decision:
-        """Approve a call that an earlier "always" covers, and say so."""
+        """Approve a call that an earlier "always" covers, and print that."""
         self._say(f"{exact(call.fully_qualified_name)}: approved, as you said always.")
         return Approve(by=self._by, fingerprint=call.fingerprint)
 
@@ -151,17 +151,17 @@ def is_terminal() -> bool:
 
 
 def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: int | None = None) -> bool:
-    """Print a call that waits: characters that cannot be seen are escaped, function and id stand below.
+    """Print a pending call: invisible characters are escaped, function and id come last.
 
     Args:
-        console: Where.
+        console: Where to print.
         call: The call.
-        more: How many others wait.
-        lines: How many lines the prompt and the arguments of a call may take together; the rest is cut out of their
-            middle, and the place says so. None prints them whole.
+        more: The number of other pending calls.
+        lines: Maximum lines of the prompt and the arguments together; more is cut from their middle, with a note at
+            that place. None prints them whole.
 
     Returns:
-        Whether something was cut.
+        Whether anything was cut.
     """
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
@@ -174,7 +174,7 @@ def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: 
     for label, text in texts.items():
         shown = text
         if lines is not None and not asks:
-            most = lines if label == "arguments" else lines // 2  # the arguments get what the question leaves
+            most = lines if label == "arguments" else lines // 2  # the arguments get the lines that the question leaves
             shown = cut_in_the_middle(text, cells=cells, lines=most)
             lines -= folded_lines(shown, cells)
             cut = cut or shown != text
@@ -190,12 +190,12 @@ def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: 
 
 
 def _shown(console: Console, text: str, style: str = "") -> Text:
-    """Escape what the console's encoding has no character for: any other character in its place would deceive."""
+    """Escape characters that the console's encoding lacks: a replacement character would deceive."""
     return Text(text.encode(console.encoding, "backslashreplace").decode(console.encoding), style)
 
 
 def _short_name(console: Console, call: PendingCall) -> str:
-    """Name a call in half a line."""
+    """Return a call's name, cut to half a line."""
     half, mark = _LONGEST_NAME // 2, Signs(console).more
     names = (exact(call.fully_qualified_name), exact(call.id))
     return ", call ".join(
@@ -204,7 +204,7 @@ def _short_name(console: Console, call: PendingCall) -> str:
 
 
 def discard_typed_ahead() -> None:
-    """Discard what was typed at the terminal and not yet read; a pipe is left alone."""
+    """Discard unread terminal input; a pipe's input is kept."""
     if not sys.stdin.isatty():
         return
     if sys.platform == "win32":

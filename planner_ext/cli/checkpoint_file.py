@@ -1,6 +1,6 @@
 """A run in a file: read and written whole, by one process at a time, with mode 0600, signed if there is a key.
 
-The key is the environment's ``PLANNER_EXT_CHECKPOINT_KEY``: other processes of the machine can read a command line.
+The key comes from the environment (``PLANNER_EXT_CHECKPOINT_KEY``), since other processes can read a command line.
 """
 
 import json
@@ -31,9 +31,9 @@ class CheckpointFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Name the file; nothing is read or written yet."""
+        """Set the path; nothing is read or written yet."""
         self.path = path
-        self._target = Path(os.path.realpath(path))  # so that a link stays one
+        self._target = Path(os.path.realpath(path))  # so that a symbolic link is kept
         self._lock = self._target.with_name(f".{self._target.name}.lock")
 
     @contextmanager
@@ -90,10 +90,10 @@ class CheckpointFile:
         return checkpoint
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write the run in one step: a reader sees the old file or the new one; its mode is 0600.
+        """Write the run atomically: a reader sees the old file or the new one; its mode is 0600.
 
         Raises:
-            PlannerInvalidConfigurationError: If it cannot be written; then the old file is as it was.
+            PlannerInvalidConfigurationError: If it cannot be written; then the old file is unchanged.
         """
         try:
             self._replace(checkpoint.to_json(environment_key()))
@@ -116,18 +116,18 @@ class CheckpointFile:
 
 
 class FileJournal:
-    """Writes a run to its file while it works: before a function starts, the file says so.
+    """Writes a run to its file while it works: a function starts only after the file records it.
 
     Implements `planner_ext.engine.ports.RunStore`.
     """
 
     def __init__(self, file: CheckpointFile | None, facts: Sequence[Fact]) -> None:
-        """Continue the journal of a run; without a file it is kept nowhere."""
+        """Continue the journal of a run; without a file it is not stored."""
         self._file = file
         self._facts = list(facts)
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (the port's signature)
-        """Take facts, and write the file if a call has started or ended.
+        """Append facts, and write the file if a call has started or ended.
 
         Raises:
             PlannerInvalidConfigurationError: If the file cannot be written; then the function does not run.
@@ -138,7 +138,7 @@ class FileJournal:
 
 
 def environment_key() -> bytes | None:
-    """Return the key that signs, or None."""
+    """Return the signing key of the environment, or None."""
     return _key()[1]
 
 

@@ -1,4 +1,4 @@
-"""The work of ``planner-ext compare``: measure, write the documents, and print the tables.
+"""``planner-ext compare``: measures, writes the documents, and prints the tables.
 
 The comparison itself is `planner_ext.compare`.
 """
@@ -32,12 +32,12 @@ def run_compare(args: CompareArgs) -> int:
     """Compare, write and print the results, and return the exit code.
 
     Raises:
-        PlannerInvalidConfigurationError: Options that cannot be used, or a file that cannot be read or written.
+        PlannerInvalidConfigurationError: If options are invalid, or a file cannot be read or written.
     """
     errors = stderr_console()
     try:
         _check(args)
-        with redirect_stdout(sys.stderr):  # what a kernel's own code prints is not in the way of a document
+        with redirect_stdout(sys.stderr):  # the output of a kernel's own code must not mix with a document
             comparison = _measure(args, errors)
         if args.html is not None:
             args.html.write_text(page_of(comparison), "utf-8", errors="replace")
@@ -59,11 +59,11 @@ def run_compare(args: CompareArgs) -> int:
 
 
 def _check(args: CompareArgs) -> None:
-    """Refuse what would fail only after everything was measured.
+    """Check before the measurement what would fail only after it.
 
     Raises:
-        PlannerInvalidConfigurationError: Options that cannot be used, or a document without the markers.
-        OSError: A file that cannot be read.
+        PlannerInvalidConfigurationError: If options are invalid, or a document lacks the markers.
+        OSError: If a file cannot be read.
     """
     if (args.kernel is None) != (args.goal is None):
         given, missing = ("--kernel", "--goal") if args.goal is None else ("--goal", "--kernel")
@@ -142,7 +142,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) -> None:
-    """Print what the options did with one script, and below it what is wrong with their histories."""
+    """Print the results of all options for one script, and below them the faults of their histories."""
     console.print(Text.assemble((script.name, "bold"), (f"  {script.about}", _QUIET)))
     table = _table(console)
     for head in ("trips\n+over", "charged", "tools\n+past", "tokens\nsummed", "tokens\ntold"):
@@ -164,7 +164,7 @@ def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) 
 
 def _table(console: Console) -> Table:
     """Begin a table with the options' column, the only one that may wrap."""
-    gap = 1 if console.width >= _WIDE else 0  # beside the one that the box itself has
+    gap = 1 if console.width >= _WIDE else 0  # in addition to the one of the box itself
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("option", overflow="fold")
     return table
@@ -183,12 +183,12 @@ def _figures(run: Run) -> list[Text]:
 
 
 def _with_excess(number: int, excess: int) -> Text:
-    """Write a number, and the part of it that is too much in a place of its own."""
+    """Format a number, followed by the part of it that is too much, in a separate column."""
     return Text.assemble((str(number), _BAD if excess else ""), (f"{f'+{excess}' if excess else '':>4}", _BAD))
 
 
 def _note(run: Run) -> str:
-    """Say what is wrong with a history, and why a run failed."""
+    """Describe the faults of a history, and why a run failed."""
     more = len(run.violations) - 1
     parts = [run.first_violation + (f" (and {more} more)" if more > 0 else "")]
     if run.refused:
@@ -225,7 +225,7 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
 
 
 def _print_verdict(console: Console, comparison: Comparison) -> None:
-    """Print whether the corrected options keep what they promise."""
+    """Print whether the corrected options keep their promises."""
     runs = len(comparison.corrected_runs)
     if not runs:
         console.print(Text("No corrected option was compared.", _POOR))

@@ -1,7 +1,7 @@
-"""``planner-ext demo``: what the package promises, shown on this machine without a key.
+"""``planner-ext demo``: shows the package's promises on this machine, without a key.
 
-The model is a script behind a real HTTP server, asked by OpenAI's own client through Semantic Kernel's own connector.
-Every number that is printed was counted while it ran, by the server, too.
+The model is a script behind a real HTTP server; OpenAI's own client asks it through Semantic Kernel's own connector.
+Every printed number was counted during the run, by the server, too.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ _RUN, _STORE = "order-7", "runs.db"
 
 
 async def run_demo(console: Console) -> bool:
-    """Show all parts; return whether everything that this package charged is what others counted."""
+    """Show all parts; return whether all charges of this package equal the independent counts."""
     _print(
         console,
         "Nothing here needs a key or leaves this machine: a scripted model behind a real HTTP server, asked by "
@@ -71,7 +71,7 @@ async def run_demo(console: Console) -> bool:
 
 
 class _Loop(NamedTuple):
-    """What one loop did with the model that never stops.
+    """The result of one loop with the model that never stops.
 
     Attributes:
         requests: Round trips, as the server counted them.
@@ -92,7 +92,7 @@ class _Loop(NamedTuple):
 
 
 async def _limits(console: Console) -> bool:
-    """Ask a model that never stops calling; return whether our loops kept to what was allowed."""
+    """Ask a model that never stops calling; return whether our loops kept within the budget."""
     _print_title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
     stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
     own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
@@ -118,14 +118,14 @@ async def _limits(console: Console) -> bool:
 
 
 async def _options_as_written() -> list[_Loop]:
-    """Run the three options of the decision record, as it writes them, with such a model."""
+    """Run the three options of the decision record, as written there, with such a model."""
     keys = {f"option-{number}": f"ADR, option {number}" for number in (1, 2, 3)}
     comparison = await run_comparison(max_iterations=_ALLOWED, scripts=("never-ending",), options=tuple(keys))
     return [_Loop(keys[run.option], run.trips, run.charged, run.answer) for run in comparison.runs]
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
-    """Ask the model through Semantic Kernel's loop or ours; the last message says what the loop reports."""
+    """Ask the model through Semantic Kernel's loop or ours; the loop's report is in the last message."""
     kernel, history = Kernel(), ChatHistory()
     kernel.add_plugin(shop.Export(), "export")
     history.add_user_message("Wait until the export is finished, then say so.")
@@ -215,7 +215,7 @@ async def _refund(shell: "_Shell") -> None:
     """Run the commands, real processes and a real SIGKILL among them.
 
     Raises:
-        _EndedOtherwise: One of them ended otherwise than it should.
+        _EndedOtherwise: If one of them ends with an unexpected exit code.
     """
     app = "from planner_ext.cli.demo_shop import refund_app as app, refund_kernel as kernel\n"
     shell.folder.joinpath("shop.py").write_text(app, encoding="utf-8")
@@ -230,7 +230,7 @@ async def _refund(shell: "_Shell") -> None:
 
 
 async def _print_refund(console: Console, folder: Path, server: ScriptedOpenAIServer) -> bool:
-    """Print what the run was charged beside what others counted; return whether it is the same."""
+    """Print the run's charges beside the independent counts; return whether they are equal."""
     async with opened_store(str(folder / _STORE), create=False) as store:
         stored = await store.load(_RUN)
     state = fold_journal(_RUN, stored.facts)
@@ -250,7 +250,7 @@ async def _print_refund(console: Console, folder: Path, server: ScriptedOpenAISe
 
 
 class _EndedOtherwise(Exception):
-    """A command ended with another exit code than it should."""
+    """A command ended with an unexpected exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +266,16 @@ class _Shell:
 
         Args:
             *words: The words after ``planner-ext``, and before the store.
-            code: The exit code that is expected.
+            code: The expected exit code.
             note: A remark on the outcome.
-            lines: How many lines of its output are shown.
-            crash_at: Where the process kills itself.
+            lines: The number of output lines to show.
+            crash_at: The crash point at which the process kills itself.
 
         Returns:
             The lines of its output.
 
         Raises:
-            _EndedOtherwise: It ended with another exit code.
+            _EndedOtherwise: If it ends with another exit code.
         """
         arguments = (*words, "--store", _STORE)
         crash = {"PLANNER_EXT_CRASH_AT": crash_at} if crash_at else {}
@@ -337,11 +337,11 @@ def _print_table(console: Console, rows: Table) -> None:
 
 
 def _print_ledger(console: Console, *rows: tuple[str, int, str, int]) -> bool:
-    """Print what a run was charged beside what others counted.
+    """Print a run's charges beside the independent counts.
 
     Args:
         console: Where to print.
-        *rows: The name of a number, what was charged, who else counted, and the count.
+        *rows: The name of a number, the charge, who else counted, and that count.
 
     Returns:
         Whether all numbers agree.

@@ -1,6 +1,6 @@
 """The applications of the demo: a lamp shop in memory, a shop that refunds money once, and the scripts of their models.
 
-The data are made up, and what the functions do with them is honest. A script reads like a model: every number in its
+The data are made up, but the functions really compute with them. A script works like a model: every number in its
 answers comes from the result of a function.
 """
 
@@ -54,7 +54,7 @@ class Export:
 
 
 def export_script(request: ScriptedRequest) -> ScriptedReply:
-    """Call a function whenever there is one; answer only where functions are withdrawn."""
+    """Call a function whenever one is offered; answer only when functions are withdrawn."""
     if request.tools:
         return call("export-status")
     return say(f"Not finished: {request.messages[-1]['content']} when I last looked.")

@@ -1,7 +1,7 @@
-"""Where the kernel of a run comes from: ``module:factory``, and an endpoint put in front of the services it has.
+"""Builds the kernel of a run: from ``module:factory``, with an endpoint put in front of its services.
 
-What cannot be used raises a `PlannerInvalidConfigurationError` that names the option and the way out. The user's kernel
-is never changed.
+Invalid options raise a `PlannerInvalidConfigurationError` that names the option and the way out. The user's kernel is
+never changed.
 """
 
 import difflib
@@ -36,16 +36,16 @@ SERVICE_ID = "planner-ext"
 
 
 def start_factory(path: str, *, option: str = "--kernel") -> object:
-    """Import what an option names, and call it if it is a function; the current directory is importable.
+    """Import the object that an option names, and call it if it is a function; the current directory is importable.
 
-    Call it before an event loop runs, so that module and factory may run one of their own.
+    Call this before an event loop runs, so that module and factory may run their own.
 
     Args:
         path: ``module:name``, dots allowed in both.
         option: The option's name, for errors.
 
     Returns:
-        What the factory returned, which may be awaitable; see `kernel_of` and `awaited`.
+        The factory's result, which may be awaitable; see `kernel_of` and `awaited`.
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such module or name, or either fails.
@@ -77,7 +77,7 @@ def start_factory(path: str, *, option: str = "--kernel") -> object:
 
 
 def _imported(name: str) -> ModuleType | None:
-    """Import a module; None if it, or a package that it is in, does not exist."""
+    """Import a module; None if it, or one of its parent packages, does not exist."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -87,7 +87,7 @@ def _imported(name: str) -> ModuleType | None:
 
 
 async def awaited(made: object, path: str, *, option: str = "--kernel") -> object:
-    """Await what `start_factory` returned, if it is awaitable.
+    """Await the result of `start_factory`, if it is awaitable.
 
     Raises:
         PlannerInvalidConfigurationError: If the factory fails.
@@ -97,10 +97,10 @@ async def awaited(made: object, path: str, *, option: str = "--kernel") -> objec
 
 
 async def kernel_of(made: object, path: str) -> Kernel:
-    """Return the kernel that `start_factory` returned, or that it awaits.
+    """Return the kernel in the result of `start_factory`, awaited if necessary.
 
     Raises:
-        PlannerInvalidConfigurationError: If the factory fails, or returns something else.
+        PlannerInvalidConfigurationError: If the factory fails, or does not return a kernel.
     """
     kernel = await awaited(made, path)
     if not isinstance(kernel, Kernel):
@@ -127,8 +127,8 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
     """Make the service that ``--base-url`` and ``--model`` describe, with the environment's values as defaults.
 
     Args:
-        base_url: None is ``OPENAI_BASE_URL``, or OpenAI.
-        model: None is ``OPENAI_CHAT_MODEL_ID``.
+        base_url: None uses ``OPENAI_BASE_URL``, or OpenAI.
+        model: None uses ``OPENAI_CHAT_MODEL_ID``.
 
     Raises:
         PlannerInvalidConfigurationError: If the URL is not valid, or model or key are missing.

@@ -1,4 +1,4 @@
-"""What commands share: how a function becomes a command, the options, and the exit codes. Imports nothing heavy."""
+"""Shared parts of the commands: the decorator of commands, the options, the exit codes. Imports nothing heavy."""
 
 import asyncio
 import getpass
@@ -74,11 +74,11 @@ def command(
     """Register a function as a command, with its docstring as help.
 
     A parameter whose type is a dataclass becomes one option, or argument, for each of its fields. A parameter's help
-    may stand in the docstring's ``Options:``, a field's in the dataclass's ``Attributes:``. An error of this package
-    becomes a paragraph on stderr and the exit code 2.
+    may be in the docstring's ``Options:``, a field's in the dataclass's ``Attributes:``. An error of this package is
+    printed as a paragraph on stderr, with exit code 2.
 
     Args:
-        group: Where the command belongs.
+        group: The group of the command.
         epilog: The end of its help: the exit codes.
         name: The command's name; None takes the function's.
     """
@@ -116,7 +116,7 @@ _TEXT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def _with_help(options: Iterable[Parameter], section: str) -> Iterable[Parameter]:
-    """Take the options' help from a section of a docstring, unless it is in their annotation."""
+    """Read the options' help from a section of a docstring, unless their annotation has it."""
     texts: dict[str, str] = dict(_TEXT.findall(section))
     for option in options:
         for info in get_args(option.annotation):
@@ -174,7 +174,7 @@ class ApprovalArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRunOptions(ApprovalArgs):
-    """What a run works with.
+    """The kernel, model and endpoint of a run.
 
     Attributes:
         kernel: A Kernel, or a function without arguments, async or not, that returns one. The current directory is
@@ -193,7 +193,7 @@ class StoredRunOptions(ApprovalArgs):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(StoredRunOptions):
-    """What a run works with that a person at the terminal watches and decides on.
+    """The options of a run that a person watches and decides on at the terminal.
 
     Attributes:
         stream: Show text while it arrives.
@@ -237,7 +237,7 @@ class GoalArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeArgs:
-    """A run in a file, and what to do with it.
+    """A run in a file, and the decisions on its calls.
 
     Attributes:
         file: What run --checkpoint wrote; it is updated.
@@ -274,7 +274,7 @@ class ListArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArgs:
-    """What is compared, and where the results go.
+    """The options and scripts to compare, and where the results go.
 
     Attributes:
         max_iterations: Round trips that each run is allowed: requests to the model.
@@ -313,7 +313,7 @@ class DecisionArgs:
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
 class WorkerArgs(ApprovalArgs):
-    """What a worker works with.
+    """The application and the limits of a worker.
 
     Attributes:
         app: What drives the runs: a function without arguments, async or not, that returns (planner, kernel), or

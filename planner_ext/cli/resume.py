@@ -25,7 +25,7 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
         checkpoint = file.read()
         state = checkpoint.state()
         decisions = _decisions(args, state, options.by)
-        cut_short = (state.phase, "Resumed") not in TRANSITIONS  # amid the calls of a batch: its process was killed
+        cut_short = (state.phase, "Resumed") not in TRANSITIONS  # its process was killed while calls of a batch ran
         run = CliRun(options, stream=options.stream, facts=checkpoint.facts, file=file)
 
         def first() -> Result:
@@ -50,9 +50,9 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
 
 
 def _recovered(run: CliRun, decisions: dict[str, Decision]) -> Result:
-    """Recover a run whose process died amid its calls: a call that had started and may not run again waits, in doubt.
+    """Recover a run whose process died during its calls: a started call that may not run again waits, in doubt.
 
-    Decisions that were given with the command were made without knowing that, and are not taken.
+    The command's decisions were made without that knowledge, and are not taken.
     """
     result = run.resume({})
     if decisions and result.pending:
@@ -65,7 +65,7 @@ def _decisions(args: ResumeArgs, state: State, by: str | None) -> dict[str, Deci
     """Read the decisions from the command line.
 
     Raises:
-        DecisionRefusedError: If a call is decided twice, or edited arguments are no JSON object.
+        DecisionRefusedError: If a call is decided twice, or edited arguments are not a JSON object.
     """
     waiting = [call.id for call in pending_calls(state)]
     denied = (_split(text, waiting) for text in args.deny or ())
@@ -94,6 +94,6 @@ def _arguments(name: str, written: str) -> dict[str, object]:
 
 
 def _split(text: str, waiting: Sequence[str]) -> tuple[str, str]:
-    """Split ``ID=REST``; the id of a call that waits may contain the sign."""
+    """Split ``ID=REST``; the id of a pending call may contain an equals sign."""
     name = max((known for known in waiting if text.startswith(f"{known}=")), key=len, default=text.partition("=")[0])
     return name, text[len(name) + 1 :]

@@ -1,8 +1,8 @@
-"""``planner-ext run``: one goal on the user's kernel, watched, within a budget; and what all commands that run share.
+"""``planner-ext run``: reaches a goal on the user's kernel, within a budget; and the code that running commands share.
 
-Progress goes to stderr; stdout gets the answer, or with ``--json`` one JSON document, and nothing else: whatever the
-kernel's own code prints goes to stderr. No event loop runs while a run is paused, so a person may take any time to
-decide, and Ctrl-C works as in any program.
+Progress goes to stderr. Stdout gets only the answer, or with ``--json`` one JSON document; the output of the kernel's
+own code goes to stderr, too. No event loop runs while a run is paused, so a person may take any time to decide, and
+Ctrl-C works as in any program.
 """
 
 import asyncio
@@ -90,13 +90,13 @@ def run_goal(goal: GoalArgs, options: RunOptions) -> int:
 
 
 class CliRun:
-    """One run on the user's kernel, watched, with its journal, from its start or its checkpoint to its end.
+    """One run on the user's kernel, with progress and journal, from its start or its checkpoint to its end.
 
     Attributes:
-        options: What it works with, from the command line.
-        console: Where its progress is shown.
+        options: The options from the command line.
+        console: Shows the progress.
         endpoint: A sentence that names the endpoint; "" for the kernel's own service.
-        file: Keeps the run, after each stretch and while it is resumed; None does not keep it.
+        file: Stores the run, after each stretch and while it is resumed; None does not store it.
         planner: Set by `open`.
         kernel: Set by `open`.
     """
@@ -113,7 +113,7 @@ class CliRun:
         facts: Sequence[Fact] = (),
         file: CheckpointFile | None = None,
     ) -> None:
-        """Prepare a run, new or with the facts of its journal."""
+        """Prepare a new run, or one with the facts of its journal."""
         self.options = options
         self.console = stderr_console()
         self.endpoint = ""
@@ -193,14 +193,14 @@ class CliRun:
         return self.drive(self.planner.invoke(self.kernel, goal))
 
     def resume(self, decisions: Mapping[str, Decision], *, max_iterations: int | None = None) -> Result:
-        """Resume the run to the next pause, or the end; a run that was cut short is recovered first.
+        """Resume the run to the next pause, or the end; an interrupted run is recovered first.
 
         Args:
-            decisions: On calls that wait, by call id.
+            decisions: Decisions on pending calls, by call id.
             max_iterations: Replaces the run's limit of round trips; None keeps it.
 
         Raises:
-            DecisionRefusedError: If a decision cannot be taken; then none is, and nothing runs.
+            DecisionRefusedError: If a decision is invalid; then no decision is taken, and nothing runs.
             Exception: As `start`.
         """
         state = fold(self._facts)
@@ -251,7 +251,7 @@ class CliRun:
         return self.stopped(f"The timeout of {self._timeout:g} s was reached.")
 
     def _warn(self, policies: Sequence[ApprovalPolicy]) -> None:
-        """Name likely mistakes: a kernel without functions, and a rule for none of its functions."""
+        """Warn of likely mistakes: a kernel without functions, or a rule that matches none of its functions."""
         if not self.kernel.plugins:
             say(self.console, "The kernel has no functions: the model can only talk. See --kernel.", "dim")
         known = [(each.plugin_name or "", each.name) for each in self.kernel.get_full_list_of_function_metadata()]
@@ -267,12 +267,12 @@ class CliRun:
 
 @dataclass(kw_only=True)
 class Job:
-    """One command's part of a run: drives it, keeps it in a file or not at all, and explains how to continue it.
+    """One command's part of a run: drives it, stores it in a file if there is one, and explains how to continue it.
 
     Attributes:
         run: The run.
         first: Opens the run and drives its first stretch.
-        prompt: Asks a person about the calls that wait; None leaves them undecided.
+        prompt: Asks a person about the pending calls; None leaves them undecided.
         run_id: The run's name, if it is in a store.
     """
 
@@ -299,7 +299,7 @@ class Job:
         return result
 
     def interrupted(self) -> Result | None:
-        """Stop the run and keep it; None leaves it as it is."""
+        """Stop the run and store it; return its result, or None if it is left as it is."""
         return self._kept(self.run.stopped("Interrupted from the keyboard."))
 
     def keep(self, fault: Exception) -> None:
@@ -313,7 +313,7 @@ class Job:
         say(self.run.console, spent_line(self.run.stopped(""), ended="failed"), "dim")
 
     def explain_pause(self, result: Result) -> None:
-        """Print what waits, unless the person has just seen it, and the command that resumes the run."""
+        """Print the pending calls, unless the person has just seen them, and the command that resumes the run."""
         console = self.run.console
         if self.prompt is None:
             for call in result.pending:
@@ -343,7 +343,7 @@ class Job:
         return result
 
     def _decided(self, result: Result) -> Result | None:
-        """Have the next call decided, and resume with that; one call at a time, so that each answer is recorded."""
+        """Ask about the next call, and resume with the decision; one call at a time, so that each one is recorded."""
         if self.prompt is None:
             return None
         call = next((one for one in result.pending if _is_approved_already(one, result)), None)
@@ -362,7 +362,7 @@ class Job:
 
 
 def execute(job: Job) -> int:
-    """Do a command's part of a run, print its result, and return the exit code."""
+    """Execute a command's part of a run, print its result, and return the exit code."""
     out, run = sys.stdout, job.run
     with redirect_stdout(sys.stderr), closing(run):
         try:
@@ -386,7 +386,7 @@ def execute(job: Job) -> int:
 
 
 def _is_unusable(error: Exception) -> bool:
-    """Whether an error is about the command line, a file, a store or the kernel, and is no fault of the run."""
+    """Whether an error concerns the command line, a file, a store or the kernel, and not the run itself."""
     if isinstance(error, KernelException):
         return isinstance(error, DecisionRefusedError | InvalidJournalError | PlannerInvalidConfigurationError)
     return isinstance(error, PlannerExtError)
@@ -400,7 +400,7 @@ def _is_approved_already(call: PendingCall, result: Result) -> bool:
 
 
 def print_result(result: Result, out: TextIO, console: Console, *, as_json: bool, run_id: str = "") -> None:
-    """Print the answer on stdout, in a frame for a person, and how the run went on stderr."""
+    """Print the answer on stdout, framed for a person, and the run's summary on stderr."""
     if as_json:
         named = {"run_id": run_id} if run_id else {}
         out.write(json.dumps({**named, **document(result)}, indent=2) + "\n")
@@ -415,7 +415,7 @@ def print_result(result: Result, out: TextIO, console: Console, *, as_json: bool
 
 
 def document(result: Result) -> dict[str, object]:
-    """Write a result as plain JSON values; the messages as OpenAI's API has them."""
+    """Convert a result to plain JSON values, with the messages in the format of OpenAI's API."""
     return {
         "status": result.status,
         "final_answer": result.final_answer,
@@ -450,7 +450,7 @@ def approval_options(given: ApprovalArgs) -> dict[str, Any]:
 
     Raises:
         PlannerInvalidConfigurationError: If the two contradict each other, or the file cannot be read.
-        InvalidPolicyError: If it holds no policy.
+        InvalidPolicyError: If the file's policy is invalid.
     """
     if given.policy is None:
         return {"approval": ApprovalSettings(unmatched="defer")} if given.ask_all else {}
@@ -467,7 +467,7 @@ def approval_options(given: ApprovalArgs) -> dict[str, Any]:
 
 
 def run_words(options: StoredRunOptions) -> list[str]:
-    """Write the options that a run began with, for the command that continues it."""
+    """Return a run's original options as command-line words, for the command that continues it."""
     given = {
         "--kernel": options.kernel,
         "--base-url": options.base_url,
@@ -479,5 +479,5 @@ def run_words(options: StoredRunOptions) -> list[str]:
 
 
 def new_limits(state: State, max_iterations: int | None) -> Limits | None:
-    """Replace a run's limit of round trips, and keep its other limits; None keeps them all."""
+    """Return a run's limits with a new limit of round trips; None if there is no new one, which keeps all limits."""
     return None if max_iterations is None else replace(state.rules.limits, max_iterations=max_iterations)

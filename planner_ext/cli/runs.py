@@ -41,7 +41,7 @@ class StoreJob(Job):
     """A run that is kept in a store.
 
     Attributes:
-        store: Where.
+        store: The store's path or address.
     """
 
     store: str
@@ -55,18 +55,18 @@ class StoreJob(Job):
         return self.run.drive(self._driven(begin))
 
     def interrupted(self) -> None:
-        """Print how the run is resumed."""
+        """Print the command that resumes the run."""
         self.explain_fault()
 
     def explain_fault(self) -> None:
-        """Print how the run is resumed, if it is in the store already."""
+        """Print the command that resumes the run, if it is already in the store."""
         if self.run_id:
             say(self.run.console, "The run is kept. A planner-ext worker resumes it, or:")
             words = ("runs", "resume", self.run_id, *run_words(self.run.options))
             print_command(self.run.console, command_on(self.store, *words))
 
     def explain_pause(self, result: Result) -> None:
-        """Print what waits, and how the run is resumed."""
+        """Print the pending calls, and the command that resumes the run."""
         asyncio.run(_print_waiting(self.run_id, result, self.store))
         self.explain_fault()
 
@@ -88,7 +88,7 @@ def start_run(goal: GoalArgs, store: str, options: RunOptions) -> int:
             )
     facts = ()
     if goal.run_id is not None:
-        with suppress(StoreError, UnknownRunError):  # a store that cannot be used says so when it is opened
+        with suppress(StoreError, UnknownRunError):  # an unusable store raises when it is opened
             facts = asyncio.run(_stored(goal.run_id, store)).facts
     run = CliRun(options, facts=facts)
 
@@ -161,7 +161,7 @@ async def _stored(run_id: str, store: str) -> StoredRun:
 
 
 async def _print_waiting(run_id: str, result: Result, store: str) -> None:
-    """Print what waits, and for each call or question the command that decides it."""
+    """Print the pending calls and questions, each with the command that decides it."""
     console = stderr_console()
     for call in result.pending:
         print_pending(console, call)

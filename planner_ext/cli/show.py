@@ -1,4 +1,4 @@
-"""A run as a person watches it: each round trip with its text as it arrives, its calls and their outcomes."""
+"""Prints a run for a person: each round trip with its text as it arrives, its calls and their outcomes."""
 
 import json
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -29,7 +29,7 @@ _WIDEST = 100
 
 
 class Signs:
-    """The few signs beside the words, in what a console's encoding has."""
+    """The few symbols beside the words, in characters that a console's encoding has."""
 
     def __init__(self, console: Console) -> None:
         plain = not console.encoding.lower().startswith("utf")
@@ -49,9 +49,10 @@ def framed(console: Console, content: Table | Text, title: str, style: str) -> N
 
 
 class Progress:
-    """Prints the events of one run, in a terminal with a spinner while it waits for something.
+    """Prints the events of one run; a terminal shows a spinner while the run waits.
 
-    Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, the facts alone; then texts come whole.
+    Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, only the facts; then each text is printed
+    whole.
     """
 
     def __init__(self, console: Console) -> None:
@@ -79,7 +80,7 @@ class Progress:
             self._flow = None
 
     def catch_up(self, earlier: Iterable[facts.Fact]) -> None:
-        """Take earlier facts of the same run without printing them: its limit, round trips and open calls."""
+        """Read earlier facts of the same run without printing them: its limit, round trips and open calls."""
         for fact in earlier:
             self._follow(fact)
 
@@ -107,7 +108,7 @@ class Progress:
         self._wait()
 
     def _follow(self, fact: facts.Fact) -> None:
-        """Keep what later lines are made of: the limit, the round trips charged, the calls with their arguments."""
+        """Remember the values for later lines: the limit, the round trips charged, the calls with their arguments."""
         match fact:
             case facts.RunStarted(rules=rules):
                 self._limit, self._charge_plan = rules.limits.max_iterations, rules.charge_plan
@@ -130,7 +131,7 @@ class Progress:
                 pass
 
     def _reply(self, *, plan: bool) -> TextFlow:
-        """Return the text of the reply that comes in; a new one begins with its header."""
+        """Return the text of the arriving reply; a new one begins with its header."""
         if self._flow is None:
             number = self._charged + 1
             what = "Plan" if plan and not self._charge_plan else f"Round trip {number}"
@@ -151,7 +152,7 @@ class Progress:
 
     @singledispatchmethod
     def _print(self, fact: facts.Fact) -> None:
-        """Print the lines of a fact; facts without a method of their own have none."""
+        """Print the lines of a fact; a type without a registered method prints nothing."""
 
     @_print.register
     def _(self, _fact: facts.Resumed) -> None:
@@ -229,7 +230,7 @@ class Progress:
         self._console.print("    ", lead, Text(shortened(printable(text), room, self._signs.more), style), sep="")
 
     def _call(self, fact: facts.CallDecided | facts.CallStarted) -> str:
-        """Write a call as a person reads one, with the arguments that it runs with."""
+        """Format a call for a person, with the arguments that it runs with."""
         arguments = self._arguments[fact.index] if fact.index < len(self._arguments) else ""
         return f"{one_line(fact.function)}({_arguments_text(arguments)})"
 
@@ -257,7 +258,7 @@ def print_answer(console: Console, result: FunctionCallingStepwisePlannerResult)
 
 
 def spent_line(result: FunctionCallingStepwisePlannerResult, *, ended: str = "") -> str:
-    """Say in one line how a run ended and what it spent."""
+    """Describe in one line how a run ended and what it spent."""
     usage = result.usage
     spent = [
         counted(result.iterations, "round trip"),
@@ -271,7 +272,7 @@ def spent_line(result: FunctionCallingStepwisePlannerResult, *, ended: str = "")
 
 
 def _arguments_text(written: str) -> str:
-    """Write a call's JSON arguments as a person reads a call; anything but a JSON object stays as it is."""
+    """Format a call's JSON arguments for a person; anything but a JSON object stays as it is."""
     try:
         parsed: object = json.loads(written or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The store that ``--store`` names: opened, named in commands, and its runs listed."""
+"""The store of ``--store``: opens it, names it in commands, and lists its runs."""
 
 import json
 import os
@@ -30,7 +30,7 @@ __all__ = ["command_on", "list_runs", "opened_runs", "print_part", "store_name"]
 
 @asynccontextmanager
 async def opened_runs(where: str, *, worker_id: str | None = None) -> AsyncGenerator[Runs, None]:
-    """Open a store to drive runs in it; an SQLite file is made if there is none.
+    """Open a store to drive runs in it; a missing SQLite file is created.
 
     Raises:
         StoreError: If it cannot be used.
@@ -42,19 +42,19 @@ async def opened_runs(where: str, *, worker_id: str | None = None) -> AsyncGener
 
 
 def store_name(where: str) -> str:
-    """Name a store; a password in its address is not shown."""
+    """Return a store's name, without the password in its address."""
     return printable(redacted(where))
 
 
 def command_on(where: str, *words: str) -> str:
-    """Write a command of this program on a store, for a shell; without the password that may be in its address."""
+    """Build a shell command of this program on a store, without the password in its address."""
     known = os.environ.get(STORE_VARIABLE) == where
     option = [] if known else ["--store", store_name(where)]
     return shlex.join(["planner-ext", *words, *option])
 
 
 def print_part(shown: int, *, limit: int, offset: int, total: int) -> None:
-    """Print on stderr which part of a list is shown; nothing if it is the whole list."""
+    """Print on stderr which part of a list is shown; print nothing if it is the whole list."""
     if shown == total:
         return
     text = f"{shown} of {total}" + (f", after the first {offset}" if offset else "")
@@ -63,7 +63,7 @@ def print_part(shown: int, *, limit: int, offset: int, total: int) -> None:
 
 
 async def list_runs(args: ListArgs, *, status: str | None) -> int:
-    """Print the runs of a store; a damaged row is named as an error."""
+    """Print the runs of a store; a damaged row is reported as an error."""
     async with opened_store(args.store, create=False) as store:
         with warnings_shown("planner_ext.durable"):
             records = await store.runs(status=status, limit=args.limit, offset=args.offset)

@@ -1,4 +1,4 @@
-"""Text for a terminal: the consoles, paragraphs, and texts of models made harmless to print and exact to decide on."""
+"""Text for a terminal: consoles, paragraphs, and escaping that makes models' texts safe to print and fully visible."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def stdout_console() -> Console:
-    """Make the console for the output that was asked for."""
+    """Make the console for the requested output."""
     return Console(markup=False, highlight=False, emoji=False)
 
 
@@ -45,18 +45,18 @@ def stderr_console() -> Console:
 
 
 def complain(console: Console, text: str, *, lead: str = "Error: ") -> None:
-    """Print what is wrong as a paragraph."""
+    """Print an error as a paragraph."""
     say(console, Text.assemble((lead, "bold red"), printable(text)))
 
 
 def say(console: Console, text: Text | str, style: str = "") -> None:
-    """Print a paragraph; only a terminal gets it wrapped, so that a log can be searched."""
+    """Print a paragraph; it is wrapped only for a terminal, so that a log can be searched."""
     console.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
 
 
 @contextmanager
 def warnings_shown(logger_name: str) -> Generator[None]:
-    """Print what a logger warns of as errors; the command line leaves logs alone otherwise."""
+    """Print a logger's warnings as errors; other logs are not touched."""
 
     class Complaints(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -71,7 +71,7 @@ def warnings_shown(logger_name: str) -> Generator[None]:
 
 
 def print_command(console: Console, command: str) -> None:
-    """Print a command on a line of its own, so that it can be copied."""
+    """Print a command on a separate line, so that it can be copied."""
     console.print(Text(f"  {printable(command)}"), soft_wrap=True)
 
 
@@ -90,7 +90,7 @@ _DEEPEST = 8
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would obey instead of show: a model's text may move no cursor and reorder no line."""
+    """Replace control characters: a model's text must not move the cursor or reorder lines."""
     return text.translate(_UNPRINTABLE)
 
 
@@ -108,20 +108,20 @@ _MOST_MARKS = 2
 
 
 def visible(text: str) -> str:
-    """Escape, as JSON does, whatever a terminal would obey or not show; lines stay lines, blanks in a row are counted.
+    """Escape control and invisible characters as JSON does; line ends stay, and runs of blanks are counted.
 
-    A character is shown where it has a glyph of its own. Marks are shown on a character that they belong to.
+    A character is shown if it has a glyph. A combining mark is shown on the character that it belongs to.
     """
     return "\n".join(map(_visible, text.split("\n")))
 
 
 def exact(text: str) -> str:
-    """Write a text on one line so that everything in it can be seen: what is decided on may hide nothing."""
+    """Put a text on one line with everything in it visible: a decision must not rest on hidden characters."""
     return visible(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def exact_json(value: object, *, indent: int | None = None) -> str:
-    """Write a value as JSON in which everything can be seen; see `visible`."""
+    """Write a value as JSON with everything in it visible; see `visible`."""
     lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
     written = (line.lstrip(" ") for line in lines)
     return "\n".join(" " * (len(line) - len(own)) + _visible(own) for line, own in zip(lines, written, strict=True))
@@ -134,7 +134,7 @@ def _visible(line: str) -> str:
 
 
 def _escaped(line: str) -> Iterator[str]:
-    marks = _MOST_MARKS  # at the beginning of a line there is nothing that a mark could stand on
+    marks = _MOST_MARKS  # at the beginning of a line, a combining mark has no character to combine with
     for character in line:
         if unicodedata.category(character) in _MARKS:
             marks += 1
@@ -178,7 +178,7 @@ _PIECE = 4096
 
 
 def moment_text(moment: datetime) -> str:
-    """Write a moment in local time, and how long ago it was or how soon it will be."""
+    """Format a moment in local time, with its distance from now."""
     seconds = (moment - datetime.now(UTC)).total_seconds()
     left = int(abs(seconds))
     spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
@@ -221,7 +221,7 @@ class TextFlow:
         self.empty = True
 
     def write(self, text: str) -> None:
-        """Take a piece of the text."""
+        """Add a piece of the text, and print its whole words."""
         self.empty = self.empty and not text
         *whole, self._pending = re.split(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)", self._pending + printable(text))
         if cell_len(self._pending) > self._room:

@@ -1,4 +1,4 @@
-"""``planner-ext worker``: drives the runs of a store, and prints a line for what came of each."""
+"""``planner-ext worker``: drives the runs of a store, and prints a line for each outcome."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ _Application = tuple[FunctionCallingStepwisePlanner, Kernel, ArgumentsFor]
 
 
 def work(args: WorkerArgs) -> int:
-    """Work until the process is told to end, or with ``--once`` until nothing is left to do; return the exit code.
+    """Work until a signal ends the process, or with ``--once`` until no run is due; return the exit code.
 
     Raises:
         PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
@@ -63,10 +63,10 @@ async def _worked(args: WorkerArgs, made: object) -> int:
 
 
 def _application(made: object, args: WorkerArgs) -> _Application:
-    """Read what the factory returned.
+    """Read the factory's result as planner, kernel and arguments.
 
     Raises:
-        PlannerInvalidConfigurationError: If it returned something else.
+        PlannerInvalidConfigurationError: If it is of another shape.
     """
     parts = cast("tuple[object, ...]", made) if isinstance(made, tuple) else (made,)
     match parts:
@@ -110,7 +110,7 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
 
 
 async def _drive(args: WorkerArgs, planner: "_WatchedPlanner", kernel: Kernel, arguments_for: ArgumentsFor) -> int:
-    """Drive runs: until cancelled, or with ``--once`` until none is due; a run with a fault is not taken twice."""
+    """Drive runs until cancelled, or with ``--once`` until no run is due; a run with a fault is not taken twice."""
     async with opened_runs(args.store, worker_id=args.worker_id) as runs:
         say(planner.console, f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
         if not args.once:
@@ -160,7 +160,7 @@ class _WatchedRun:
 
 
 def _said(error: Exception) -> tuple[str, str]:
-    """Say why a run stops here, and in which style."""
+    """Return why a run stops here, and the style to print it in."""
     text = one_line(str(error))
     match error:
         case RunFencedError():
