@@ -1,7 +1,7 @@
-"""A chat history as plain values, and whether it may be sent to a model.
+"""A chat history as plain values, and the check whether servers accept it.
 
-The rule of calls and results is the scripted server's (`planner_ext.testing.rules`), which is independent of the loops
-that are compared.
+The rule of calls and results is the scripted server's (`planner_ext.testing.rules`), which is independent of the
+compared loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class ShownMessage:
     Attributes:
         role: ``user``, ``assistant``, ``tool`` or ``system``.
         text: Its text; the results of calls are in ``results``.
-        trip: The 1-based round trip whose reply this is; None for every other message.
+        trip: The 1-based round trip of this reply; None for every other message.
     """
 
     role: str
@@ -58,7 +58,7 @@ class ShownMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """Why a history may not be sent: in words, and the 0-based place of the message at fault."""
+    """Why servers would refuse a history: the reason, and the 0-based index of the message at fault."""
 
     place: int
     text: str
@@ -93,7 +93,7 @@ def _text(value: object) -> str:
 
 
 def find_violations(messages: Sequence[ShownMessage]) -> tuple[Violation, ...]:
-    """List why a history may not be sent, in the order of the messages.
+    """List why servers would refuse a history, in the order of the messages.
 
     The rules are OpenAI's. Each call has an id that is unique in its message and exactly one result, before any message
     without results. A result answers a call of the message right before the results. A reply has text or calls.
@@ -102,7 +102,7 @@ def find_violations(messages: Sequence[ShownMessage]) -> tuple[Violation, ...]:
         messages: The whole history.
 
     Returns:
-        An empty tuple for a history that may be sent. A call without a result is reported at the message that makes it.
+        The violations; empty for a valid history. A call without a result is reported at the message that makes it.
     """
     found = [(place, text) for place, message in enumerate(messages) for text in _faults(message)]
     found += _pairing_faults(messages)
@@ -111,7 +111,7 @@ def find_violations(messages: Sequence[ShownMessage]) -> tuple[Violation, ...]:
 
 
 def _faults(message: ShownMessage) -> Iterator[str]:
-    """Yield what is wrong with a message by itself."""
+    """Yield the faults of a single message."""
     if message.role == "assistant" and not message.text and not message.calls:
         yield "a reply with neither text nor calls"
     ids = [call.id for call in message.calls]
@@ -122,7 +122,7 @@ def _faults(message: ShownMessage) -> Iterator[str]:
 
 
 def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str]]:
-    """Yield the calls without a result, and the results that no call waits for, each with its place."""
+    """Yield the calls without a result, and the results without a call, each with its message's index."""
     pairing = CallPairing[tuple[int, str]]()
     for place, message in enumerate(messages):
         if message.role != "tool":

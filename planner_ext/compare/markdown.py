@@ -1,6 +1,6 @@
-"""A comparison as Markdown for a document: the first script in full, and what goes wrong in all of them.
+"""A comparison as Markdown for a document: the first script in full, and the faults in all scripts.
 
-It contains nothing that differs from one time to the next, so that a test can say whether a document is stale.
+The text is the same each time, so that a test can detect a stale document.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ def with_table(document: str, table: str) -> str:
     """Put a table between the markers of a document.
 
     Raises:
-        ValueError: The document does not have both markers, in order.
+        ValueError: If the document does not have both markers, in order.
     """
     head, begins, rest = document.partition(TABLE_BEGINS)
     _, ends, tail = rest.partition(TABLE_ENDS)

@@ -1,6 +1,6 @@
 """A comparison as one self-contained page: nothing to fetch, no script; light and dark, wide and narrow.
 
-The page is written in ``page.html.jinja``, which escapes everything that a model or a function said.
+The template is ``page.html.jinja``, which escapes all text of models and functions.
 """
 
 import json
@@ -30,7 +30,7 @@ def page_of(comparison: Comparison) -> str:
     """Write the page."""
     loader = PackageLoader("planner_ext.compare", "")
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
-    # The script that shows most is the one with the greatest excess.
+    # The page opens with the script that has the greatest excess.
     worst = max(comparison.scripts, key=lambda script: max(run.over_budget for run in comparison.of_script(script.key)))
     return template.render(
         comparison=comparison,
@@ -49,7 +49,7 @@ def page_of(comparison: Comparison) -> str:
 
 
 def _scale(totals: Sequence[int], excesses: Sequence[int], budget: int) -> float:
-    """The width of one that is counted: the longest bar fits beside the names, with the longest figure after it."""
+    """Return a bar's width per count: the longest bar fits beside the names, with the longest figure after it."""
     figures = (
         f"{total:,}" + (f" +{excess:,}" if excess else "") for total, excess in zip(totals, excesses, strict=True)
     )
@@ -62,7 +62,7 @@ def _in_words(number: int, noun: str) -> str:
 
 
 def _signature(call: ShownCall) -> str:
-    """Write a call as a person reads it; arguments that are not a JSON object stay as they are."""
+    """Format a call for a person; arguments that are not a JSON object stay as they are."""
     try:
         parsed: object = json.loads(call.arguments or "{}")
     except ValueError:

@@ -1,7 +1,7 @@
 """A comparison as data: one `Run` for each option and script, and the conclusions that every renderer shows.
 
-Nothing here depends on how an option works. Every number but ``charged`` and ``tokens_told`` was counted independently
-of the option.
+Nothing here depends on how an option works. All numbers except ``charged`` and ``tokens_told`` were counted
+independently of the option.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ _GRAVE: tuple[FindingKind, ...] = ("over budget", "tools past budget", "broken",
 
 
 class Finding(NamedTuple):
-    """Something wrong with a run.
+    """A fault of a run.
 
     Attributes:
-        kind: Which of the things that can be wrong.
-        text: A few words about it.
+        kind: The kind of fault.
+        text: A short description.
         grave: Whether the budget was exceeded, or the history cannot be continued.
     """
 
@@ -65,14 +65,14 @@ class OptionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptInfo:
-    """One of the situations that every option is put in.
+    """One of the scripted situations in which every option runs.
 
     Attributes:
         key: Its name on the command line.
         name: Its name in tables.
         short: The head of a narrow column, in one or two lines.
-        about: What the model does in it.
-        goal: What the model is asked.
+        about: The behaviour of the model.
+        goal: The goal given to the model.
     """
 
     key: str
@@ -84,28 +84,28 @@ class ScriptInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one option did in one situation.
+    """The result of one option in one situation.
 
     Attributes:
         option: The option's key.
         script: The script's key.
-        budget: Round trips that were allowed.
+        budget: Round trips allowed.
         trips: Round trips made, counted where the requests arrive.
-        charged: Round trips that the option believes it made.
+        charged: Round trips that the option itself counted.
         tools_run: Functions started, counted in the kernel.
-        tools_past_budget: Those of them started when no round trip was left in which the model could read the result.
+        tools_past_budget: Functions started when no round trip was left in which the model could read the result.
         tokens_summed: Tokens of all round trips, counted where the requests arrive.
-        tokens_past_budget: Those of them that came after the last round trip allowed.
-        tokens_told: The tokens that the option reports to its caller: the usage of its result, or, where it has none,
-            of the last message. None where it reports nothing.
+        tokens_past_budget: Tokens of the round trips beyond the budget.
+        tokens_told: The tokens that the option reports to its caller: the usage of its result or, if it has no result,
+            of the last message. None if it reports nothing.
         status: How it ended, in the option's words: ``answered``, ``limit_reached``, ``failed`` or another end.
         answer: The text that the caller gets, or "".
         error: Why it failed, or "".
-        refused: Requests that OpenAI's rules refuse, each with the reason. The scripted endpoint answers them all the
-            same, as some endpoints do.
-        violations: What is wrong with the history that is left, in order.
-        wall_seconds: From the first request to the end.
-        messages: The history that is left.
+        refused: Requests that OpenAI's rules refuse, each with the reason. The scripted endpoint answers them
+            nevertheless, as some endpoints do.
+        violations: The faults of the final history, in order.
+        wall_seconds: Time from the first request to the end.
+        messages: The final history.
     """
 
     option: str
@@ -128,12 +128,12 @@ class Run:
 
     @property
     def over_budget(self) -> int:
-        """Round trips beyond those that were allowed."""
+        """Round trips beyond the allowed ones."""
         return max(self.trips - self.budget, 0)
 
     @property
     def history_valid(self) -> bool:
-        """Whether the history that is left may be sent, and every request on the way could be."""
+        """Whether the final history and every earlier request are valid."""
         return not self.violations and not self.refused
 
     @property
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def first_violation(self) -> str:
-        """The first thing wrong with the history, or ""."""
+        """The first fault of the history, or ""."""
         return next(iter((*(violation.text for violation in self.violations), *self.refused)), "")
 
     @property
@@ -152,7 +152,7 @@ class Run:
         return "limit" if self.status == "limit_reached" else self.status.replace("_", " ")
 
     def cells(self) -> tuple[Cell, ...]:
-        """Write its figures.
+        """Format the figures of the run.
 
         Round trips, those over the budget, those charged; functions run, those past the budget; tokens summed, tokens
         told; ending, answer, history.
@@ -172,7 +172,7 @@ class Run:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert it to JSON values; what is computed is added to what was counted."""
+        """Convert it to JSON values: the counted figures and the computed ones."""
         values = asdict(self)
         computed = {
             "over_budget": self.over_budget,
@@ -191,10 +191,10 @@ class Comparison:
     Attributes:
         max_iterations: Round trips that each run was allowed.
         endpoint: Who answered, in words.
-        live: Whether a real model answered, so that the numbers differ from one time to the next.
-        versions: The versions of what was measured, by name.
-        options: What was compared.
-        scripts: In which situations.
+        live: Whether a real model answered, so that the numbers differ each time.
+        versions: The versions of the measured packages, by name.
+        options: The options compared.
+        scripts: The situations in which they ran.
         runs: One for each option and script.
         wall_seconds: Duration of the whole comparison.
     """
@@ -225,12 +225,12 @@ class Comparison:
         return next(script for script in self.scripts if script.key == key)
 
     def unfinished(self, run: Run) -> bool:
-        """Whether the budget ran out in this run, where another option finished the same work within it."""
+        """Whether the budget ran out in this run, although another option finished the same work within it."""
         others = (other for other in self.of_script(run.script) if other.status == "answered")
         return run.status == "limit_reached" and any(not other.over_budget for other in others)
 
     def findings(self, run: Run) -> tuple[Finding, ...]:
-        """List what is wrong with a run, the worst first."""
+        """List the faults of a run, the worst first."""
         over, past, told = run.over_budget, run.tools_past_budget, run.tokens_told
         possible: dict[FindingKind, tuple[object, str]] = {
             "over budget": (over, f"{counted(over, 'round trip')} over the budget"),

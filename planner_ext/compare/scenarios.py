@@ -1,8 +1,8 @@
-"""The situations that every option is put in: a goal, a scripted model, and the functions that it may call.
+"""The situations in which every option runs: a goal, a scripted model, and the functions that it may call.
 
-A scripted model reads what it is sent: it calls functions only where they are offered, and takes what it knows from
-their results. So one script fits every option, whatever the number of round trips. Where the final-answer function of
-the removed planner is offered, a model that has called functions passes its answer to it; one that only talks, talks.
+A scripted model reads the request: it calls functions only if they are offered, and takes its knowledge from their
+results. So one script fits every option, whatever the number of round trips. If the final-answer function of the
+removed planner is offered, a model that has called functions passes its answer to it; one that only talks, talks.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Scenario:
     """A situation.
 
     Attributes:
-        info: What it is called, and what the model is asked.
+        info: Its names, and the goal given to the model.
         model: The scripted model.
         streaming: Whether replies are streamed.
         reports: Whether replies carry metadata: the number of round trips, and of tokens.
@@ -48,7 +48,7 @@ _EXPORT = "Wait until the export E-7 is finished, then say so."
 
 
 def _scenario(name: str, short: str, goal: str, **special: bool) -> Callable[[Model], Model]:
-    """Add a scripted model to `SCRIPTS`; its docstring tells what the model does."""
+    """Add a scripted model to `SCRIPTS`; its docstring becomes the description."""
 
     def add(model: Model) -> Model:
         key = name.replace(" ", "-")

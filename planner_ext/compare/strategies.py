@@ -1,18 +1,18 @@
-"""The options compared: those of the ADR "Automatic tool calling controls" as written, what was there, and corrected.
+"""The options compared: those of the ADR "Automatic tool calling controls" as written, the stock ones, and corrected.
 
 The first three are literal ports. Semantic Kernel for Python has none of the hooks that the ADR adds to the .NET
 connector, so the connector's loop is ported as well: a request, the functions one after the other, the next request.
-What the ADR says of that loop:
+The ADR defines these controls of that loop:
 
 - ``attempts`` (option 1): tool rounds of one chat request. Once they are exceeded, functions are withdrawn and a
   regular chat response is requested: k attempts are k + 1 requests.
 - ``Iterations`` in the metadata (option 2): the requests that were made, counted from 1.
-- ``proceed`` (option 3): asked before a call is invoked, with the 1-based iteration of this chat request. What happens
-  at False is the ADR's open question. Here the loop ends and returns the message with its calls, which is what remains
-  if nothing is decided: no results are made up and no calls removed.
+- ``proceed`` (option 3): asked before a call is invoked, with the 1-based iteration of this chat request. The ADR does
+  not say what happens at False. Here the loop ends and returns the message with its calls: no results are made up, and
+  no calls are removed.
 
-The planner around them follows the ADR's text, too. Where the ADR leaves open how a final answer is recognised, the
-reading here is the kindest one: text is the answer, unless the model had no choice because its functions had been
+The planner around them follows the ADR's text, too. The ADR also leaves open how a final answer is recognised. This
+port reads it most favourably: text is the answer, unless the model had no choice because its functions had been
 withdrawn; such text closes the step. When the iterations are used up, the caller gets the text of the last step.
 """
 
@@ -64,19 +64,19 @@ _NO_CALL = "That function call is invalid. Try something else!"
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One run of one option: what the option is given, and what it reports.
+    """One run of one option: its inputs, and its report.
 
     Attributes:
         kernel: A copy for this run, with the functions and the service.
         service: The connector.
         settings: The settings of each request; not to be changed.
         scenario: The goal, and how the service replies.
-        max_iterations: Round trips that are allowed.
+        max_iterations: Round trips allowed.
         history: The history so far; it begins with the goal.
-        charged: Round trips that the option believes it made so far.
+        charged: Round trips that the option itself has counted so far.
         status: How it ended: ``answered``, ``limit_reached`` or another end.
         answer: The text that the caller gets, or "".
-        usage: The usage of the option's result; None where it has no result but the last message.
+        usage: The usage of the option's result; None if its only result is the last message.
     """
 
     kernel: Kernel
@@ -94,13 +94,13 @@ class Trial:
         self.history.add_user_message(self.scenario.info.goal)
 
     async def ask(self, *, functions: bool = True) -> ChatMessageContent:
-        """Make one round trip; calls in the reply are the option's to run.
+        """Make one round trip; the option itself must run the calls in the reply.
 
         Args:
             functions: Whether the kernel's functions are offered.
 
         Raises:
-            ServiceResponseException: The endpoint refused.
+            ServiceResponseException: If the endpoint refuses the request.
         """
         behavior = FunctionChoiceBehavior.Auto(auto_invoke=False) if functions else None  # pyright: ignore[reportUnknownMemberType]
         settings = self.settings.model_copy(update={"function_choice_behavior": behavior})
@@ -109,7 +109,7 @@ class Trial:
         return (await self.service.get_chat_message_contents(self.history, settings, kernel=self.kernel))[0]
 
     async def chunks(self, settings: PromptExecutionSettings) -> list[StreamingChatMessageContent]:
-        """Collect a streamed reply; where the settings let functions run, with all that leads to it."""
+        """Collect a streamed reply; if the settings invoke functions, with the chunks of all round trips."""
         stream = self.service.get_streaming_chat_message_contents(self.history, settings, kernel=self.kernel)
         return [chunk async for chunks in stream for chunk in chunks]
 
@@ -131,7 +131,7 @@ OPTIONS: dict[str, Option] = {}
 
 
 def _option(key: str, name: str, short: str, *, corrected: bool = False) -> Callable[[Strategy], Strategy]:
-    """Add a strategy to `OPTIONS`; its docstring tells what the option does."""
+    """Add a strategy to `OPTIONS`; its docstring becomes the description."""
 
     def add_option(strategy: Strategy) -> Strategy:
         about = " ".join((strategy.__doc__ or "").split())
@@ -184,7 +184,7 @@ async def _stock_loop(trial: Trial) -> None:
 @_option("removed-planner", "removed planner", "removed planner")
 async def _removed_planner(trial: Trial) -> None:
     """The planner that Semantic Kernel removed: one request for each iteration, answers by a function call only."""
-    # Our own code after its behaviour, without the request for a plan, which no option makes here.
+    # Our own code that reproduces its behaviour, without the request for a plan, which no option makes here.
     trial.kernel.add_plugin(KernelPlugin("UserInteraction", functions=[own_function("SendFinalAnswer")]))
     while trial.charged < trial.max_iterations:
         trial.charged += 1
@@ -231,10 +231,10 @@ async def _pre_invoke(trial: Trial) -> None:
 
 
 class _StepReply(NamedTuple):
-    """The reply to one chat request, after the functions that it ran on the way.
+    """The final reply to one chat request, after its function calls.
 
     Attributes:
-        message: Not in the history yet; None where a stream ended without a reply.
+        message: Not in the history yet; None if a stream ended without a reply.
         free: Whether the model could have called a function instead.
     """
 
@@ -243,7 +243,7 @@ class _StepReply(NamedTuple):
 
 
 async def _take_steps(trial: Trial, step: Callable[[int], Awaitable[_StepReply]]) -> None:
-    """Take steps until there is an answer or ``max_iterations`` are charged; the metadata say what a step costs.
+    """Take steps until there is an answer or ``max_iterations`` are charged; a step's cost is read from the metadata.
 
     Args:
         trial: The run.
@@ -275,7 +275,7 @@ async def _chat_request(
 
     Args:
         trial: Its history gets the messages with calls and their results.
-        attempts: Tool rounds; None is unlimited.
+        attempts: Maximum number of tool rounds; None means no limit.
         proceed: Whether a call of this iteration is invoked.
         counted: Whether the metadata report the iterations.
     """

@@ -1,6 +1,6 @@
-"""``run_comparison``: every option in every scenario, one run after the other, counted independently of the option.
+"""``run_comparison``: runs every option in every scenario in turn, and counts independently of the option.
 
-The endpoint counts where a model is scripted, the connector where it is real, and the kernel counts functions.
+The endpoint counts requests to a scripted model, the connector counts those to a real one, the kernel counts functions.
 """
 
 import json
@@ -47,12 +47,12 @@ Progress: TypeAlias = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """A real model in place of the scripted one. Functions are run for real, by each option anew.
+    """A real model instead of the scripted one. Functions really run, once for each option.
 
     Attributes:
-        kernel: The user's own, with its service; None takes the scripts' functions, for which ``service`` is needed.
-        service: The connector; None takes the one that the kernel selects.
-        goal: What is asked, once for each option; None asks the goals of the scripts.
+        kernel: The user's own, with its service; None uses the scripts' functions, and requires ``service``.
+        service: The connector; None uses the one that the kernel selects.
+        goal: The goal, given to each option once; None uses the goals of the scripts.
     """
 
     kernel: Kernel | None = None
@@ -71,10 +71,10 @@ async def run_comparison(
     """Compare the options.
 
     Args:
-        max_iterations: Round trips that each run is allowed, 1 or more.
+        max_iterations: Round trips allowed per run, 1 or more.
         options: Keys of the options to compare; the default is all.
         scripts: Keys of the scenarios; the default is all.
-        live: A real model to ask; None scripts one, behind real HTTP on this machine.
+        live: A real model; None uses a scripted one, behind real HTTP on this machine.
         progress: Called before each run.
 
     Raises:
@@ -92,7 +92,7 @@ async def run_comparison(
                 progress(len(runs), len(scenarios) * len(chosen), f"{scenario.info.name}: {option.info.name}")
             runs.append(await _run(backend, option, scenario, max_iterations))
             if live is not None and (first := runs[0]).status == "failed" and first.trips == 0:
-                # Every run would only meet the same fault.
+                # Every later run would meet the same fault.
                 raise PlannerInvalidConfigurationError(
                     f"{backend.name} did not answer the first request: {first.error}"
                 )
@@ -143,7 +143,7 @@ async def _run(backend: "_Backend", option: Option, scenario: Scenario, budget: 
         began = time.perf_counter()
         try:
             await option.strategy(trial)
-        except Exception as raised:  # whatever an endpoint does to an option is a finding
+        except Exception as raised:  # any fault that an endpoint causes is a finding about the option
             trial.status, trial.answer, error = "failed", "", _cause(raised)
         seconds = time.perf_counter() - began
     messages = shown_messages(trial.history.messages)
@@ -169,7 +169,7 @@ async def _run(backend: "_Backend", option: Option, scenario: Scenario, budget: 
 
 
 def _cause(error: BaseException) -> str:
-    """Name the first error of a chain: what the client met, before it was wrapped on the way up."""
+    """Describe the root cause of an error: the client's own, before it was wrapped."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
@@ -193,7 +193,7 @@ def _trial(kernel: Kernel, service: ChatCompletionClientBase, scenario: Scenario
 
 @dataclass(slots=True)
 class _Requests:
-    """The requests of one run: the tokens of each that was answered, and why OpenAI would refuse others."""
+    """The requests of one run: the tokens of each answered one, and why OpenAI would refuse others."""
 
     tokens: list[int] = field(default_factory=list[int])
     refused: list[str] = field(default_factory=list[str])
@@ -204,7 +204,7 @@ class _Backend:
     """Answers the requests of the runs.
 
     Attributes:
-        name: Who answers, in words.
+        name: A description of the endpoint.
         kernel: Holds the functions; copied for each run.
         service: A real connector, at which round trips are counted. None starts a scripted server for each run, which
             counts them.
@@ -242,17 +242,17 @@ def _backend(live: Live | None, client: AsyncOpenAI) -> _Backend:
         return _Backend("a scripted model behind real HTTP on this machine", kernel, None, client)
     service = live.service or select_service(kernel, None, KernelArguments())[0]
     while isinstance(service, FunctionInvokingChatCompletion):
-        service = service.inner  # loops are compared, so no service brings one of its own
+        service = service.inner  # loops are compared, so a service with its own loop is unwrapped
     name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
     return _Backend(name, kernel, service, client)
 
 
 class _ForgivingServer(ScriptedOpenAIServer):
-    """A scripted OpenAI server that notes in ``refused`` what OpenAI would refuse, and answers it all the same.
+    """A scripted OpenAI server that lists in ``refused`` the requests that OpenAI would refuse, and answers them.
 
-    Several OpenAI-compatible endpoints answer a history whose calls have no results. Behind one of them an option
-    continues and spends, where OpenAI would have ended it with an error: the comparison is to show both. Only that
-    fault is forgiven; a request that breaks another rule is refused.
+    Several OpenAI-compatible endpoints answer a history whose calls have no results. With one of them an option
+    continues and spends, while OpenAI would end it with an error. The comparison shows both. Only that fault is
+    accepted; a request that breaks another rule is refused.
     """
 
     def __init__(self, script: Script, requests: _Requests) -> None:
@@ -292,13 +292,13 @@ def _missing_result(call_id: str) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class _FunctionCounter:
-    """Counts the functions that a model has a kernel start, without those that a function calls in turn.
+    """Counts the functions that a model calls, without those that a function calls in turn.
 
     Attributes:
         requests: The requests of the run.
-        budget: Round trips that are allowed.
+        budget: Round trips allowed.
         started: Functions started.
-        past_budget: Those of them that were started when no round trip was left.
+        past_budget: Functions started when no round trip was left.
     """
 
     requests: _Requests
@@ -328,7 +328,7 @@ class _CountingChatCompletion(ChatCompletionClientBase):
 
     Attributes:
         inner: The connector that makes the requests.
-        requests: Where they are counted; None counts none.
+        requests: Counts the requests; None does not count them.
         reports: Whether replies keep their metadata.
     """
 

@@ -1,4 +1,4 @@
-"""Script what a model says: as a Semantic Kernel service without a network, or as an OpenAI-compatible server."""
+"""Scripted models for tests: as a Semantic Kernel service without a network, or as an OpenAI-compatible server."""
 
 from planner_ext.testing.script import (
     Script,

@@ -3,8 +3,8 @@
     PLANNER_EXT_CRASH_AT=after_intent          where
     PLANNER_EXT_CRASH_ONCE=/tmp/crashed        a file, made before the kill; no process is killed while it exists
 
-Inert unless the first is set. Without the second, every process that reaches the point is killed. The points, in the
-order of one turn:
+Does nothing unless the first variable is set. Without the second, every process that reaches the point is killed. The
+points, in the order of one turn:
 
     after_model         the model has replied; the reply is not recorded
     after_model_saved   the reply is recorded
@@ -79,7 +79,7 @@ class CrashingStore:
             end: Ends the process.
 
         Raises:
-            ValueError: If there is no such point.
+            ValueError: If the point is unknown.
         """
         if point not in CRASH_POINTS:
             raise ValueError(f"PLANNER_EXT_CRASH_AT must be one of {', '.join(CRASH_POINTS)}; got {point!r}.")
@@ -92,7 +92,7 @@ class CrashingStore:
 
     @classmethod
     def of_environment(cls, store: RunStore) -> "CrashingStore":
-        """Wrap a store with the point that the environment names."""
+        """Wrap a store with the crash point that the environment names."""
         once = os.environ.get("PLANNER_EXT_CRASH_ONCE")
         return cls(store, os.environ["PLANNER_EXT_CRASH_AT"], Path(once) if once else None)
 

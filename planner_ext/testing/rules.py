@@ -47,7 +47,7 @@ def find_violation(body: Mapping[str, object]) -> Violation | None:
         body: The parsed JSON of a request to ``/v1/chat/completions``.
 
     Returns:
-        The violation, or None if OpenAI would take the request.
+        The violation, or None if OpenAI would accept the request.
     """
     return next(_violations(body), None)
 
@@ -61,7 +61,7 @@ _Call = TypeVar("_Call")
 
 
 class CallPairing(Generic[_Call]):
-    """Pairs the calls and results of a history, in whatever shape its messages are.
+    """Pairs the calls and results of a history, whatever the type of its messages.
 
     OpenAI's rule: each call has one result, right after the message that makes the call.
     """
@@ -77,7 +77,7 @@ class CallPairing(Generic[_Call]):
         return unanswered
 
     def answer(self, call_id: str) -> Literal["answered", "uncalled", "repeated"]:
-        """Take a result; it may belong to no call, or to one that has a result already."""
+        """Match a result to its call; the call may be unknown, or already have a result."""
         if call_id in self._answered:
             return "repeated"
         if call_id not in self._waiting:
@@ -87,8 +87,8 @@ class CallPairing(Generic[_Call]):
         return "answered"
 
 
-# Each check below yields what it finds in the order of the request. Only the first violation is ever asked for, so a
-# check may rely on what those before it have found to be right.
+# Each check below yields violations in the order of the request. Only the first violation is used, so a check may rely
+# on everything that earlier checks have validated.
 
 
 def _violations(body: Mapping[str, object]) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""Replies, calls and faults of a scripted model as values, and the reader that hands them out one by one.
+"""Replies, calls and faults of a scripted model as values, and the reader that returns them one by one.
 
 The same script drives ``ScriptedChatCompletion`` (no network) and ``ScriptedOpenAIServer`` (real HTTP), so this module
 knows neither Semantic Kernel nor HTTP.
@@ -44,8 +44,8 @@ class ScriptedCall:
     """One function call in a reply.
 
     Attributes:
-        name: The fully qualified name, ``"plugin-function"``. Sent as it is, so that a name nobody registered, or one
-            that OpenAI would refuse, can be scripted too.
+        name: The fully qualified name, ``"plugin-function"``. Sent as it is, so that an unregistered name, or one that
+            OpenAI would refuse, can be scripted too.
         arguments: A mapping is sent as compact JSON; a string is sent as it is (malformed arguments). Default: ``{}``.
         id: None (the default) becomes ``"call_{n}"``, where n is the position of this call among all calls of the
             script, from 1. An explicit ``""`` is sent empty, as some servers do.
@@ -65,11 +65,11 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedReply:
-    """One answer of the model, with one choice whatever number the request asked for.
+    """One answer of the model, always with one choice, whatever number the request asked for.
 
     Attributes:
         text: The message's text; None sends no content.
-        calls: The function calls, in order; they may stand beside text.
+        calls: The function calls, in order; a reply may have both text and calls.
         finish_reason: None (the default) becomes ``"tool_calls"`` with calls and ``"stop"`` without. Sent as it is, so
             that an unknown reason can be scripted.
         prompt_tokens: Tokens of the request. None estimates a quarter of the characters of its messages and tools as
@@ -95,16 +95,17 @@ class ScriptedReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedFault:
-    """An HTTP answer that is no reply, for ``ScriptedOpenAIServer``; a service's fault is an exception in its script.
+    """An HTTP error for ``ScriptedOpenAIServer``; to script a fault of a service, put an exception in its script.
 
     It takes the place of one request: OpenAI's client repeats a request after 408, 409, 429, 5xx and a lost connection
     (twice by default), and each repetition takes the next item of the script.
 
     Attributes:
-        status: The HTTP status. None (the default) is 500, or 200 with ``drop``.
-        body: What is sent: text as it is, a mapping as JSON. None is an OpenAI error body that fits the status, or,
-            with ``drop``, the beginning of an answer.
-        content_type: None is ``application/json``, or ``text/event-stream`` for the default body of a dropped stream.
+        status: The HTTP status. None (the default) sends 500, or 200 with ``drop``.
+        body: The body: text is sent as it is, a mapping as JSON. None sends an OpenAI error body that fits the status,
+            or, with ``drop``, the beginning of an answer.
+        content_type: None sends ``application/json``, or ``text/event-stream`` for the default body of a dropped
+            stream.
         headers: Further headers, such as ``{"retry-after-ms": "1"}``.
         drop: Announce more than ``body``, send ``body``, and close the connection.
     """
@@ -122,13 +123,13 @@ class ScriptedRequest:
 
     Attributes:
         index: 0-based number of the request at this service or server.
-        messages: The messages as OpenAI's JSON: of a server, those of the body; of a service, each message's
+        messages: The messages as OpenAI's JSON: for a server, those of the body; for a service, each message's
             ``to_dict()``.
         tools: Fully qualified names of the functions offered, in order; empty when none are.
         tool_choice: ``"auto"``, ``"required"``, ``"none"``, the object that names a function, or None.
-        stream: Whether a streamed answer was asked for.
-        body: The whole parsed body; empty at a service.
-        history: The messages of the history as they were when asked (a new list, the same objects); empty at a server.
+        stream: Whether a streamed answer was requested.
+        body: The whole parsed body; empty for a service.
+        history: The messages of the history at the request (a new list, the same objects); empty for a server.
     """
 
     index: int
@@ -141,7 +142,7 @@ class ScriptedRequest:
 
 
 def results_of(request: ScriptedRequest) -> dict[str, str]:
-    """Read the last result of each function, by its name, out of the messages."""
+    """Read the last result of each function from the messages, by function name."""
     names: dict[str, str] = {}
     results: dict[str, str] = {}
     for message in cast("list[dict[str, Any]]", request.messages):
@@ -171,7 +172,7 @@ def call(name: str, arguments: Mapping[str, object] | str | None = None, *, id: 
 
     Args:
         name: The fully qualified name, ``"plugin-function"``.
-        arguments: See ``ScriptedCall``; None is ``{}``.
+        arguments: See ``ScriptedCall``; None means ``{}``.
         id: See ``ScriptedCall``.
 
     Returns:
@@ -185,7 +186,7 @@ def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
 
     Args:
         replies: Replies whose calls are taken, and nothing else.
-        text: Text beside the calls.
+        text: The text of the reply, in addition to the calls.
 
     Returns:
         One reply with all calls.
@@ -194,7 +195,7 @@ def calls(*replies: ScriptedReply, text: str | None = None) -> ScriptedReply:
 
 
 class ScriptReader:
-    """Hands out the answers of a script in order, and names the calls that have no id.
+    """Returns the answers of a script in order, and gives an id to calls without one.
 
     A script is read lazily, so it may be endless. Not thread-safe: a server reads under its own lock.
 
@@ -202,7 +203,7 @@ class ScriptReader:
         script: The script.
 
     Raises:
-        TypeError: It is neither iterable nor a function.
+        TypeError: If it is neither iterable nor a function.
     """
 
     def __init__(self, script: Script) -> None:
@@ -214,15 +215,15 @@ class ScriptReader:
         """Return the script's next answer, for this request.
 
         Args:
-            request: What was asked; given to the item if it is callable.
+            request: The request; passed to the item if it is callable.
 
         Returns:
             The answer; every call of a reply has an id, unless the script says ``""``.
 
         Raises:
-            ScriptExhaustedError: The script has no item left.
-            TypeError: The item, or what it returned, is no answer.
-            Exception: Whatever a callable item raises.
+            ScriptExhaustedError: If the script has no item left.
+            TypeError: If the item, or its return value, is not an answer.
+            Exception: Any exception of a callable item.
         """
         try:
             step = next(self._steps)

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server on this machine whose model is a script, and the HTTP server below it.
 
-It promises to any OpenAI client what ``api.openai.com`` promises: the same JSON, the same stream, and the same refusal
-of a request that OpenAI would refuse (the rules are in ``rules``). It knows neither Semantic Kernel nor a planner.
+To an OpenAI client it behaves like ``api.openai.com``: the same JSON, the same stream, and the same refusal of invalid
+requests (the rules are in ``rules``). It knows neither Semantic Kernel nor a planner.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ __all__ = ["HttpRequest", "HttpResponse", "LoopbackServer", "ScriptedOpenAIServe
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
-_POLL_SECONDS = 0.02  # how long a stop may wait for the accepting thread to look up
+_POLL_SECONDS = 0.02  # how long a stop may wait until the accepting thread checks for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +57,10 @@ class HttpResponse:
     Attributes:
         status: The status code.
         content_type: The content type.
-        parts: The body; of a streamed response, each part is written by itself.
+        parts: The body; a streamed response writes each part separately.
         headers: Further headers.
         streamed: Use chunked transfer encoding instead of a content length.
-        dropped: Announce one byte more than there is, then close the connection. Not together with ``streamed``.
+        dropped: Announce one byte more than the body has, then close the connection. Not together with ``streamed``.
     """
 
     status: int
@@ -74,13 +74,13 @@ class HttpResponse:
 class LoopbackServer(ThreadingTCPServer):
     """An HTTP/1.1 server on 127.0.0.1 in background threads; the constructor starts it, ``stop`` ends it.
 
-    Silent, and gone when stopped: no socket, no thread and no warning is left.
+    It logs nothing. After ``stop`` no socket, thread or warning is left.
 
     Args:
         respond: Called with each request, in the thread of its connection, so possibly several at once.
     """
 
-    # Not http.server's own class: that one looks up the name of its address, which may wait for a name server.
+    # Not http.server's own class, which looks up the name of its address and so may wait for a name server.
     daemon_threads = True  # a server that is never stopped does not keep the interpreter alive
     request_queue_size = 128
 
@@ -93,11 +93,11 @@ class LoopbackServer(ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """The port that the system chose."""
+        """The port that the operating system chose."""
         return self.socket.getsockname()[1]
 
     def stop(self) -> None:
-        """Close the server and its open connections, and wait for their threads. Once only."""
+        """Close the server and its open connections, and wait for their threads. Call this once only."""
         self.shutdown()
         self._accepting.join()
         for thread, connection in self._connections:
@@ -107,7 +107,7 @@ class LoopbackServer(ThreadingTCPServer):
         self.server_close()
 
     def process_request(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
-        """Answer one connection in a thread of its own; see `socketserver.BaseServer`."""
+        """Answer one connection in a separate thread; see `socketserver.BaseServer`."""
         assert isinstance(request, socket.socket)
         thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
         self._connections = [pair for pair in self._connections if pair[0].is_alive()]
@@ -115,7 +115,7 @@ class LoopbackServer(ThreadingTCPServer):
         self._connections.append((thread, request))
 
     def handle_error(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
-        """Print what fails in a connection's thread, except that a client may leave at any time."""
+        """Print an error of a connection's thread, unless the client has disconnected."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -166,9 +166,9 @@ class ScriptedOpenAIServer:
             client = AsyncOpenAI(base_url=server.url, api_key="any")
 
     ``POST /v1/chat/completions`` (plain and streamed) takes the script's next item, whichever client asks: requests
-    are taken one at a time. ``GET /v1/models`` lists ``models``; a request may name any model. A request that breaks a
-    rule of OpenAI's, one for which the script has no item, and one whose item fails or is an exception, get status 400
-    with an OpenAI error body, which no client repeats, and are listed in ``refused``.
+    are taken one at a time. ``GET /v1/models`` lists ``models``; a request may name any model. A request gets status
+    400 with an OpenAI error body if it breaks a rule of OpenAI's, if the script has no item left, or if its item fails
+    or is an exception. Clients do not retry such a request; ``refused`` lists it.
 
     All properties but ``url`` may be read at any time and from any thread, in a script's function and after ``stop``.
 
@@ -178,8 +178,8 @@ class ScriptedOpenAIServer:
         models: What ``GET /v1/models`` lists.
 
     Raises:
-        TypeError: ``script`` is no script.
-        ValueError: ``chunk_size`` is less than 1.
+        TypeError: If ``script`` is not a script.
+        ValueError: If ``chunk_size`` is less than 1.
     """
 
     def __init__(self, script: Script, *, chunk_size: int = 8, models: Iterable[str] = ("scripted",)) -> None:
@@ -188,7 +188,7 @@ class ScriptedOpenAIServer:
         self._models = tuple(models)
         self._lifecycle = threading.Lock()
         self._running: LoopbackServer | None = None
-        # One request at a time. Readers do not wait for it: what they copy is replaced, or appended to, in one step.
+        # One request at a time. Readers need no lock: the lists that they copy are replaced or appended to atomically.
         self._turn = threading.Lock()
         self._requests: list[ScriptedRequest] = []
         self._refused: list[str] = []
@@ -219,7 +219,7 @@ class ScriptedOpenAIServer:
         """The base URL for an OpenAI client.
 
         Raises:
-            RuntimeError: The server is not running.
+            RuntimeError: If the server is not running.
         """
         running = self._running
         if running is None:
@@ -228,27 +228,27 @@ class ScriptedOpenAIServer:
 
     @property
     def requests(self) -> list[ScriptedRequest]:
-        """The requests that the model was asked, in order, as a new list; a refused one was never asked."""
+        """The requests that reached the model, in order, as a new list; refused ones did not."""
         return list(self._requests)
 
     @property
     def refused(self) -> list[str]:
-        """Why requests were refused, in order, as a new list."""
+        """The reasons of the refused requests, in order, as a new list."""
         return list(self._refused)
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens of all replies given, as a provider would bill them: read to the end by the client or not."""
+        """Prompt tokens of all replies, as a provider would bill them, whether or not the client read them fully."""
         return self._tokens.prompt
 
     @property
     def completion_tokens(self) -> int:
-        """Completion tokens of all replies given."""
+        """Completion tokens of all replies."""
         return self._tokens.completion
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion tokens of all replies given."""
+        """Prompt and completion tokens of all replies."""
         tokens = self._tokens
         return tokens.prompt + tokens.completion
 
@@ -289,7 +289,7 @@ class ScriptedOpenAIServer:
             answer = self._reader.answer(request)
         except ScriptExhaustedError as error:
             return self._refuse(str(error), code="script_exhausted")
-        except Exception as error:  # the script is the user's code, and its failure is answered, not lost in a thread
+        except Exception as error:  # the script is the user's code; its failure is sent as a response
             return self._refuse(f"The script failed at request {request.index}: {error!r}", code="script_failed")
         return self._response(answer, request)
 

@@ -1,7 +1,7 @@
 """A Semantic Kernel chat completion connector whose model is a script: no network, no waiting.
 
-It promises to Semantic Kernel, and to anything built on it, what ``OpenAIChatCompletion`` promises: the same settings
-protocol, the same items in the same order, the same metadata keys, the same chunks. It knows no planner.
+To Semantic Kernel, and to anything built on it, it behaves like ``OpenAIChatCompletion``: the same settings protocol,
+the same items in the same order, the same metadata keys, the same chunks. It knows no planner.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -41,13 +41,13 @@ __all__ = ["ScriptedChatCompletion", "ScriptedPromptExecutionSettings"]
 
 
 class ScriptedPromptExecutionSettings(PromptExecutionSettings):
-    """The settings of a scripted request: those of OpenAI's that an agent loop sets. None changes anything in a reply.
+    """The settings of a scripted request: those of OpenAI's that an agent loop sets. They do not affect the replies.
 
     Attributes:
         tools: The functions offered, as OpenAI's JSON; set by the function choice behavior.
         tool_choice: ``"auto"``, ``"required"`` or ``"none"``; set by the function choice behavior.
         number_of_responses: More than 1 is refused together with a function choice behavior, as the OpenAI connector
-            does; a reply has one choice all the same.
+            does; a reply always has one choice.
         response_format: Accepted.
         temperature: Accepted.
     """
@@ -62,8 +62,8 @@ class ScriptedPromptExecutionSettings(PromptExecutionSettings):
 class ScriptedChatCompletion(ChatCompletionClientBase):
     """A chat completion service that answers from a script, plain or streamed.
 
-    Belongs to one event loop. A request is recorded, then waits for ``before_reply``, then takes the script's next
-    item: one that is cancelled while it waits has taken none.
+    Use it in one event loop. A request is recorded, then waits for ``before_reply``, then takes the script's next item;
+    a request that is cancelled while it waits takes no item.
 
     Args:
         script: The answers; a list of replies, or a function of the request. An exception among them is raised.
@@ -71,12 +71,12 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         service_id: The id by which a kernel finds the service.
         chunk_size: Characters per streamed piece of text or arguments, at least 1.
         metadata: Merged over the metadata of every reply (of a streamed one, of its last chunk); a function of the
-            request gives each reply its own. So a service can be scripted that reports ``iterations``.
+            request gives each reply its own. Use it to script a service that reports ``iterations``.
         before_reply: Awaited with each request before it is answered; a test blocks, cancels or raises in it.
 
     Raises:
-        TypeError: ``script`` is no script.
-        ValueError: ``chunk_size`` is less than 1.
+        TypeError: If ``script`` is not a script.
+        ValueError: If ``chunk_size`` is less than 1.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True

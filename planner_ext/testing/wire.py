@@ -1,6 +1,6 @@
-"""A scripted reply in the shapes of OpenAI's chat completion API: the token counts, the pieces of a stream, the JSON.
+"""A scripted reply in the formats of OpenAI's chat completion API: the token counts, the pieces of a stream, the JSON.
 
-Pure and deterministic: the same reply to the same request is always the same bytes. Knows no HTTP.
+Pure and deterministic: the same reply to the same request always gives the same bytes. Knows no HTTP.
 Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
@@ -71,7 +71,7 @@ def checked_chunk_size(chunk_size: int) -> int:
         chunk_size: Characters, at least 1.
 
     Raises:
-        ValueError: It is less than 1.
+        ValueError: If it is less than 1.
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size is the number of characters per streamed piece, at least 1, not {chunk_size!r}.")
@@ -151,7 +151,7 @@ def completion_chunks(
         reply: The reply.
         index: 0-based index of the request.
         model: The model's name.
-        usage: Sent in a last chunk without choices; None when the request did not ask for it.
+        usage: Sent in a last chunk without choices; None if the request did not ask for it.
         chunk_size: Characters per piece.
     """
     head = _head("chat.completion.chunk", index=index, model=model)
