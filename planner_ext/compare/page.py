@@ -30,7 +30,7 @@ def page_of(comparison: Comparison) -> str:
     """Write the page."""
     loader = PackageLoader("planner_ext.compare", "")
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
-    # The page opens with the script that has the greatest excess.
+    # The script with the greatest excess shows the most.
     worst = max(comparison.scripts, key=lambda script: max(run.over_budget for run in comparison.of_script(script.key)))
     return template.render(
         comparison=comparison,

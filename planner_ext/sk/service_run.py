@@ -1,4 +1,4 @@
-"""What a service does with a request: a run, which keeps the caller's history up to date; or one round trip."""
+"""Handles a service's request: as a run, which keeps the caller's history up to date, or as one round trip."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing
@@ -58,10 +58,10 @@ _SHOWN = (TextDelta, ModelReplied, IterationCompleted)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """What a caller hands over with each request, beside history and settings.
+    """The caller's arguments of a request, except history and settings.
 
     Raises:
-        PlannerInvalidConfigurationError: If one of it is something else, naming it.
+        PlannerInvalidConfigurationError: If an argument has the wrong type; names it.
     """
 
     kernel: Kernel
@@ -81,14 +81,14 @@ class ServiceRun:
     """Drives one run and adds each settled batch to the caller's history, as soon as it has settled.
 
     Attributes:
-        history: The caller's.
-        context: What the run works with.
-        request: What the caller handed over with it.
-        first: What the run begins with, or is resumed with.
-        known: How many messages of the run's transcript are in the history already.
+        history: The caller's history.
+        context: The run's context.
+        request: The caller's arguments of the request.
+        first: The first new facts of the started or resumed run.
+        known: The number of messages of the run's transcript that are already in the history.
         facts: The journal that is resumed.
         taking: The decisions in ``first``.
-        transcript: Of a run that is resumed, its messages so far; the history is brought up to date with them.
+        transcript: The messages so far of a resumed run, with which the history is brought up to date.
     """
 
     history: ChatHistory
@@ -101,11 +101,11 @@ class ServiceRun:
     transcript: Sequence[ChatMessageContent] | None = None
 
     async def message(self) -> ChatMessageContent:
-        """Run, and make the message that the caller gets."""
+        """Run, and return the message for the caller."""
         return self._returned(await self._drive())
 
     async def chunks(self, ai_model_id: str) -> AsyncGenerator[StreamingChatMessageContent, Any]:
-        """Run, and yield the chunks that the caller gets."""
+        """Run, and yield the chunks for the caller."""
         stream = _Stream(ai_model_id)
         engines: list[Engine] = []
 
@@ -143,7 +143,7 @@ class ServiceRun:
         return message
 
     def _follow(self, stream: "_Stream | None", state: State, fact: Fact) -> None:
-        """Bring the history up to date with a fact, and show a stream the messages of a settled batch."""
+        """Update the history after a fact, and pass the messages of a settled batch to a stream."""
         if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
             added = self._added(state)
             self.history.messages.extend(added)
@@ -163,16 +163,16 @@ class ServiceRun:
 
 
 def _store(history: ChatHistory, message: ChatMessageContent) -> None:
-    """Add a final message to a history, unless there is nothing in it."""
+    """Add a final message to a history, unless it is empty."""
     if calls_of(message) or text_of(message):
         history.add_message(message)
 
 
 class _Stream:
-    """Makes chunks that carry their round trip and one model id, so that those of a round trip can be added up.
+    """Builds chunks with their round trip and the same model id, so that the chunks of a round trip can be added up.
 
-    Text is passed on as it comes. Calls are shown once their batch has its results, or where they go back to the
-    caller: whole, under the ids and with the arguments of the history, and never left without a result in the stream.
+    Text is passed on as it arrives. Calls are sent once their batch has its results, or if they are returned to the
+    caller: whole, with the ids and arguments of the history, and otherwise never without a result in the stream.
 
     Attributes:
         settled: The messages of each batch that has its results, by iteration.
@@ -185,7 +185,7 @@ class _Stream:
         self._text: list[str] = []
 
     def chunks(self, event: Event) -> Iterator[StreamingChatMessageContent]:
-        """Write an event as chunks."""
+        """Convert an event to chunks."""
         if isinstance(event, TextDelta):
             yield from self._passed_on(event)
         elif isinstance(event, IterationCompleted) and event.iteration in self.settled:
@@ -200,9 +200,9 @@ class _Stream:
                     yield self._message(role, items)
 
     def _passed_on(self, delta: TextDelta) -> Iterator[StreamingChatMessageContent]:
-        """Pass a connector's chunk on without the calls in it, unless nothing is left, or it holds results."""
+        """Pass a connector's chunk on without its calls; drop it if nothing is left, or if it holds results."""
         chunk: StreamingChatMessageContent = delta.chunk
-        if delta.iteration != self._trip:  # a question that was answered is no part of the answer
+        if delta.iteration != self._trip:  # an answered question is not part of the answer
             self._trip, self._text = delta.iteration, []
         items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
         if chunk.role == AuthorRole.TOOL or (chunk.items and not items and chunk.finish_reason is None):
@@ -212,7 +212,7 @@ class _Stream:
         yield chunk.model_copy(update=own)
 
     def last(self, message: ChatMessageContent) -> StreamingChatMessageContent:
-        """Close the stream with the final message's metadata, and with what of it was not sent yet."""
+        """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet."""
         text = text_of(message)
         items: list[Any] = _numbered(calls_of(message))
         if not items or text != "".join(self._text):
@@ -234,7 +234,7 @@ class _Stream:
 
 
 def _numbered(calls: Sequence[FunctionCallContent]) -> list[Any]:
-    """Number calls as streamed ones are, so that adding chunks up does not take two of them for one."""
+    """Give calls the indexes of streamed calls, so that adding chunks up does not merge two of them."""
     return [call.model_copy(update={"index": place}) for place, call in enumerate(calls)]
 
 
@@ -245,7 +245,7 @@ async def pass_through(
     kwargs: dict[str, Any],
     request: AbstractContextManager[Charge],
 ) -> list[ChatMessageContent]:
-    """Ask the connector once; calls in the reply are the caller's to run."""
+    """Ask the connector once; the caller must run the calls in the reply."""
     stored = kwargs.pop("store_final", False)
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
     with request as charge, named_errors(inner):
@@ -269,7 +269,7 @@ async def pass_through_streaming(
     kwargs: dict[str, Any],
     request: AbstractContextManager[Charge],
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-    """Ask the connector once, as a stream; calls in the reply are the caller's to run."""
+    """Ask the connector once, as a stream; the caller must run the calls in the reply."""
     stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
     ended: dict[str, Any] = {}
@@ -287,7 +287,7 @@ async def pass_through_streaming(
                             chunk.metadata = _one_request(chunk.metadata) | ended
                             last = chunk
                     yield complete
-        finally:  # of a stream that is left early, what came
+        finally:  # if the stream is closed early, the chunks so far
             charge(reply.message() if reply.is_reply else None)
     if last is not None and reply.is_reply and not ended:
         own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
@@ -299,14 +299,14 @@ async def pass_through_streaming(
 
 
 def _accepted(message: ChatMessageContent, kernel: Kernel | None) -> ChatMessageContent:
-    """Write a reply for the history, in which every later request sends it."""
+    """Normalise a reply for the history, with which every later request sends it."""
     return accepted_reply(merge_reply([message]), () if kernel is None else FunctionNames(kernel))[0]
 
 
 def _request_settings(
     inner: ChatCompletionClientBase, settings: PromptExecutionSettings, kernel: Kernel | None
 ) -> PromptExecutionSettings:
-    """Refuse functions that the connector would ignore, and let it invoke none by itself."""
+    """Refuse functions that the connector would ignore, and disable its automatic invocation."""
     behavior = settings.function_choice_behavior
     if behavior is None or kernel is None or behavior.type_ is FunctionChoiceType.NONE:
         return settings
@@ -316,7 +316,7 @@ def _request_settings(
 
 
 def _ended(message: ChatMessageContent) -> dict[str, Any]:
-    """Say how one request ended: with calls that are the caller's to run it is not answered yet."""
+    """Return the metadata on how one request ended; it is not answered if the caller must run its calls."""
     cut = message.finish_reason is not None and message.finish_reason.value in CUT_SHORT
     status: Status = "incomplete" if cut or not (calls_of(message) or text_of(message)) else "answered"
     return {"status": "stopped" if status == "answered" and calls_of(message) else status, "limit": None}
