@@ -34,7 +34,7 @@ class InvalidDecisionError(PlannerExtError):
     """A decision cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
 
     Attributes:
-        call_id: The call that it was given for; None where it names no call.
+        call_id: The call that it was given for; None if it names no call.
         changed: Whether the call would now get another value than was asked about. After a resume without a decision on
             it, it waits with that value, and with a fingerprint of its own.
     """
@@ -106,7 +106,7 @@ Decision: TypeAlias = Approve | Deny | Supply | Defer
 
 
 def problem_of(decision: Decision) -> str | None:
-    """Describe what is invalid in a decision, which may come from unchecked code; None where it is valid."""
+    """Describe what is invalid in a decision, which may come from unchecked code; None if it is valid."""
     match decision:
         case Approve(arguments=arguments, always=always, by=by):
             if always not in (None, "function", "arguments"):
@@ -156,7 +156,7 @@ class ToolCall:
         index: The call's index in its batch, from 0.
         fingerprint: Digest of run, iteration, id, function and arguments.
         prompt: What a person is asked, if an approver is shown the call; "" for nothing in particular.
-        signature: The function's parameters, ``name=digest`` of each; "" where they are not known.
+        signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
     """
 
     id: str
@@ -298,7 +298,7 @@ def fingerprint_of(run_id: str, iteration: int, call_id: str, digest: str, signa
         iteration: The iteration in which the call was made.
         call_id: The call's id.
         digest: See `digest_of`.
-        signature: The function's parameters, see `takes_no_more`; "" where they are not known.
+        signature: The function's parameters, see `takes_no_more`; "" if they are not known.
     """
     call = [run_id, iteration, call_id, digest]
     return _sha256([*call, signature] if signature else call)
@@ -308,7 +308,7 @@ def takes_no_more(before: str, now: str) -> bool:
     """Return whether a function has no parameters but those it had before; it may have lost some.
 
     Args:
-        before: Its signature then: ``name=digest`` of each parameter, joined by commas; "" where it is not known.
+        before: Its signature then: ``name=digest`` of each parameter, joined by commas; "" if it is not known.
         now: Its signature now.
     """
     return not before or set(filter(None, now.split(","))) <= set(before.split(","))

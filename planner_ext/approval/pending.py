@@ -32,16 +32,16 @@ class DecisionRecord:
 
     Attributes:
         call: The call's id: within its batch, or in a store as `PendingApproval` names it.
-        fully_qualified_name: The function that was decided on; "" where that is not known.
+        fully_qualified_name: The function that was decided on; "" if that is not known.
         kind: What the decision was.
-        by: Who or what decided: a person, an interceptor, a policy's rule; "" where no name was given.
+        by: Who or what decided: a person, an interceptor, a policy's rule; "" if no name was given.
         at: When, in UTC.
-        requested: The arguments that were decided on; None where they are not known.
-        arguments: Those that an approved call runs with: edited, or as they were; None where it does not run.
-        reason: Why the call was denied, "" where no reason was given.
-        result: What was supplied in the function's place, or as an answer; None where nothing was.
+        requested: The arguments that were decided on; None if they are not known.
+        arguments: Those that an approved call runs with: edited, or as they were; None if it does not run.
+        reason: Why the call was denied, "" if no reason was given.
+        result: What was supplied in the function's place, or as an answer; None if nothing was.
         always: What else an approval is for, for the rest of the run, or None.
-        refused: Why the decision was not taken; "" where it was.
+        refused: Why the decision was not taken; "" if it was.
     """
 
     call: str
@@ -83,7 +83,7 @@ def decisions_of(facts: Iterable[Fact]) -> tuple[DecisionRecord, ...]:
 
 
 def record_of(fact: CallDecided, request: RequestedCall) -> DecisionRecord | None:
-    """Read who decided what from a fact; None where the call was not decided, but answered or run."""
+    """Read who decided what from a fact; None if the call was not decided, but answered or run."""
     kind: DecisionKind
     match fact.verdict, fact.reason:
         case "run", _ if fact.binds:
@@ -163,12 +163,12 @@ class WaitingCall:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The function's arguments, from the model or the person who edited them; empty where they are not JSON."""
+        """The function's arguments, from the model or the person who edited them; empty if they are not JSON."""
         return _object(self.decided.arguments_of(self.request)) or {}
 
 
 def waiting_calls(state: State) -> tuple[WaitingCall, ...]:
-    """List the calls of a run that wait for a person, in call order; empty where the run has ended."""
+    """List the calls of a run that wait for a person, in call order; empty if the run has ended."""
     if (reply := waiting_reply(state)) is not None:
         return (_plain_question(state, reply),)
     batch = state.batch

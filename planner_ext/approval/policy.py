@@ -72,7 +72,7 @@ class ArgumentPredicate(_Data):
         return self
 
     def holds(self, value: object) -> bool | None:
-        """Return whether a value fulfils every condition; None where one cannot be evaluated on it."""
+        """Return whether a value fulfils every condition; None if one cannot be evaluated on it."""
         results = {self._condition(name, value) for name in self.model_fields_set}
         return None if None in results else all(results)
 
@@ -180,7 +180,7 @@ class ApprovalPolicy(_Data):
         return self.by_rule(call) or self.by_default()
 
     def by_rule(self, call: ToolCall) -> Decision | None:
-        """Decide a call by the rules alone; None where no rule is for it."""
+        """Decide a call by the rules alone; None if no rule is for it."""
         for number, rule in enumerate(self.rules, start=1):
             if rule.matches(call):
                 return _decision(rule.action, rule.reason, rule.expires_in, f"policy rule {number}")
@@ -230,7 +230,7 @@ def _kind(value: object) -> object:
 
 
 def _same(value: object, wanted: object) -> bool | None:
-    """Compare JSON values; None where some level has two types, and no level that can be compared differs."""
+    """Compare JSON values; None if some level has two types, and no level that can be compared differs."""
     if wanted is None:
         return value is None
     if _kind(value) != _kind(wanted):
@@ -245,7 +245,7 @@ def _same(value: object, wanted: object) -> bool | None:
 
 
 def _is_one_of(value: object, wanted: Sequence[object]) -> bool | None:
-    """Compare with each value of the same type; None where that decides nothing, or no value has that type."""
+    """Compare with each value of the same type; None if that decides nothing, or no value has that type."""
     others = [one for one in wanted if one is not None]
     if value is None and len(others) < len(wanted):
         return True
@@ -317,7 +317,7 @@ def _module(name: str | None) -> str:
 
 
 def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> list[str]:
-    """List the guards that a run began with and that are missing now; empty where none is.
+    """List the guards that a run began with and that are missing now; empty if none is.
 
     Additional guards are fine, with one exception: an ``allow`` rule of a policy that the run did not begin with frees
     calls from the guards after it. A changed policy counts as missing, whatever the change: whether one policy is

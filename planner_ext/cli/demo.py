@@ -75,7 +75,7 @@ class _Loop(NamedTuple):
 
     Attributes:
         requests: Round trips, as the server counted them.
-        reported: Round trips, as the loop reports them; None where it reports nothing.
+        reported: Round trips, as the loop reports them; None if it reports nothing.
         limit: The limit that the loop names, if any.
     """
 

@@ -37,7 +37,7 @@ class Tab:
     Attributes:
         account: The account of the call's run.
         index: The call's index in the open batch.
-        share: What was reserved for the call; None where it takes what it needs from the run's budget.
+        share: What was reserved for the call; None if it takes what it needs from the run's budget.
         closed: Whether the call has ended: nothing more may be taken.
         lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
         around: Returns what the adapters know of the run, given the tab.

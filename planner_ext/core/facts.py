@@ -112,9 +112,9 @@ class Guards:
 
     Attributes:
         interceptors: In the order in which they are asked.
-        pre_invoke: The pre-invoke callbacks, likewise.
-        checks: The ``check_for_intervention`` callbacks, likewise.
-        filters: What the `ApprovalFilter`s of the kernel decide by, likewise.
+        pre_invoke: The pre-invoke callbacks, in that order.
+        checks: The ``check_for_intervention`` callbacks, in that order.
+        filters: The policies of the kernel's `ApprovalFilter`s, in that order.
         unmatched: What happens to an undecided call.
         expires_in: Seconds for which a question is open by default; None is without end.
         marked: Fully qualified names of the offered functions that require approval by themselves, sorted.
@@ -134,7 +134,7 @@ class RunStarted(EventLine):
     """A run began: with these rules, and this transcript.
 
     Attributes:
-        guards: What could decide its calls; None where that is not recorded: the run is not kept in a store, or it
+        guards: What could decide its calls; None if that is not recorded: the run is not kept in a store, or it
             began in a version of this package that did not record it.
     """
 
@@ -205,11 +205,11 @@ class CallDecided(EventLine):
         kind: What the requested call turned out to be.
         verdict: What was decided.
         answer: What the model reads where the call does not run.
-        digest: Digest of function and converted arguments; "" where nothing could run.
+        digest: Digest of function and converted arguments; "" if nothing could run.
         signature: The function's parameters, ``name=digest`` of each; "" in journals that are older than this field.
         fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
         arguments: JSON text of what the function gets where that was converted from the model's text, or None.
-        edited: JSON text of the arguments that replace the model's, converted likewise, or None.
+        edited: JSON text of the arguments that replace the model's, converted in the same way, or None.
         by: Who or what decided: an interceptor, a policy's rule, a person; "" for the loop itself.
         sticky: Whether the approval holds for the rest of the run, for the function or for these arguments.
         expires_at: When a deferred call stops waiting, or None.
@@ -217,9 +217,9 @@ class CallDecided(EventLine):
         final_answer: The answer that the final-answer function was called with, or None.
         person: Whether a person decided, on what they were shown.
         approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also an earlier one for
-            the rest of the run. False where the call runs because no interceptor objected.
+            the rest of the run. False if the call runs because no interceptor objected.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
-        asks_model: Whether the function may make requests to a model by itself, which are charged to this run.
+        asks_model: Whether the function may itself make requests to a model, which are charged to this run.
     """
 
     iteration: int
@@ -295,7 +295,7 @@ class CallFinished(EventLine):
 
     Attributes:
         result: What the model reads.
-        error: For the record, never sent to the model: type and text of the exception, "" where there was none.
+        error: For the record, never sent to the model: type and text of the exception, "" if there was none.
         terminate: Whether a filter asked to end the run after this batch.
         spent: What the function has spent on requests and functions of its own. None is nothing, or, if a share was
             reserved, unknown: all of it.
@@ -324,10 +324,10 @@ class Clarified(EventLine):
             as it is.
         iteration: The iteration in which it was asked.
         index: The index of the call that asks; None for a plain reply.
-        by: Who answered, "" where that is not known.
-        denied: Why a person did not answer, "" without a reason; None where the question was answered.
+        by: Who answered, "" if that is not known.
+        denied: Why a person did not answer, "" without a reason; None if the question was answered.
         iterations: Round trips that the answer took; charged to the ledger.
-        usage: Tokens and cost of them, likewise.
+        usage: Tokens and cost of these round trips; charged to the ledger.
         seconds: Active time; waiting for a person is not in it.
     """
 
@@ -369,7 +369,7 @@ class AnswerChecked(EventLine):
     """The form of an answer was checked.
 
     Attributes:
-        problem: What is wrong with it, "" where the form is right.
+        problem: What is wrong with it, "" if the form is right.
     """
 
     answer: str

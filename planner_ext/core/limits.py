@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one run; None is no limit. Each is validated on construction, see `InvalidLimitError`."""
+    """The limits of one run; None means no limit. Each is validated on construction, see `InvalidLimitError`."""
 
     max_iterations: int | None = None
     max_tool_calls: int | None = None
@@ -261,7 +261,7 @@ def remaining_limits(limits: Limits, ledger: Ledger, at: float) -> tuple[Remaini
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetShare:
-    """What one nested run may spend of the budget around it; a part is None where that has no such limit.
+    """What one nested run may spend of the budget around it; a part is None if that has no such limit.
 
     A share is reserved when the call of a nested run starts, as if it were spent; when the call ends, what was not
     spent is released. So nested runs beside each other cannot exceed the budget together, and a nested run that never
@@ -351,7 +351,7 @@ def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> Budget
         by: How many of them are nested runs.
 
     Returns:
-        The share of each; None where it buys no round trip or no token.
+        The share of each; None if it buys no round trip or no token.
     """
     left = BudgetShare.of(limits).less(ledger + Consumption(iterations=limits.iterations_kept, tool_calls=starting))
     share = left.divided(by)

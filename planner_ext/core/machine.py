@@ -94,7 +94,7 @@ class RunCalls:
     """Run these calls of the open batch; all of them run to their end, also where one fails.
 
     Attributes:
-        share: What each nested run among them may spend; None where there is none.
+        share: What each nested run among them may spend; None if there is none.
     """
 
     iteration: int
@@ -289,7 +289,7 @@ def _judge(state: State) -> Action:
 
 
 def _continued(state: State, reply: ModelReplied) -> Action | None:
-    """Decide what follows a plain reply that is not the end; None where it is."""
+    """Decide what follows a plain reply that is not the end; None if it is."""
     purpose: Literal["step", "insist"] | None = None
     if _closes_step(state) and not reply.offered:
         purpose = "step"

@@ -1,7 +1,7 @@
 """The values that facts, states and ports consist of.
 
 A message is opaque: the core passes it on, and never looks inside. What it needs of a reply, its text, calls, usage and
-finish reason, stands beside the message in `Reply`.
+finish reason, is next to the message in `Reply`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -142,9 +142,9 @@ class Usage:
     Attributes:
         prompt_tokens: Tokens sent, as the service reported them. Without a report: an estimate in a run whose tokens or
             cost are limited, else 0.
-        completion_tokens: Tokens received, likewise.
-        cached_tokens: Those of the tokens sent that the service read from its prompt cache, likewise.
-        cost: Price in US dollars; None where it is not known. It is known under ``max_cost`` or ``price`` only.
+        completion_tokens: Tokens received, reported or estimated as above.
+        cached_tokens: The part of the tokens sent that the service read from its prompt cache.
+        cost: Price in US dollars; None if it is not known. It is known under ``max_cost`` or ``price`` only.
         active_seconds: Time in which the run worked, without the time that it waited for a person while paused.
         estimated_tokens: Those of the tokens sent and received that were estimated, not reported.
     """
@@ -185,7 +185,7 @@ class RequestedCall:
     Attributes:
         id: Unique within its batch; missing, duplicate and overlong ids were reissued before.
         name: The name that the model used.
-        arguments: JSON text as received, "" where the model sent none.
+        arguments: JSON text as received, "" if the model sent none.
         sent_name: The name of the call in the transcript, where servers would refuse the model's; else "".
     """
 
@@ -201,7 +201,7 @@ class Reply:
 
     Attributes:
         message: The reply's message, opaque, with the ids of `calls`.
-        text: All text of the message, "" where there is none.
+        text: All text of the message, "" if there is none.
         calls: The function calls in it, in order; several messages of one reply make one ordered batch.
         finish_reason: Why the model stopped, as the connector reports it; None without a report.
         usage: Tokens of this request.
@@ -227,10 +227,10 @@ class ResolvedCall:
             its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``question``: its
             own function that asks the user; ``external``: known by schema only, so the caller must run it.
         function: Fully qualified name of the resolved function; the requested name where it is unknown.
-        arguments: The function's arguments, each converted to its parameter's type; empty where the call is neither a
+        arguments: The function's arguments, each converted to its parameter's type; empty if the call is neither a
             ``function`` nor a ``question``.
-        converted: JSON text of ``arguments``; None where the text that was checked is equivalent.
-        signature: The function's parameters, ``name=digest`` of each; "" where they are not known.
+        converted: JSON text of ``arguments``; None if the text that was checked is equivalent.
+        signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner, whose run spends a share of this run's budget.
         threaded: Whether the function is synchronous, and runs in a thread.

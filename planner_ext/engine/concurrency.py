@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run a function in a daemon thread of its own, with the caller's context variables.
+    """Run a function in a new daemon thread, with the caller's context variables.
 
     ``asyncio.to_thread`` does not fit: its few threads are shared, so abandoned ones would starve the others, and the
     loop and the interpreter wait for them when they end.
@@ -64,8 +64,8 @@ async def in_thread(work: Callable[[], _T]) -> _T:
 def run_sync(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Run a coroutine to its end from code that is not async, with the caller's context variables.
 
-    It runs on an event loop of its own: in this thread, or in another one where this thread runs a loop already, as a
-    notebook does. What interrupts the wait cancels the coroutine.
+    It runs on a new event loop: in this thread, or in another one if this thread already runs a loop, as a notebook
+    does. An exception that interrupts the wait cancels the coroutine.
     """
     try:
         asyncio.get_running_loop()
@@ -118,7 +118,7 @@ _left_behind: set[asyncio.Task[Any]] = set()
 
 
 def time_left() -> float | None:
-    """Return the seconds that the calling code has left, 0 or more; None where its time is not limited."""
+    """Return the seconds that the calling code has left, 0 or more; None if its time is not limited."""
     left = _left.get()
     return None if left is None else max(left(), 0.0)
 
@@ -140,14 +140,14 @@ async def in_time(
     ``GRACE`` seconds after the limit, whatever the work does with its cancellation.
 
     Args:
-        work: What to do, in a task of its own.
+        work: The work, which runs in a new task.
         left: Returns the seconds that are left.
         step: Seconds after which ``left`` is called again at the latest: short if it does not follow the machine's own
             clock.
-        patience: Seconds that the work has at the limit to end by itself, before it is cancelled.
+        patience: Seconds that the work has at the limit to end before it is cancelled.
 
     Returns:
-        What the work returned, or `OUT_OF_TIME`.
+        The work's result, or `OUT_OF_TIME`.
 
     Raises:
         asyncio.CancelledError: This wait was cancelled, and the work with it.

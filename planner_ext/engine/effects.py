@@ -86,13 +86,13 @@ def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable
 
     Any marked function may also have a parameter ``time_left``, which the model does not see either, and which receives
     the seconds that the call has when it starts, a float: the least of its own timeout, the run's ``deadline`` and
-    ``max_active_seconds``; None where none of them is set, so annotate it ``float | None``. At that moment the call is
+    ``max_active_seconds``; None if none of them is set, so annotate it ``float | None``. At that moment the call is
     cancelled. Without the mark both names are parameters like any other.
 
     Args:
         kind: One of the above.
         probe: Asked with the key and the arguments, sync or async; answers `TookEffect` with the result, `NoEffect` to
-            have the call run again, or None where it cannot tell. One that raises cannot tell.
+            have the call run again, or None if it cannot tell. One that raises cannot tell.
 
     Raises:
         InvalidLimitError: For another kind, a probe that cannot be called or is not needed, and ``keyed`` without the

@@ -60,7 +60,7 @@ class InterceptorChain:
         return bool(asked) or self.marked(function) is not None
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
-        """Decide each call, in order, before any of them runs; None where no interceptor decided and that approves."""
+        """Decide each call, in order, before any of them runs; None if no interceptor decided and that approves."""
         return [self._final(await self._decide(call), call, state) for call in calls]
 
     async def _decide(self, call: ToolCall) -> Decision | None:

@@ -55,7 +55,7 @@ class Finished:
 
     Attributes:
         text: What the model reads as its result.
-        error: For the record: type and text of the exception, "" where there was none.
+        error: For the record: type and text of the exception, "" if there was none.
         exception: The exception itself, to be raised where the caller wants that.
         terminate: Whether a filter asked to end the run after this batch.
     """
@@ -156,7 +156,7 @@ class AnswerForm(Protocol):
     """The form that the final answer must have."""
 
     def problem(self, answer: str) -> str:
-        """Say what is wrong with an answer's form, for the model to correct it; "" where the form is right."""
+        """Say what is wrong with an answer's form, for the model to correct it; "" if the form is right."""
         ...
 
     def request(self, problem: str) -> Message:

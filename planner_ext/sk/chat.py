@@ -253,7 +253,7 @@ _UNITS = {
 def with_budget_note(
     messages: Sequence[ChatMessageContent], left: Sequence[RemainingLimit]
 ) -> ChatMessageContent | None:
-    """Copy the newest message with what is left added to it; None where there is nothing to add.
+    """Copy the newest message with what is left added to it; None if there is nothing to add.
 
     It is added to the end of that message's text, and not sent as a message of its own: right after a tool message some
     providers take an assistant's turn only, and everywhere results have to follow their calls. All that stands before

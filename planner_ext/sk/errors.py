@@ -38,7 +38,7 @@ class PlannerException(PlannerExtError, KernelException):
     """The base of the removed planners' errors, kept by name.
 
     Attributes:
-        chat_history: The messages of the run so far, fit to be sent; None where no run had begun.
+        chat_history: The messages of the run so far, fit to be sent; None if no run had begun.
         checkpoint: The run, to be resumed once the cause is mended; None likewise.
     """
 

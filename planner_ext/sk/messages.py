@@ -261,7 +261,7 @@ class ReplyAssembly:
         call.add(piece, name)
 
     def _continued(self, piece: FunctionCallContent, name: str) -> _StreamedCall | None:
-        """Find the call that a piece continues; None where it opens a new one.
+        """Find the call that a piece continues; None if it opens a new one.
 
         A new call is opened by arguments that are whole, by another id, and, where no ids are sent, by a name after
         arguments have begun.

@@ -42,7 +42,7 @@ class ResponseForm:
         model: The pydantic model that an answer is read as, or None.
         schema: The JSON schema of an answer.
         wanted: Values for the settings' ``response_format``, the best first.
-        settings: The connector's settings that ask for the form; empty where it has none, so that messages spell the
+        settings: The connector's settings that ask for the form; empty if it has none, so that messages spell the
             form out.
     """
 

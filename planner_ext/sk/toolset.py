@@ -141,7 +141,7 @@ class ToolSet:
 
 
 def mark_of(function: KernelFunction | None) -> Defer | None:
-    """Read ``@requires_approval`` off a function of the kernel; None where it has no such mark."""
+    """Read ``@requires_approval`` off a function of the kernel; None if it has no such mark."""
     return approval_required(getattr(function, "method", None))
 
 
