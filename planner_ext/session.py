@@ -96,7 +96,7 @@ class OpenCall:
 
 
 def _copied(name: str, given: object, *, text_allowed: bool = True) -> list[ChatMessageContent]:
-    """Copy messages deeply, each result into a message of its own; a text becomes a user message.
+    """Copy messages deeply, each result into a separate message; a text becomes a user message.
 
     Raises:
         PlannerInvalidConfigurationError: If the value is neither `Messages` nor a text, or an empty text.
@@ -407,7 +407,7 @@ class ToolUseSession:
 
     @asynccontextmanager
     async def _only(self, turn: _Turn) -> AsyncGenerator[None, None]:
-        """Take the turn, or raise. A stream that was abandoned is waited for, because it ends by itself."""
+        """Acquire the turn, or raise. An abandoned stream is awaited, because it ends without help."""
         if self._lock.locked() and not self._turn.abandoned:
             raise _busy()
         async with self._lock:

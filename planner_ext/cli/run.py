@@ -185,7 +185,7 @@ class CliRun:
         """Run to the first pause, or the end.
 
         Raises:
-            KeyboardInterrupt: If Ctrl-C is pressed; what runs is cancelled.
+            KeyboardInterrupt: If Ctrl-C is pressed; the run is cancelled first.
             Exception: Any fault.
         """
         if self._stream:
@@ -220,7 +220,7 @@ class CliRun:
         """Await a stretch of the run and show its progress.
 
         Raises:
-            KeyboardInterrupt: If Ctrl-C is pressed; what runs is cancelled.
+            KeyboardInterrupt: If Ctrl-C is pressed; the run is cancelled first.
             Exception: Any fault.
         """
         return self._runner.run(self._timed(stretch))

@@ -144,7 +144,7 @@ class Respondent(Protocol):
 
     @property
     def is_model(self) -> bool:
-        """Whether a request is made for each answer: active time, and a round trip even where it is interrupted."""
+        """Whether a request is made for each answer: active time, and a round trip even if it is interrupted."""
         ...
 
     async def answer(self, request: AskPerson, state: State) -> Clarification:

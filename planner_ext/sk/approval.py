@@ -62,7 +62,7 @@ class DecisionRefusedError(InvalidDecisionError, PlannerException):
     """A decision that cannot be taken; names the call. None of the decisions given with it was taken, nothing ran.
 
     Attributes:
-        call_id: The call that it was given for; None where it names no call.
+        call_id: The call that it was given for; None if it names no call.
         changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
             has it wait as that, with its own fingerprint.
     """
@@ -70,7 +70,7 @@ class DecisionRefusedError(InvalidDecisionError, PlannerException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSettings(ApprovalOptions):
-    """What becomes of calls that nobody decided, that were denied, and that wait for a person.
+    """The handling of calls that are undecided, that were denied, and that wait for a person.
 
     Attributes:
         unmatched: A call that no interceptor decided is run (``approve``, as with any filter), waits for a person
@@ -91,7 +91,7 @@ class ApprovalSettings(ApprovalOptions):
     error: ClassVar[type[PlannerExtError]] = InvalidOptionError
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
-        """Merge with the settings of a service that this one takes the place of: what nobody decided, the stricter."""
+        """Merge with the settings of a service that this door replaces: for undecided calls, the stricter applies."""
         stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
         return replace(self, unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
 
@@ -126,7 +126,7 @@ class PendingCall:
     decision: DecisionRecord | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Write the call as JSON values; ``decision`` is a key only where there is one."""
+        """Convert the call to JSON values; the key ``decision`` exists only if there is a decision."""
         expires_at = None if self.expires_at is None else self.expires_at.isoformat()
         written = asdict(self) | {"arguments": dict(self.arguments), "expires_at": expires_at}
         if self.decision is None:
@@ -264,7 +264,7 @@ class _DecisionFacts:
     functions: Functions
 
     def leave(self, call: WaitingCall, at: float) -> CallDecided | None:
-        """Expire a question that was not answered, or ask it anew; None where it waits as before."""
+        """Expire a question that was not answered, or ask it again; None if it waits as before."""
         if not _is_late(call.decided, at):
             return self._asked_anew(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
@@ -353,7 +353,7 @@ class _DecisionFacts:
         )
 
     def _asked_anew(self, call: WaitingCall, at: float) -> CallDecided | None:
-        """Ask about a call as it would run now; None where that is what was asked about, or where it cannot run."""
+        """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
         fact, checked = call.decided, self.functions.check(call.request, call.decided.edited)
         if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
             return None
@@ -379,7 +379,7 @@ class DecisionsTaken(SharedByCopies):
         self._takings: dict[bytes, object] = {}
 
     def take(self, name: bytes, by: object) -> bool:
-        """Take one decision, in one step for all threads; False where another resume has taken it."""
+        """Take one decision atomically; False if another resume has taken it."""
         while len(self._takings) >= _REMEMBERED:
             self._takings.pop(next(iter(self._takings)), None)
         return self._takings.setdefault(name, by) is by
@@ -422,7 +422,7 @@ class Taking:
 
     @contextmanager
     def held(self, engine: Engine) -> Generator[None]:
-        """Take all decisions, or none; give them back where what follows fails before it starts a function.
+        """Take all decisions, or none; release them if the block fails before it starts a function.
 
         Raises:
             DecisionRefusedError: If one was taken before; nothing was recorded.

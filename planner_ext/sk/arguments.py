@@ -75,9 +75,9 @@ class Parameter:
         values: The values that an enumeration allows, or None.
         nullable: Whether null is accepted.
         drops_null: Whether null must be passed by leaving the argument out, as Semantic Kernel makes ``"None"`` of it.
-        kind: The type that the function's signature names; None where only a schema is known. A near miss of the model
+        kind: The type that the function's signature names; None if only a schema is known. A near miss of the model
             is converted to a kind, never to a schema's type: Semantic Kernel converts nothing there.
-        exact: A value of exactly this Python type needs no conversion; None where each has to be checked.
+        exact: A value of exactly this Python type needs no conversion; None if each has to be checked.
         to: Converts a value that passed the check.
     """
 
@@ -348,7 +348,7 @@ def conversion_problem(error: BaseException, parameters: Parameters, given: Mapp
         given: The arguments that the model gave; it reads nothing of the application's.
 
     Returns:
-        What the model may read; None where the error is another one, or not about an argument of the model.
+        What the model may read; None if the error is another one, or not about an argument of the model.
     """
     declared = unconverted_parameter(error)
     if declared is None or declared.name not in given:

@@ -26,7 +26,7 @@ class InvalidCheckpointError(PlannerException, InvalidJournalError):
 
 
 class SharedByCopies:
-    """A value that copies of its owner share; pickling leaves its content behind."""
+    """A value that copies of its owner share; pickling drops its content."""
 
     def __deepcopy__(self, memo: object = None) -> Self:
         return self
@@ -38,7 +38,7 @@ class SharedByCopies:
 
 
 class SigningKey(SharedByCopies, bytes):
-    """A key that signs checkpoints; it is not shown where it is printed, and left behind where it is pickled."""
+    """A key that signs checkpoints; printing hides the key, and pickling drops it."""
 
     @classmethod
     def of(cls, key: object, name: str = "checkpoint_key") -> "SigningKey | None":
@@ -69,7 +69,7 @@ class SigningKey(SharedByCopies, bytes):
         """Sign a journal (HMAC-SHA256).
 
         Raises:
-            PlannerInvalidConfigurationError: If the key was left behind by pickling.
+            PlannerInvalidConfigurationError: If pickling has dropped the key.
         """
         if not self:
             raise PlannerInvalidConfigurationError(
@@ -98,7 +98,7 @@ class Checkpoint:
 
     @classmethod
     def of_run(cls, facts: Sequence[Fact], key: SigningKey | None) -> Self:
-        """Make the checkpoint that leaves a door, signed where the door has a key."""
+        """Build the checkpoint that a door returns, signed if the door has a key."""
         return cls.signed_as(facts, journal_signature(facts, key))
 
     @classmethod

@@ -39,7 +39,7 @@ class PlannerException(PlannerExtError, KernelException):
 
     Attributes:
         chat_history: The messages of the run so far, fit to be sent; None if no run had begun.
-        checkpoint: The run, to be resumed once the cause is mended; None likewise.
+        checkpoint: The run's checkpoint, to resume it once the cause is fixed; None if no run had begun.
     """
 
     chat_history: "ChatHistory | None" = None
@@ -130,7 +130,7 @@ class RunNotAnsweredError(PlannerException):
 
 
 class LimitReachedError(RunNotAnsweredError):
-    """A limit of the budget was reached; raised by itself where ``Budget.on_limit`` is ``"raise"``.
+    """A limit of the budget was reached; a run raises it if ``Budget.on_limit`` is ``"raise"``.
 
     Raised also to a function of a run that asks a model, or calls a function, when the run's budget has nothing left.
     """

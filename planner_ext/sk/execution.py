@@ -95,7 +95,7 @@ class ToolExecution:
             known. Off, they run on the event loop: a timeout cannot interrupt them, nor can cancellation.
         max_threads: Counts the synchronous functions of one run that run in threads at the same time. Checked before
             each is started; over it, a function waits for another one to end, and does not count as started. One
-            whose thread was abandoned does not count. None is no limit.
+            whose thread was abandoned does not count. None means no limit.
 
     Raises:
         InvalidOptionError: An invalid value; names the field, what it takes and what it got.
@@ -277,7 +277,7 @@ def result_text(value: Any) -> str:
     it as the string that ``str`` gives.
 
     Returns:
-        Text that can be encoded as UTF-8; `NOT_WRITABLE` where there is no other.
+        Text that can be encoded as UTF-8; `NOT_WRITABLE` if the value has no such text.
     """
     try:
         return sendable(_text(value))
@@ -362,7 +362,7 @@ class CallGuard:
 
     Attributes:
         name: The function, for messages.
-        unchanged: Whether arguments are still those that were decided on; None where they may change.
+        unchanged: Whether arguments are still those that were decided on; None if they may change.
         binds: Whether nothing runs with other arguments.
         restart: Records another start before it happens, and returns why it may not happen, or None; None allows one
             start.
@@ -475,7 +475,7 @@ def _result_of(context: Any) -> FunctionResult | None:
 
 
 def guard_of(value: object) -> CallGuard | None:
-    """Find the guard of a function, or of the call that a filter's context is of; None where there is none."""
+    """Find the guard of a function, or of the call of a filter's context; None if there is no guard."""
     return vars(value).get(_ATTACHED)
 
 

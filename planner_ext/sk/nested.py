@@ -76,7 +76,7 @@ def mark_planner(function: Callable[..., Any], planner: object) -> None:
 
 
 def planner_of(function: KernelFunction | None) -> object | None:
-    """Read the mark of a kernel's function; None where it is not a planner."""
+    """Read the planner mark of a kernel's function; None if it is not a planner."""
     return getattr(getattr(function, "method", None), _PLANNER, None)
 
 

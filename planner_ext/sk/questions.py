@@ -36,7 +36,7 @@ class Question:
     Attributes:
         text: The question; for a plain reply, its whole text.
         goal: The run's goal; "" for a service, which only has a history.
-        chat_history: A copy of the run's messages so far. It ends with the plain reply; a call that asks is left out.
+        chat_history: A copy of the run's messages so far. It ends with the plain reply; a call that asks is omitted.
         by_function: True if the model called ``UserInteraction-AskUser``, False for a plain reply.
         iteration: The 0-based iteration of the question.
         clarifications: How many questions of the run were answered before.

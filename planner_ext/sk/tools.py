@@ -113,7 +113,7 @@ class KernelFunctions:
         arguments: The application's arguments; each call gets a shallow copy, into which the model's are put.
         execution: How functions are run.
         final_answer: The planner's own final-answer function, recognised by identity; never run.
-        ask_user: The function that asks the user, likewise.
+        ask_user: The function that asks the user, also recognised by identity; never run.
         settings: The request's settings, for filters.
         history: Gives the messages up to this batch, for filters; called only where there are filters.
         streaming: Whether requests are streamed, for filters.
@@ -311,7 +311,7 @@ class KernelFunctions:
     async def _invoke(
         self, run: _Run, function: KernelFunction, arguments: KernelArguments
     ) -> FunctionResult | Finished | None:
-        """Run a function through its function-invocation filters; None where these did not run it, nor set a result."""
+        """Run a function through its function-invocation filters; None if they neither ran it nor set a result."""
         outcome = await caught(self._invoke_in_time(run, function, arguments))
         return self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
 
