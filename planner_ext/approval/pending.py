@@ -196,7 +196,7 @@ def question_id(reply: ModelReplied) -> str:
 
 
 def _plain_question(state: State, reply: ModelReplied) -> WaitingCall:
-    """Show a plain reply that asks as a call with an id of its own."""
+    """Show a plain reply that asks as a call with a separate id."""
     name, arguments = question_id(reply), {"question": reply.text}
     digest = digest_of(ASK_USER, arguments)
     fingerprint = fingerprint_of(state.run_id, reply.iteration, name, digest)

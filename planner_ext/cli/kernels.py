@@ -151,7 +151,7 @@ def openai_service(base_url: str | None, model: str | None) -> OpenAIChatComplet
 
 
 def with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
-    """Copy a kernel and put a service in front of its own.
+    """Copy a kernel and put a service in front of the existing ones.
 
     Raises:
         PlannerInvalidConfigurationError: If the kernel's own selector insists on another service.

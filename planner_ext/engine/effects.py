@@ -30,7 +30,7 @@ KEY_PARAMETER = "idempotency_key"
 """The parameter that receives the call's key; hidden from the model, which may not give it as an argument."""
 
 TIME_PARAMETER = "time_left"
-"""The parameter that receives the seconds that the call has left; hidden from the model likewise."""
+"""The parameter that receives the seconds that the call has left; also hidden from the model."""
 
 _MARK = "__planner_ext_effect__"
 

@@ -359,7 +359,7 @@ def check_service(service: ChatCompletionClientBase, settings: PromptExecutionSe
 def checked_messages(
     messages: Sequence[ChatMessageContent], on_invalid_history: Literal["refuse", "repair"], kernel: Kernel
 ) -> list[ChatMessageContent]:
-    """Return a history that may be sent, repaired on request; each result becomes a message of its own.
+    """Return a history that may be sent, repaired on request; each result becomes a separate message.
 
     The names of the kernel's functions may be longer than most servers accept.
 
