@@ -1,5 +1,6 @@
 """The fast part of the suite: ``pytest -m fast`` checks core, engine and approval, and imports nothing else."""
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -8,6 +9,11 @@ import pytest
 FAST = {"core", "engine", "approval"}
 """Folders whose tests need neither processes nor servers."""
 TESTS = Path(__file__).parent
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Use one process more than there are cores: some tests wait for processes and servers."""
+    return (os.cpu_count() or 1) + 1
 
 
 def folder_of(path: Path) -> str:
