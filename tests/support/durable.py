@@ -86,7 +86,8 @@ def world(
 
 def planner_of(**options: Any) -> FunctionCallingStepwisePlanner:
     """Make a planner that does not plan, unless it is told to."""
-    return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**{"plan": False, **options}))
+    given: dict[str, Any] = {"plan": False, **options}
+    return FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**given))
 
 
 def effects_in(file: Path) -> list[str]:
