@@ -53,7 +53,7 @@ async def _worked(args: WorkerArgs, made: object) -> int:
         if not working.cancelling():  # a second signal does not interrupt the cleanup
             working.cancel()
 
-    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers: Ctrl-C interrupts
+    with suppress(NotImplementedError):  # Windows has no signal handlers for event loops; Ctrl-C interrupts there
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, end)
     try:

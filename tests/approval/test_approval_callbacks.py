@@ -187,7 +187,7 @@ async def test_a_guarded_service_stays_guarded(door: Door, guard: str) -> None:
     guarded = FunctionInvokingChatCompletion(here.service, **GUARDS[guard])
     here.kernel.remove_service("scripted")
     here.kernel.add_service(guarded)
-    here.service = guarded  # type: ignore[assignment]
+    here.service = guarded
     outcome = await door.ask(here)
     assert (here.ran, outcome.status in ("paused", "answered")) == ([], True)
 

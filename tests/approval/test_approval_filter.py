@@ -242,7 +242,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(PlannerInvalidConfigurationError, match=next(iter(options))):
         ApprovalFilter(POLICY, **options)
     with pytest.raises(PlannerInvalidConfigurationError, match="policy"):
-        ApprovalFilter({"default": "ask"})  # type: ignore[arg-type]
+        ApprovalFilter({"default": "ask"})
 
 
 async def test_a_kernel_without_risky_calls_is_as_before() -> None:

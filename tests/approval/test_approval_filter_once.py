@@ -195,7 +195,7 @@ async def test_a_function_with_other_parameters_is_not_what_was_approved(streame
 
     class More(Shop):
         @kernel_function(description="Pays money back.")
-        async def refund(self, order: str, amount: float, note: str = "", account: str = "x") -> str:  # type: ignore[override]
+        async def refund(self, order: str, amount: float, note: str = "", account: str = "x") -> str:
             self.ran.append((order, amount, note))
             return "paid"
 

@@ -147,7 +147,7 @@ async def test_decisions_are_taken_all_or_none(streamed: bool) -> None:
     await refused(here, by, history, {**good, "call_9": Approve()}, "call_9")
     await refused(here, by, history, {**good, "call_2": Approve(fingerprint=first.fingerprint)}, "call_2")
     await refused(here, by, history, {**good, "call_2": Approve(arguments={"order": "7"})}, "call_2")
-    await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")  # type: ignore[arg-type]
+    await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")
     for junk in (None, True, "approve", Defer()):
         await refused(here, by, history, {**good, "call_2": junk}, "call_2")
     await by.resume(here.kernel, history, good)
@@ -161,7 +161,7 @@ async def test_a_function_that_is_gone_or_changed_is_refused(streamed: bool) -> 
 
     class Rebuilt(Shop):
         @kernel_function
-        async def refund(self, order: str, amount: float, account: str) -> str:  # type: ignore[override]
+        async def refund(self, order: str, amount: float, account: str) -> str:
             self.ran.append(("refund", account))
             return "paid"
 
@@ -209,7 +209,7 @@ async def test_a_failing_function_is_reported_without_detail(streamed: bool) -> 
 
     class Failing(Shop):
         @kernel_function
-        async def refund(self, order: str, amount: float) -> str:  # type: ignore[override]
+        async def refund(self, order: str, amount: float) -> str:
             raise RuntimeError("password=hunter2")
 
     _, by, history = await waiting(streamed=streamed)

@@ -133,17 +133,17 @@ async def test_what_is_no_decision_denies(door: Door, kind: str) -> None:
 
 
 JUNK: dict[str, Any] = {
-    "arguments-text": Approve(arguments="all"),  # type: ignore[arg-type]
-    "arguments-key": Approve(arguments={("order", "amount"): 1}),  # type: ignore[dict-item]
+    "arguments-text": Approve(arguments="all"),
+    "arguments-key": Approve(arguments={("order", "amount"): 1}),
     "arguments-circular": Approve(arguments=(lambda one: one.update(order=one) or one)({"amount": 1})),
-    "always": Approve(always="everything"),  # type: ignore[arg-type]
-    "expires-text": Defer(expires_in="soon"),  # type: ignore[arg-type]
+    "always": Approve(always="everything"),
+    "expires-text": Defer(expires_in="soon"),
     "expires-nan": Defer(expires_in=float("nan")),
     "expires-never": Defer(expires_in=float("inf")),
     "expires-far": Defer(expires_in=1e30),
-    "prompt": Defer(prompt=5),  # type: ignore[arg-type]
-    "reason": Deny(5),  # type: ignore[arg-type]
-    "by": Deny("No.", by=5),  # type: ignore[arg-type]
+    "prompt": Defer(prompt=5),
+    "reason": Deny(5),
+    "by": Deny("No.", by=5),
 }
 
 
@@ -217,7 +217,7 @@ async def test_what_ran_is_what_was_recorded(door: Door) -> None:
 
     def meddling(call: ToolCall) -> Any:
         with contextlib.suppress(TypeError):
-            call.arguments["amount"] = 9999  # type: ignore[index]
+            call.arguments["amount"] = 9999
 
     here = world([REFUND, DONE])
     outcome = await door.ask(here, interceptors=[meddling], observers=[facts.append])
@@ -231,7 +231,7 @@ async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
 
     def meddling(call: ToolCall) -> Any:
         with contextlib.suppress(TypeError):
-            call.arguments["amount"] = 1  # type: ignore[index]
+            call.arguments["amount"] = 1
 
     large = {"function": "refund", "arguments": {"amount": {"gt": 10}}, "action": "deny"}
     here = world([REFUND, DONE])

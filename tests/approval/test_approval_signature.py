@@ -24,7 +24,7 @@ class OtherDefault(Shop):
 
 class OneMore(Shop):
     @kernel_function(description="Pays money back.")
-    async def refund(self, order: str, amount: float, note: str = "", account: str = "x") -> str:  # type: ignore[override]
+    async def refund(self, order: str, amount: float, note: str = "", account: str = "x") -> str:
         self.ran.append(("refund", order, amount, note))
         return "paid"
 

@@ -122,7 +122,7 @@ class Rebuilt(Shop):
     """A newer shop: its refund takes other parameters."""
 
     @kernel_function(description="Pays money back.")
-    async def refund(self, order: str, amount: float, account: str, note: str = "") -> str:  # type: ignore[override]
+    async def refund(self, order: str, amount: float, account: str, note: str = "") -> str:
         self.ran.append(("refund", order, amount, account))
         return "paid"
 
@@ -131,7 +131,7 @@ class Hiding(Shop):
     """A newer shop: what was visible is hidden."""
 
     @kernel_function(description="Pays money back.")
-    async def refund(  # type: ignore[override]
+    async def refund(
         self, order: str, amount: Annotated[float, "x", {"include_in_function_choices": False}] = 1
     ) -> str:
         self.ran.append(("refund", order, amount))
@@ -142,7 +142,7 @@ class Strict(Shop):
     """A newer shop: another type."""
 
     @kernel_function(description="Pays money back.")
-    async def refund(self, order: list[str], amount: float) -> str:  # type: ignore[override]
+    async def refund(self, order: list[str], amount: float) -> str:
         self.ran.append(("refund", order, amount))
         return "paid"
 

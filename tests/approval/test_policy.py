@@ -33,7 +33,7 @@ def policy(*rules: dict[str, Any], default: Any = "ask") -> ApprovalPolicy:
 
 
 def verdict(decision: Decision) -> str:
-    return {Approve: "allow", Deny: "deny", Defer: "ask"}[type(decision)]  # type: ignore[index]
+    return {Approve: "allow", Deny: "deny", Defer: "ask"}[type(decision)]
 
 
 YAML = """

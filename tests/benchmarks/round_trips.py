@@ -149,7 +149,7 @@ async def hand_plain(client: AsyncOpenAI, extra: dict[str, Any]) -> tuple[str, l
     message = response.choices[0].message
     return message.content or "", [
         written(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()
-    ]  # type: ignore
+    ]
 
 
 async def hand_streamed(client: AsyncOpenAI, extra: dict[str, Any]) -> tuple[str, list[Any]]:

@@ -78,4 +78,4 @@ def test_a_terminal_without_the_signs_gets_letters(comparison: Comparison) -> No
     console = Console(file=out, width=100, _environ={})
     print_comparison(console, narrowed)
     out.flush()
-    assert b"+10X0" in out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"+10X0" in out.buffer.getvalue()

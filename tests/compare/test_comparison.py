@@ -174,12 +174,12 @@ def test_the_document_survives_json(comparison: Comparison) -> None:
 def test_what_does_not_exist_is_refused(wanted: dict[str, object], message: str) -> None:
     """An unknown option or script is answered with those that there are; a limit that means nothing is refused."""
     with pytest.raises(PlannerInvalidConfigurationError, match=message):
-        asyncio.run(run_comparison(**wanted))  # type: ignore[arg-type]
+        asyncio.run(run_comparison(**wanted))
 
 
 def test_progress_is_reported_before_each_run() -> None:
     """How many are done, how many there are, and which one it is."""
     reported: list[tuple[int, int, str]] = []
     keys = {"options": ["option-2", "pre_invoke"], "scripts": ["chain"]}
-    asyncio.run(run_comparison(progress=lambda *news: reported.append(news), **keys))  # type: ignore[arg-type]
+    asyncio.run(run_comparison(progress=lambda *news: reported.append(news), **keys))
     assert reported == [(0, 2, "chain: option 2, as written"), (1, 2, "chain: option 3, corrected")]

@@ -157,7 +157,7 @@ def test_the_model_is_told_what_is_really_left(plan: Plan, tell: bool | float) -
         action = next_action(state)
         if action is None or action.__class__.__name__ != "AskModel":
             continue
-        left = action.left  # type: ignore[union-attr]
+        left = action.left
         assert left == remaining_limits(state.rules.limits, state.ledger, state.at)
         assert all(0 <= item.left <= item.limit * (tell or 0) for item in left)
         told = {item.name: item.left for item in left}

@@ -95,7 +95,7 @@ def test_a_clean_batch_resets_the_errors_in_a_row() -> None:
             replied(calls("f"), iteration=trip),
             decided(0, iteration=trip),
             began(0, iteration=trip),
-            finished(0, outcome=outcome, iteration=trip),  # type: ignore[arg-type]
+            finished(0, outcome=outcome, iteration=trip),
             completed(trip),
         ]
     assert fold([run_started(), *trips[:5]]).ledger.errors_in_row == 1

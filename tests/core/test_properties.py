@@ -74,7 +74,7 @@ def prefixes(facts: Sequence[Fact]) -> list[tuple[Sequence[Fact], State]]:
 @given(plans.map(honest))
 def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
     """With one round trip a request, no more are made than are allowed: for the plan, the steps and a clarifier."""
-    world = World(plan)  # type: ignore[arg-type]
+    world = World(plan)
     finished(world)
     rules = world.plan.rules
     made = world.requests + world.clarifier_requests + (world.plan_requests if rules.charge_plan else 0)
@@ -86,7 +86,7 @@ def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
 @given(plans)
 def test_functions_started_never_exceed_their_limits(plan: object) -> None:
     """Not one function more than allowed is started, in all, by name, or again with the same arguments."""
-    world = World(plan)  # type: ignore[arg-type]
+    world = World(plan)
     facts = finished(world)
     allowed = world.plan.rules.limits
     assert allowed.max_tool_calls is None or world.begun.total() <= allowed.max_tool_calls
@@ -100,7 +100,7 @@ def test_functions_started_never_exceed_their_limits(plan: object) -> None:
 @given(plans)
 def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
     """Whatever happens, each message with calls is followed by one result per call, in order; nothing else has one."""
-    world = World(plan)  # type: ignore[arg-type]
+    world = World(plan)
     facts = finished(world)
     assert world.problems == []
     assert [found for _, state in prefixes(facts) for found in violations(state.transcript)] == []
@@ -110,7 +110,7 @@ def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
 @given(plans)
 def test_the_flags_of_a_state_exclude_each_other_as_described(plan: object) -> None:
     """What `planner_ext.core` says of the fields of a state holds after every fact."""
-    for _, state in prefixes(finished(World(plan))):  # type: ignore[arg-type]
+    for _, state in prefixes(finished(World(plan))):
         assert state.batch is None or state.reply is None
         assert (state.phase in (Phase.REVIEWING, Phase.CALLING)) <= (state.batch is not None)
         assert (state.phase is Phase.ANSWERING) <= (state.reply is not None)
@@ -124,7 +124,7 @@ def test_the_flags_of_a_state_exclude_each_other_as_described(plan: object) -> N
 @given(plans)
 def test_the_ledger_is_what_the_facts_say(plan: object) -> None:
     """After every fact: trips are the sum of those reported, tool calls the starts, tokens and cost those used."""
-    world = World(plan)  # type: ignore[arg-type]
+    world = World(plan)
     for facts, state in prefixes(finished(world)):
         assert state.ledger.iterations == charged(facts, world.plan.rules)
         assert state.ledger.tool_calls == starts(facts).total()
@@ -138,7 +138,7 @@ def test_the_ledger_is_what_the_facts_say(plan: object) -> None:
 @given(plans)
 def test_a_journal_survives_json_at_every_fact(plan: object) -> None:
     """Every head of a journal, written and read, is the same facts and folds to the same state."""
-    for facts, state in prefixes(finished(World(plan))):  # type: ignore[arg-type]
+    for facts, state in prefixes(finished(World(plan))):
         read = through_json(facts)
         assert read == list(facts)
         assert fold(read) == state
@@ -148,7 +148,7 @@ def test_a_journal_survives_json_at_every_fact(plan: object) -> None:
 @given(plans)
 def test_every_run_ends(plan: object) -> None:
     """A run whose model comes to an end ends, in a known way, with nothing left to do, paused never for nothing."""
-    facts = finished(World(plan))  # type: ignore[arg-type]
+    facts = finished(World(plan))
     state = fold(facts)
     assert state.phase is Phase.ENDED
     assert next_action(state) is None
@@ -162,11 +162,11 @@ def test_every_run_ends(plan: object) -> None:
 @given(plans.map(timeless))
 def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
     """Interrupted after any fact and gone on with from JSON in a new engine, a run makes the same journal."""
-    whole = finished(World(plan))  # type: ignore[arg-type]
+    whole = finished(World(plan))
     for facts, following in pairwise(facts for facts, _ in prefixes(whole)):
         amid_a_resumption = of_a_person(facts[-1]) and of_a_person(following[-1])
         if not isinstance(facts[-1], CallStarted) and not amid_a_resumption:
-            world = World(plan)  # type: ignore[arg-type]
+            world = World(plan)
             assert asyncio.run(world.finish(through_json(facts))) == whole
             assert world.problems == []
 
@@ -175,7 +175,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
 @given(plans)
 def test_the_limit_that_ends_a_run_was_reached(plan: object) -> None:
     """The named limit is one that the run has, and its own numbers say that nothing more was allowed by it."""
-    facts = finished(World(plan))  # type: ignore[arg-type]
+    facts = finished(World(plan))
     state = fold(facts)
     assert state.ended is not None
     if state.ended.limit is not None:
@@ -219,7 +219,7 @@ REACHED: dict[str, Callable[[State, Sequence[Fact]], bool]] = {
 @given(plans)
 def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
     """Whenever a run is ended from outside, every call is answered, no started one is said to have not run."""
-    facts = finished(World(plan))  # type: ignore[arg-type]
+    facts = finished(World(plan))
     for head, state in prefixes(facts[:-1]):
         after = fold([*head, *stopping_facts(state, reason="enough", at=state.at)])
         assert after.phase is Phase.ENDED
@@ -233,7 +233,7 @@ def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
 @given(plans, limits)
 def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Limits) -> None:
     """With any other limits an ended run goes on, runs nothing twice that it has seen finish, and ends once more."""
-    world = World(plan)  # type: ignore[arg-type]
+    world = World(plan)
     facts = finished(world)
     again = asyncio.run(world.finish([*facts, Resumed(limits=larger, at=world.time)]))
     assert isinstance(again[-1], Ended)
@@ -246,7 +246,7 @@ def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Li
 @given(plans, st.integers(1, 30))
 def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: object, place: int) -> None:
     """Whoever watches may fail at any fact: every call is answered or waits for a person, and the run can go on."""
-    world = World(plan)  # type: ignore[arg-type]
+    world = World(plan)
 
     async def failing(_: object) -> None:
         if len(engine.facts) >= place:
@@ -269,7 +269,7 @@ def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: object, place: int)
 @given(plans, st.integers(1, 30))
 def test_a_run_stopped_from_outside_does_nothing_more(plan: object, place: int) -> None:
     """From the fact on after which a run was asked to stop, no request is made, and it ends or already paused."""
-    world, stop = World(plan), StopHandle()  # type: ignore[arg-type]
+    world, stop = World(plan), StopHandle()
     asked: list[int] = []
 
     async def stopping(_: object) -> None:
@@ -289,7 +289,7 @@ def test_a_run_stopped_from_outside_does_nothing_more(plan: object, place: int) 
 @given(plans)
 def test_after_a_stop_nothing_more_is_started(plan: object) -> None:
     """Asked to stop after any fact, a run makes no request and starts no function from there on."""
-    facts = finished(World(plan))  # type: ignore[arg-type]
+    facts = finished(World(plan))
     for head, state in prefixes(facts[:-1]):
         ending = stopping_facts(state, reason="enough", at=state.at)
         assert not any(isinstance(fact, CallStarted | ModelReplied) for fact in ending)

@@ -128,11 +128,11 @@ def test_a_final_answer_that_was_not_offered_is_taken_as_the_forced_one() -> Non
     play = Play(limits=Limits(max_iterations=1)).add(type(withheld)(**{**_fields(withheld), "final_answer": "42"})).go()
     assert (play.end.status, play.end.answer) == ("limit_reached", "42")
     assert play.state.transcript[-1] == TextMessage(role="assistant", text="42")
-    assert play.add(RESUMED).state.transcript == play.facts[0].messages  # type: ignore[union-attr]
+    assert play.add(RESUMED).state.transcript == play.facts[0].messages
 
 
 def _fields(fact: object) -> dict[str, object]:
-    return {name: getattr(fact, name) for name in type(fact).__dataclass_fields__}  # type: ignore[attr-defined]
+    return {name: getattr(fact, name) for name in type(fact).__dataclass_fields__}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_an_answer_to_no_question_is_refused_by_name(fact: object) -> None:
     """A damaged journal cannot answer a call that does not ask, or one that is not there."""
     journal = (run_started(), replied(calls("ask", "f")), decided(0, "ask"), decided(1), PAUSED, RESUMED)
     with pytest.raises(IllegalTransitionError, match="Clarified in iteration"):
-        fold((*journal, fact))  # type: ignore[arg-type]
+        fold((*journal, fact))
     with pytest.raises(IllegalTransitionError, match="it asks nothing"):
         fold((*journal, clarified(), clarified()))

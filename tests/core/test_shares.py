@@ -25,7 +25,7 @@ def started(share: BudgetShare | None = SHARE) -> list[Fact]:
 
 def ended(spent: Consumption | None, **more: object) -> CallFinished:
     """The end of that call."""
-    fact = finished(0, **more)  # type: ignore[arg-type]
+    fact = finished(0, **more)
     assert isinstance(fact, CallFinished)
     return CallFinished(**{name: getattr(fact, name) for name in _FIELDS}, spent=spent)
 

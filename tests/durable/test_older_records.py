@@ -66,7 +66,7 @@ def application(bank: Any) -> tuple[FunctionCallingStepwisePlanner, Kernel, Scri
 
 def results(result: FunctionCallingStepwisePlannerResult) -> list[str]:
     assert result.chat_history is not None
-    return [str(m.items[0].result) for m in result.chat_history.messages if m.role == "tool"]  # type: ignore[union-attr]
+    return [str(m.items[0].result) for m in result.chat_history.messages if m.role == "tool"]
 
 
 async def test_an_older_checkpoint_asks_again_where_its_values_changed() -> None:

@@ -159,7 +159,7 @@ async def test_what_was_shown_cannot_be_changed_by_whoever_sees_it() -> None:
     class Careless(FakeGate):
         async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
             for call in calls:
-                call.arguments.update(edited="changed")  # type: ignore[attr-defined]
+                call.arguments.update(edited="changed")
             return [Approve() for _ in calls]
 
     engine = engine_of(["f"], "done", gate=Careless())

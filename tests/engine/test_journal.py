@@ -84,8 +84,8 @@ def test_a_read_journal_folds() -> None:
     [
         ("goal", RunStarted(run_id="r", rules=Rules(), messages=(), goal="a\ud83d", at=0.0)),
         ("message", MessageAdded(message={"text": "\udc00b"}, purpose="step", at=0.0)),
-        ("result", replace(FACTS[7], result="\udfff")),  # type: ignore[call-arg]
-        ("arguments", replace(FACTS[3], calls=(replace(CALL, arguments='"\ud800"'),))),  # type: ignore[call-arg]
+        ("result", replace(FACTS[7], result="\udfff")),
+        ("arguments", replace(FACTS[3], calls=(replace(CALL, arguments='"\ud800"'),))),
     ],
 )
 def test_lone_surrogates_survive(text: str, fact: Fact) -> None:
@@ -104,11 +104,11 @@ def test_messages_are_written_as_their_own_model_does() -> None:
     """Each message is written as JSON, wherever a fact holds one; the facts stay as they are."""
     a, b, c = Opaque(name="a"), Opaque(name="b"), Opaque(name="c")
     facts: list[Fact] = [
-        replace(FACTS[0], messages=(a, b)),  # type: ignore[call-arg]
-        replace(FACTS[1], messages=(c,)),  # type: ignore[call-arg]
-        replace(FACTS[2], message=a),  # type: ignore[call-arg]
-        replace(FACTS[3], message=b),  # type: ignore[call-arg]
-        replace(FACTS[8], messages=(c, a)),  # type: ignore[call-arg]
+        replace(FACTS[0], messages=(a, b)),
+        replace(FACTS[1], messages=(c,)),
+        replace(FACTS[2], message=a),
+        replace(FACTS[3], message=b),
+        replace(FACTS[8], messages=(c, a)),
         FACTS[9],
         FACTS[-1],
     ]

@@ -73,7 +73,7 @@ async def test_a_planners_run_is_extended(limit: str, on_limit: str, streamed: b
     assert first.checkpoint is not None
 
     checkpoint = Checkpoint.from_json(first.checkpoint.to_json())
-    larger = Budget(max_iterations=20, on_limit=on_limit)  # type: ignore[arg-type]
+    larger = Budget(max_iterations=20, on_limit=on_limit)
     result = await resume(planner, kernel, checkpoint, streamed=streamed, budget=larger)
     assert (result.status, result.final_answer, len(math.sums)) == ("answered", "Four sums.", NEEDED)
     assert result.iterations > first.iterations

@@ -146,7 +146,7 @@ async def test_stop_ends_the_run_as_a_value(limit: str, budget: Any, trips: int,
     assert (len(server.requests), len(math.sums), result.tool_calls) == (2, 1, 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    assert "Not executed" in str(result.chat_history.messages[-1].items[0].result)  # type: ignore[union-attr]
+    assert "Not executed" in str(result.chat_history.messages[-1].items[0].result)
     assert limit in result.reason
     with pytest.raises(LimitReachedError):
         result.raise_for_status()
@@ -258,7 +258,7 @@ async def test_the_budget_of_a_wrapped_service_holds_too(streamed: bool) -> None
     for of_planner, of_service in [(9, 3), (3, 9)]:
         async with openai_kernel(never_stops) as (kernel, server):
             inner = kernel.get_service("chat")
-            wrapped = FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=of_service))  # type: ignore[arg-type]
+            wrapped = FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=of_service))
             doubly = FunctionInvokingChatCompletion(wrapped)
             result = await invoke(
                 planner_with("chat", plan=False, max_iterations=of_planner), kernel_of(doubly), streamed=streamed

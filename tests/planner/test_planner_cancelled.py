@@ -114,7 +114,7 @@ def cancellation_in(error: BaseException | None) -> asyncio.CancelledError:
 
 async def check(error: asyncio.CancelledError, world: World, place: str) -> None:
     """Its history can be sent, and its checkpoint resumed."""
-    history, checkpoint = error.chat_history, error.checkpoint  # type: ignore[attr-defined]
+    history, checkpoint = error.chat_history, error.checkpoint
     check_sendable(history)
     results = [str(message.items[0].result) for message in history.messages if message.role == "tool"]
     assert results == ([] if place == "request" else ["Cancelled while it ran; whether it took effect is not known."])
@@ -189,7 +189,7 @@ async def test_the_outermost_run_is_the_one_that_is_carried() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert str(caught.value.chat_history.messages[-2].items[0].name) == "inner-reach_goal"  # type: ignore[attr-defined]
+    assert str(caught.value.chat_history.messages[-2].items[0].name) == "inner-reach_goal"
 
 
 async def test_a_resumed_run_is_carried_too() -> None:
@@ -215,4 +215,4 @@ async def test_what_ends_the_program_carries_its_run() -> None:
     kernel = kernel_of(ScriptedChatCompletion([call("math-add", {"a": 1, "b": 2}), say("Done.")]))
     with pytest.raises(KeyboardInterrupt) as caught:
         await planner_with(plan=False, iteration_completed=leave).invoke(kernel, "go")
-    check_sendable(caught.value.chat_history)  # type: ignore[attr-defined]
+    check_sendable(caught.value.chat_history)

@@ -158,7 +158,7 @@ def test_a_clarifier_without_a_model_is_refused() -> None:
     with pytest.raises(PlannerInvalidConfigurationError, match="instructions"):
         ModelClarifier(kernel_of(ScriptedChatCompletion([])), instructions=" ")
     with pytest.raises(PlannerInvalidConfigurationError, match="price"):
-        ModelClarifier(kernel_of(ScriptedChatCompletion([])), price=3)  # type: ignore[arg-type]
+        ModelClarifier(kernel_of(ScriptedChatCompletion([])), price=3)
 
 
 REPLIES = {

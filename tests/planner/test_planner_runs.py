@@ -201,7 +201,7 @@ async def test_calls_beside_a_final_answer_do_not_run(batch: tuple[ScriptedReply
     assert (len(server.requests), result.tool_calls, math.sums) == (2, 0, [])
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    answers = [str(message.items[0].result) for message in result.chat_history.messages[-len(batch) :]]  # type: ignore[union-attr]
+    answers = [str(message.items[0].result) for message in result.chat_history.messages[-len(batch) :]]
     assert sum("Not executed" in answer for answer in answers) == len(batch) - 1
 
 

@@ -40,7 +40,7 @@ def asked_with(server: Any) -> list[dict[str, object]]:
 @pytest.mark.parametrize("own", [False, True], ids=["base", "openai"])
 async def test_execution_settings_reach_every_request(own: bool, streamed: bool) -> None:
     """Settings of the options are those of the plan request, of the steps and of the last request."""
-    settings = (OpenAIChatPromptExecutionSettings if own else PromptExecutionSettings)(**PATIENT)  # type: ignore[arg-type]
+    settings = (OpenAIChatPromptExecutionSettings if own else PromptExecutionSettings)(**PATIENT)
     async with openai_kernel(never_stops) as (kernel, server):
         await invoke(planner_with("chat", execution_settings=settings, max_iterations=3), kernel, streamed=streamed)
 

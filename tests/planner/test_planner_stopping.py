@@ -83,7 +83,7 @@ async def test_another_task_may_stop_a_run(streamed: bool) -> None:
     assert (gate.ended, result.tool_calls) == (["done"], 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    answers = [str(message.items[0].result) for message in result.chat_history.messages[-2:]]  # type: ignore[union-attr]
+    answers = [str(message.items[0].result) for message in result.chat_history.messages[-2:]]
     assert answers[0] == "done"
     assert "Not executed" in answers[1]
 

@@ -399,7 +399,7 @@ async def test_an_external_cancellation_is_not_taken_for_the_limit() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    check_sendable(caught.value.chat_history)  # type: ignore[attr-defined]
+    check_sendable(caught.value.chat_history)
 
 
 class Timed:

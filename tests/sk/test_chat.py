@@ -214,7 +214,7 @@ async def test_text_beside_calls_is_in_the_next_request(ask: Ask, serve: Serve) 
     served = serve([calls(ADD, text="Let me see."), say("Three.")])
     await ask(FunctionInvokingChatCompletion(served.connector))
     said = served.server.requests[1].messages[1]
-    assert (said["content"], len(said["tool_calls"])) == ("Let me see.", 1)  # type: ignore[arg-type]
+    assert (said["content"], len(said["tool_calls"])) == ("Let me see.", 1)
 
 
 def test_a_transcript_is_written_once_for_as_long_as_it_only_goes_on(kernel: Kernel) -> None:

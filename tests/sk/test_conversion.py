@@ -79,7 +79,7 @@ async def received(function: KernelFunction, arguments: dict[str, Any]) -> Any:
     """What Semantic Kernel makes of arguments."""
     parameters = parameters_of(function)
     given = {name: value for name, value in arguments.items() if value is not None or not parameters.drops_null(name)}
-    return (await runnable(function, threads=False).invoke(Kernel(), KernelArguments(**given))).value  # type: ignore[union-attr]
+    return (await runnable(function, threads=False).invoke(Kernel(), KernelArguments(**given))).value
 
 
 def written(value: Any) -> str:

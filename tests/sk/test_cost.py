@@ -205,5 +205,5 @@ def deferring() -> ApprovalSettings:
 def test_a_price_is_a_function(price: object) -> None:
     """Anything else is refused, naming the field, what it takes and what it got."""
     with pytest.raises(PlannerInvalidConfigurationError, match="price must be a function") as caught:
-        Budget(max_cost=1.0, price=price)  # type: ignore[arg-type]
+        Budget(max_cost=1.0, price=price)
     assert repr(price) in str(caught.value)

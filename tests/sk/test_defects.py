@@ -280,9 +280,9 @@ async def test_defect_11_a_call_without_an_id_gets_one(run: Run) -> None:
     script = call("p-echo", {"text": "x"}, id=""), DONE
     ours, stock = await run(Plugin(), *script), await run(Plugin(), *script, stock=True)
     called, answered = ours.inner.requests[1].messages[1:3]
-    assert called["tool_calls"][0]["id"] == answered["tool_call_id"] != ""  # type: ignore[index]
+    assert called["tool_calls"][0]["id"] == answered["tool_call_id"] != ""
     called, answered = stock.inner.requests[1].messages[1:3]
-    assert called["tool_calls"][0]["id"] != answered["tool_call_id"]  # type: ignore[index]
+    assert called["tool_calls"][0]["id"] != answered["tool_call_id"]
 
 
 @pytest.mark.parametrize("choices", ["[]", "null"])

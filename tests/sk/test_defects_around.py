@@ -119,7 +119,7 @@ async def test_defect_19_a_bound_from_data_holds(ask: Ask) -> None:
     assert len(inner.requests) == 2
     with pytest.raises(PlannerInvalidConfigurationError, match="maximum_use_attemps"):
         BoundedFunctionChoiceBehavior.from_dict({"type": "auto", "maximum_use_attemps": 1})
-    stock = PromptExecutionSettings(function_choice_behavior={**data, "auto_invoke": True})  # type: ignore[arg-type]
+    stock = PromptExecutionSettings(function_choice_behavior={**data, "auto_invoke": True})
     assert stock.function_choice_behavior is not None
     assert stock.function_choice_behavior.maximum_auto_invoke_attempts == 5
 

@@ -149,7 +149,7 @@ PRICES: dict[str, Any] = {
     "boolean": lambda model, usage: True,
     "too large": lambda model, usage: 10**400,
     "missing": lambda model, usage: {"other": 0.01}[model],
-    "missing by the token": lambda model, usage: {"other": 0.01}.get(model) * usage.total_tokens,  # type: ignore[operator]
+    "missing by the token": lambda model, usage: {"other": 0.01}.get(model) * usage.total_tokens,
 }
 
 

@@ -51,7 +51,7 @@ async def test_a_filter_sees_edited_arguments_as_the_call() -> None:
     contents: list[Any] = []
 
     async def look(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
-        contents.append((context.arguments["room"], context.function_call_content.arguments))  # type: ignore[union-attr]
+        contents.append((context.arguments["room"], context.function_call_content.arguments))
         await next(context)
 
     await Bench(look).run("lights-switch", {"room": "hall"}, edited='{"room": "attic"}')
@@ -106,7 +106,7 @@ async def test_a_filters_result_replaces_the_functions(name: str, in_place: bool
     async def put(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
         await next(context)
         if in_place:
-            context.function_result.value = {"cached": True}  # type: ignore[union-attr]
+            context.function_result.value = {"cached": True}
         else:
             context.function_result = result_of(context, {"cached": True})
 
@@ -171,7 +171,7 @@ async def test_a_filter_may_try_again() -> None:
 
     async def retry(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
         await next(context)
-        attempts.append(context.function_result.value)  # type: ignore[union-attr]
+        attempts.append(context.function_result.value)
         context.arguments["lamp"] = 3
         await next(context)
 
@@ -221,7 +221,7 @@ async def test_approved_arguments_cannot_be_changed_by_a_filter(kind: str, chang
 
     bench = Bench(alter) if kind == "auto" else Bench(passing, function_filters=(alter,))
     bench.offered["lights-switch"] = bench.kernel.add_plugin(Rooms(), "rooms")["switch"]
-    rooms: Any = bench.offered["lights-switch"].method.__self__  # type: ignore[attr-defined]
+    rooms: Any = bench.offered["lights-switch"].method.__self__
     finished = await bench.run("lights-switch", {"room": ["hall"]}, by="ann")
     assert (finished.outcome, finished.text) == (
         "failed",

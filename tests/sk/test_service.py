@@ -250,7 +250,7 @@ def test_an_option_that_means_nothing_is_refused_by_name(option: str, value: Any
 def test_only_a_chat_completion_service_can_be_wrapped() -> None:
     """Something else as ``inner`` is refused by name."""
     with pytest.raises(PlannerInvalidConfigurationError, match="inner must be a chat completion service"):
-        FunctionInvokingChatCompletion("gpt-4o")  # type: ignore[arg-type]
+        FunctionInvokingChatCompletion("gpt-4o")
 
 
 def test_the_wrapper_looks_like_the_connector(serve: Serve) -> None:

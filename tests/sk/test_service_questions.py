@@ -53,7 +53,7 @@ async def ask(
         return answered
     stream = service.get_streaming_chat_message_content(history, settings(behavior), kernel=Kernel())
     chunks = [chunk async for chunk in stream if chunk is not None]
-    return ChatMessageContent(role="assistant", content="".join(map(str, chunks)), metadata=chunks[-1].metadata)  # type: ignore[arg-type]
+    return ChatMessageContent(role="assistant", content="".join(map(str, chunks)), metadata=chunks[-1].metadata)
 
 
 def served(
@@ -95,7 +95,7 @@ async def test_a_question_nobody_answers_waits_in_the_metadata(streamed: bool) -
     assert (message.metadata["status"], pending["arguments"]) == ("asked", {"question": WHERE})
     assert str(message).endswith(WHERE)
 
-    history.add_message(ChatMessageContent(role="assistant", content=WHERE))  # type: ignore[arg-type]
+    history.add_message(ChatMessageContent(role="assistant", content=WHERE))
     done = await service.resume(
         history, message.metadata["checkpoint"], {pending["id"]: Supply("Norway.")}, settings(), kernel=Kernel()
     )
@@ -165,7 +165,7 @@ async def test_an_agents_thread_holds_question_and_answer(asks: ScriptedReply) -
     response = await ChatCompletionAgent(service=service, kernel=kernel, name="guide").get_response("The capital?")
     assert (str(response.message), response.message.metadata["status"]) == ("Oslo.", "answered")
     assert response.thread is not None
-    thread = [str(message.to_dict()) async for message in response.thread.get_messages()]  # type: ignore[attr-defined]
+    thread = [str(message.to_dict()) async for message in response.thread.get_messages()]
     assert [WHERE in message for message in thread] == [False, True, False, False]
     assert ["Norway." in message for message in thread] == [False, False, True, False]
 

@@ -90,7 +90,7 @@ async def ask(pay: Pay, reply: Any, *filters: tuple[Any, Any], **options: Any) -
 
 
 def read(result: FunctionCallingStepwisePlannerResult) -> list[str]:
-    return [str(one.items[0].result) for one in result.chat_history.messages if one.role == "tool"]  # type: ignore[union-attr]
+    return [str(one.items[0].result) for one in result.chat_history.messages if one.role == "tool"]
 
 
 def approves(call: Any) -> Any:
