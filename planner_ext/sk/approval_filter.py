@@ -46,11 +46,11 @@ from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval import PendingCall
 from planner_ext.sk.arguments import (
     InvalidArguments,
-    Parameters,
+    Tool,
     convert_arguments,
-    parameters_of,
     parse_arguments,
     parse_object,
+    tool_of,
 )
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import (
@@ -61,7 +61,6 @@ from planner_ext.sk.execution import (
     behind_filters,
     caught,
     guard_of,
-    may_restart,
     result_text,
     watch,
 )
@@ -206,15 +205,15 @@ class ApprovalFilter:
 
     async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve | None) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
-        parameters, given = parameters_of(context.function), call.arguments
+        tool, given = tool_of(context.function), call.arguments
         if decision is not None and decision.arguments is not None:
-            edited = parse_arguments(arguments_text(decision.arguments), parameters)
+            edited = parse_arguments(arguments_text(decision.arguments), tool)
             if isinstance(edited, InvalidArguments):
                 _answer(context, _refusal(edited.message))
                 return
             given = edited
         arguments: dict[str, Any] = {}
-        parameters.put(given, arguments)
+        tool.put(given, arguments)
         values = cast("dict[str, Any]", context.arguments)
         if arguments.keys() != call.arguments.keys() or any(values[name] is not arguments[name] for name in arguments):
             context.arguments = copy(context.arguments)  # these may be the caller's own
@@ -237,11 +236,12 @@ class ApprovalFilter:
     def _guard(
         self, function: KernelFunction, values: Mapping[str, Any], shown: Iterable[str], *, binds: bool
     ) -> CallGuard:
+        tool = tool_of(function)
         return CallGuard(
-            function.fully_qualified_name,
-            unchanged=watch(values, {*shown, *parameters_of(function).by_name}),
+            tool.name,
+            unchanged=watch(values, {*shown, *tool.parameters}),
             binds=binds,
-            restart=_always if not binds or may_restart(function) else None,
+            restart=_always if not binds or tool.restarts else None,
             decided=[self],
             each_once=True,
         )
@@ -314,7 +314,7 @@ class ApprovalFilter:
         given = KernelArguments()
         values = cast("dict[str, Any]", given)
         values.update(cast("dict[str, Any]", arguments or {}))
-        parameters_of(function).put(decided.arguments, values)
+        tool_of(function).put(decided.arguments, values)
         guard = self._guard(function, given, decided.arguments, binds=True)
         try:
             ended = await caught(guard.guarding(function).invoke(kernel, given, metadata={"id": pending.id}))
@@ -359,11 +359,11 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
     """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
     function = context.function
-    name, parameters = function.fully_qualified_name, parameters_of(function)
+    name, tool = function.fully_qualified_name, tool_of(function)
     values = cast("dict[str, Any]", context.arguments)
     given = None if content is None else _given(content)
-    names = parameters.by_name if given is None else given
-    shown = _converted({name: values[name] for name in names if name in values}, parameters)
+    names = tool.parameters if given is None else given
+    shown = _converted({name: values[name] for name in names if name in values}, tool)
     if isinstance(shown, InvalidArguments):
         return shown
     call_id = (content.id if content is not None else None) or name
@@ -385,18 +385,18 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
     )
 
 
-def _converted(values: dict[str, Any], parameters: Parameters) -> dict[str, Any] | InvalidArguments:
+def _converted(values: dict[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
     """Convert what a model may have given to the types of the function; an application's own object stays as it is."""
     shown = dict(values)
     for name, value in values.items():
-        parameter = parameters.by_name.get(name)
+        parameter = tool.parameters.get(name)
         if parameter is None or not isinstance(value, str | int | float | list | dict | None):
             continue
         try:
             given = parse_object(json.dumps({name: value}))
         except (TypeError, ValueError, RecursionError):
             continue
-        converted = convert_arguments(given, Parameters(function=parameters.function, by_name={name: parameter}))
+        converted = convert_arguments(given, replace(tool, parameters={name: parameter}))
         if isinstance(converted, InvalidArguments):
             return converted
         if converted is not given:
@@ -526,7 +526,7 @@ class RunGate:
             return decision
         function = self.functions()[call.fully_qualified_name]
         if isinstance(decision, Approve) and decision.arguments is not None:
-            edited = parse_arguments(result_text(dict(decision.arguments)), parameters_of(function))
+            edited = parse_arguments(result_text(dict(decision.arguments)), tool_of(function))
             if isinstance(edited, InvalidArguments):
                 return decision  # which is refused where it is applied
             call = replace(call, arguments=edited)

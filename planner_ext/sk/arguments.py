@@ -6,45 +6,43 @@ others are answered by a message a model can act on, the same one each time. Mus
 
 import inspect
 import json
+import marshal
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from types import UnionType
-from typing import Any, Final, Literal, Union, cast, get_args, get_origin
+from hashlib import sha256
+from typing import Any, Final, cast
+from weakref import ref
 
 from pydantic import ValidationError
 from semantic_kernel.exceptions import FunctionExecutionException
 from semantic_kernel.functions import KernelFunction, KernelParameterMetadata
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.engine.effects import injected
+from planner_ext.engine.effects import effect_of, injected
 from planner_ext.sk.conversion import (
-    Convert,
+    Parameter,
     UnfitError,
-    conversion_to,
+    convertible_type,
     json_text,
-    listed,
+    parameter_of,
     quoted,
-    to_integer,
-    to_one_of,
-    unfit,
     validation_details,
 )
 
 __all__ = [
     "INJECTED",
     "InvalidArguments",
-    "Parameters",
+    "Tool",
     "conversion_problem",
     "convert_arguments",
-    "convertible_type",
-    "injected_parameters",
-    "parameters_of",
+    "hidden_parameters",
     "parse_arguments",
     "parse_object",
     "quoted",
+    "tool_of",
     "unconverted_parameter",
 ]
 
@@ -55,7 +53,6 @@ MAX_DEPTH: Final = 100
 """Levels of nesting accepted: far more than any function takes, far fewer than exhaust the stack when written again."""
 
 _NAMES_SHOWN: Final = 10
-_VALUES_SHOWN: Final = 50
 _CHARACTERS_REMEMBERED: Final = 500
 
 
@@ -67,186 +64,182 @@ class InvalidArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One parameter that the model may give.
+class Tool:
+    """A kernel function as its declaration describes it; see `tool_of`.
 
     Attributes:
-        types: JSON schema types, without "null"; () accepts every value as it is.
-        values: The values that an enumeration allows, or None.
-        nullable: Whether null is accepted.
-        drops_null: Whether null must be passed by leaving the argument out, as Semantic Kernel makes ``"None"`` of it.
-        kind: The type that the function's signature names; None if only a schema is known. A near miss of the model
-            is converted to a kind, never to a schema's type: Semantic Kernel converts nothing there.
-        exact: A value of exactly this Python type needs no conversion; None if each has to be checked.
-        to: Converts a value that passed the check.
+        name: Its fully qualified name.
+        parameters: Those that the model may give, by name.
+        injected: Those that the run fills, of a function marked with `effect`.
+        absent: None for each parameter that the model may omit and Python requires.
+        kinds: The type of each declared parameter that Semantic Kernel can convert to.
+        signature: ``name=digest`` of each declared parameter, joined by commas; of type, schema and default, without
+            descriptions. A function of the same name that takes something else is another function.
+        blocks: Whether it works when it is called, and would block the event loop: it is not a coroutine or generator
+            function, nor an object whose ``__call__`` is one, nor wraps one.
+        restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
+        asks_model: Whether it may make requests to a model with what it is given: a prompt, or one that takes the
+            kernel or a service.
     """
 
     name: str
-    required: bool
-    types: tuple[str, ...]
-    values: tuple[Any, ...] | None
-    nullable: bool
-    drops_null: bool
-    kind: Any
-    exact: type[Any] | None
-    to: Convert
-
-    def convert(self, value: Any) -> Any:
-        """Return what the function gets for a value that was parsed from JSON; raises `UnfitError`."""
-        if value is None and self.nullable:
-            return None
-        try:
-            if self.values is not None:
-                value = to_one_of(self.values, value)
-            elif self.types and not (any(_TYPES[name](value) for name in self.types) or self._is_near(value)):
-                raise UnfitError("")
-        except UnfitError:
-            raise unfit(self.expected(), value) from None
-        return self.to(value)
-
-    def _is_near(self, value: Any) -> bool:
-        if "string" in self.types and self.kind is str:
-            return isinstance(value, bool | int | float)
-        return isinstance(value, str) and self.kind in (int, float) and bool({"integer", "number"} & set(self.types))
-
-    def expected(self) -> str:
-        """Say what it takes."""
-        names = list(self.types)
-        if self.values is not None:
-            more = ", ..." if len(self.values) > _VALUES_SHOWN else ""
-            names = [f"one of {listed(self.values[:_VALUES_SHOWN])}{more}"]
-        if not names:
-            return "any value"
-        return " or ".join([*names, "null"] if self.nullable else names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """The parameters of one function that the model may give, by name."""
-
-    function: str
-    by_name: Mapping[str, Parameter]
-
-    def drops_null(self, name: str) -> bool:
-        """Whether a null for this parameter is passed by leaving it out."""
-        parameter = self.by_name.get(name)
-        return parameter is not None and parameter.drops_null
+    parameters: Mapping[str, Parameter]
+    injected: frozenset[str]
+    absent: Mapping[str, None]
+    kinds: tuple[Any, ...]
+    signature: str
+    blocks: bool
+    restarts: bool
+    asks_model: bool
 
     def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
         """Put converted values among a function's arguments, as items; leave out the nulls that are passed so."""
         for name, value in given.items():
-            if value is None and self.drops_null(name):
+            if value is None and name in self.parameters and self.parameters[name].drops_null:
                 arguments.pop(name, None)
             else:
                 arguments[name] = value
 
 
-def parameters_of(function: KernelFunction) -> Parameters:
-    """Collect what a model may pass to a function: neither what is hidden from it nor what Semantic Kernel injects."""
-    hidden = injected_parameters(function)
-    visible = {
-        one.name: _parameter(one.name, one, function)
+@dataclass(frozen=True, slots=True)
+class _KnownTool:
+    """A tool, with what it was worked out from: the method, or a function without one, and what that declared."""
+
+    target: ref[Any]
+    declaration: tuple[bytes, tuple[Any, ...]]
+    tool: Tool
+
+
+_KNOWN: dict[int, _KnownTool] = {}
+"""By the id of the target; weak, so that kernels are freed when their applications drop them."""
+
+_MOST_KNOWN: Final = 1000
+
+
+def tool_of(function: KernelFunction) -> Tool:
+    """Describe a kernel function; worked out again only if its declaration has changed, which may change in place."""
+    method, parameters = getattr(function, "method", None), function.parameters
+    target, effect = function if method is None else method, effect_of(method)
+    names = [function.fully_qualified_name, function.is_prompt, isinstance(function, KernelFunctionFromMethod)]
+    values = [
+        (one.name, one.type_, one.is_required, one.default_value, one.include_in_function_choices, one.schema_data)
+        for one in parameters
+    ]
+    try:
+        # Bytes tell 1 from True, and do not change with their source; version 2 writes equal values equally.
+        written = marshal.dumps((names, None if effect is None else effect.kind, values), 2)
+    except ValueError:  # of a default or schema that is not plain: its changes would not be noticed
+        return _described(function, method)
+    key, declaration = id(target), (written, tuple(one.type_object for one in parameters))
+    known = _KNOWN.get(key)
+    if known is not None and known.target() is target and known.declaration == declaration:
+        return known.tool
+    tool = _described(function, method)
+    with suppress(TypeError):  # of a target that has no weak references
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = _KnownTool(ref(target, lambda _: _KNOWN.pop(key, None)), declaration, tool)
+    return tool
+
+
+def _described(function: KernelFunction, method: Any) -> Tool:
+    of_method, hidden, effect = (
+        isinstance(function, KernelFunctionFromMethod),
+        hidden_parameters(function),
+        effect_of(method),
+    )
+    parameters = {
+        one.name: parameter_of(one, of_method=of_method, of_prompt=function.is_prompt)
         for one in function.parameters
         if one.name is not None and one.include_in_function_choices and one.name not in hidden
     }
-    return Parameters(function=function.fully_qualified_name, by_name=visible)
-
-
-def injected_parameters(function: KernelFunction) -> frozenset[str]:
-    """List the parameters that the model does not fill: Semantic Kernel's own, and those of `effect`."""
-    if not isinstance(function, KernelFunctionFromMethod):
-        return frozenset()
-    return INJECTED | injected(function.method)
-
-
-def _parameter(name: str, declared: KernelParameterMetadata, function: KernelFunction) -> Parameter:
-    schema = declared.schema_data or {}
-    listed: Any = schema.get("type") or ()
-    names = (listed,) if isinstance(listed, str) else tuple(str(one) for one in listed)
-    values: Any = schema.get("enum")
-    kind: Any = convertible_type(declared.type_object)
-    converted = isinstance(function, KernelFunctionFromMethod) and _is_converted(declared, kind)
-    optional = not declared.is_required and declared.default_value is None
-    # Semantic Kernel's schema of `X | None` is that of X: only the parameter's metadata still knows.
-    nullable = "null" in names or schema.get("nullable") is True or (optional and declared.type_object is not None)
-    # A null that Semantic Kernel would convert can only be omitted; where there is a default, that is not null.
-    nullable = nullable and (optional or not converted)
-    opaque = not _TYPES.keys() >= set(names) or ("object" in names and not _means_object(declared, kind))
-    types = () if opaque else tuple(one for one in names if one != "null")
-    if function.is_prompt and types == ("string",):
-        kind = str  # a prompt takes everything as text
-    exact = _EXACT.get(types[0]) if len(types) == 1 and not isinstance(values, list) else None
-    return Parameter(
-        name=name,
-        required=bool(declared.is_required),
-        types=types,
-        values=tuple(cast("list[Any]", values)) if isinstance(values, list) else None,
-        nullable=nullable,
-        drops_null=converted and nullable,
-        kind=kind,
-        exact=exact if kind in (exact, None) else None,
-        to=to_integer if kind is None and types == ("integer",) else conversion_to(kind),
+    return Tool(
+        name=function.fully_qualified_name,
+        parameters=parameters,
+        injected=injected(method),
+        absent=_optional_without_default(function.parameters, method) if of_method else {},
+        kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
+        signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
+        blocks=of_method and not _is_lazy(method),
+        restarts=effect is not None and effect.kind != "once",
+        asks_model=not of_method or any(one.name in ("kernel", "service") for one in function.parameters),
     )
 
 
-def convertible_type(declared: Any) -> Any:
-    """Return the type that Semantic Kernel can convert an argument to, where it kept one that it cannot.
-
-    It keeps ``Optional[X]`` of ``Annotated[Optional[X], ...]``, and literals, and calls them like a class.
-    """
-    origin = get_origin(declared)
-    if origin in (Union, UnionType):
-        types = [one for one in get_args(declared) if one is not type(None)]
-        return convertible_type(types[0]) if len(types) == 1 else Any
-    return Any if origin is Literal else declared
+def hidden_parameters(function: KernelFunction) -> frozenset[str]:
+    """List the parameters that the model does not fill: Semantic Kernel's own, and those of `effect`."""
+    return INJECTED | injected(function.method) if isinstance(function, KernelFunctionFromMethod) else frozenset()
 
 
-def _is_converted(declared: KernelParameterMetadata, kind: Any) -> bool:
-    """Whether Semantic Kernel converts this parameter, as its ``gather_function_parameters`` decides."""
-    known = bool(kind) and kind not in (Any, object, inspect.Parameter.empty)
-    return known and bool(declared.type_) and "," not in (declared.type_ or "")
+def _is_lazy(method: Any) -> bool:
+    """Whether calling a method only makes a coroutine or a generator."""
+    target = inspect.unwrap(method)
+    called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
+    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
 
 
-def _means_object(declared: KernelParameterMetadata, kind: Any) -> bool:
-    """Whether a schema of type object means one: Semantic Kernel also writes it for every type unknown to it."""
-    schema = declared.schema_data or {}
-    if schema.get("properties") or "additionalProperties" in schema:
-        return True
-    if kind is None:
-        name = "object" if declared.type_ is None else declared.type_
-        return name in ("object", "dict", "str") or name.startswith("dict[")
-    return (get_origin(kind) or kind) is dict
+def _optional_without_default(declared: Iterable[KernelParameterMetadata], method: Any) -> dict[str, None]:
+    """Collect the parameters that Semantic Kernel tells the model it may leave out, and Python demands."""
+    optional = {
+        one.name
+        for one in declared
+        if not one.is_required and one.default_value is None and one.include_in_function_choices
+    }
+    if not optional:
+        return {}
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: None
+        for name, own in inspect.signature(method).parameters.items()
+        if name in optional and own.kind in keyword and own.default is inspect.Parameter.empty
+    }
 
 
-def parse_arguments(text: str, parameters: Parameters) -> dict[str, Any] | InvalidArguments:
+def _digest(declared: KernelParameterMetadata) -> str:
+    value = [declared.type_, declared.is_required, declared.include_in_function_choices]
+    value += [_undescribed(declared.schema_data), declared.default_value]
+    # A default that is not JSON is written by its type: its repr may hold an address, which differs by process.
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda one: type(one).__qualname__)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _undescribed(schema: Any) -> Any:
+    if isinstance(schema, Mapping):
+        items = cast("Mapping[str, Any]", schema).items()
+        return {key: _undescribed(value) for key, value in items if key != "description" or not isinstance(value, str)}
+    if isinstance(schema, list):
+        return [_undescribed(one) for one in cast("list[Any]", schema)]
+    return schema
+
+
+def parse_arguments(text: str, tool: Tool) -> dict[str, Any] | InvalidArguments:
     """Parse, check and convert the arguments of one call.
 
     Args:
         text: JSON text of one object, as the model sent it; "" is no arguments.
-        parameters: What the function takes, see `parameters_of`.
+        tool: The function.
 
     Returns:
         The arguments as the function gets them, or what is wrong with them.
     """
-    return convert_arguments(parse_object(text), parameters)
+    return convert_arguments(parse_object(text), tool)
 
 
-def convert_arguments(
-    given: dict[str, Any] | InvalidArguments, parameters: Parameters
-) -> dict[str, Any] | InvalidArguments:
+def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> dict[str, Any] | InvalidArguments:
     """Check the arguments of one call, and convert each to its parameter's type.
 
     Args:
         given: JSON values by name, or what `parse_object` found wrong; they are not changed.
-        parameters: What the function takes, see `parameters_of`.
+        tool: The function.
 
     Returns:
         The arguments as the function gets them, in the order given: the same dict where nothing had to be converted.
         Or what is wrong with them. A null stays a null, also where `Parameter.drops_null` says how to pass it.
     """
     if isinstance(given, InvalidArguments):
-        return InvalidArguments(message=f"The arguments of {parameters.function} {given.message}")
-    by_name = parameters.by_name
+        return InvalidArguments(message=f"The arguments of {tool.name} {given.message}")
+    by_name = tool.parameters
     problems = _name_problems(given, by_name)
     changed: dict[str, Any] = {}
     for name, value in given.items():
@@ -265,7 +258,7 @@ def convert_arguments(
     items = (f"{one.name} ({one.expected()}{', required' if one.required else ''})" for one in by_name.values())
     taken = f"Its parameters: {', '.join(items)}." if by_name else "It takes no parameters."
     return InvalidArguments(
-        message=f"The arguments of {parameters.function} cannot be used: {'; '.join(problems)}. "
+        message=f"The arguments of {tool.name} cannot be used: {'; '.join(problems)}. "
         f"{taken} Call it again with corrected arguments."
     )
 
@@ -337,14 +330,14 @@ def _children(value: Any) -> Iterable[Any]:
     return cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
 
 
-def conversion_problem(error: BaseException, parameters: Parameters, given: Mapping[str, Any]) -> str | None:
+def conversion_problem(error: BaseException, tool: Tool, given: Mapping[str, Any]) -> str | None:
     """Tell the model which of its arguments Semantic Kernel could not convert, if that is what an error says.
 
     The error is recognised by the place it was raised at: its class is used for everything, its text is no interface.
 
     Args:
         error: What the call raised.
-        parameters: What the function takes.
+        tool: The function.
         given: The arguments that the model gave; it reads nothing of the application's.
 
     Returns:
@@ -356,7 +349,7 @@ def conversion_problem(error: BaseException, parameters: Parameters, given: Mapp
     cause = error.__cause__.__cause__ if error.__cause__ is not None else None
     details = validation_details(cause) if isinstance(cause, ValidationError) else ""
     return (
-        f"The argument {quoted(declared.name)} of {parameters.function} cannot be converted to {declared.type_}"
+        f"The argument {quoted(declared.name)} of {tool.name} cannot be converted to {declared.type_}"
         f"{details}. The function was not run. Call it again with a corrected argument."
     )
 
@@ -371,28 +364,3 @@ def unconverted_parameter(error: BaseException) -> KernelParameterMetadata | Non
         return None
     parameter = place.tb_frame.f_locals.get("param")
     return parameter if isinstance(parameter, KernelParameterMetadata) else None
-
-
-_EXACT: Final[Mapping[str, type[Any]]] = {"string": str, "integer": int, "boolean": bool}
-
-
-def _is_number(value: Any) -> bool:
-    with suppress(OverflowError):
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return False
-
-
-def _is_integer(value: Any) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
-
-
-_TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "null": lambda value: value is None,
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": _is_integer,
-    "number": _is_number,
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
-"""The values that JSON schema's types accept. Never "false" as a boolean: Semantic Kernel would make True of it."""

@@ -6,38 +6,39 @@ number stays as the model wrote it where its type takes it: 7.0 and 7 are equal 
 no code of the application but its pydantic models and dataclasses. Must not know the call or the function.
 """
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from enum import Enum
 from functools import lru_cache, partial
 from numbers import Number
 from types import UnionType
-from typing import Annotated, Any, Final, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
 from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
+from semantic_kernel.functions import KernelParameterMetadata
 
 from planner_ext.approval.decisions import with_plain_numbers
 
 __all__ = [
-    "Convert",
+    "Parameter",
     "UnfitError",
-    "conversion_to",
+    "convertible_type",
     "json_text",
-    "listed",
+    "parameter_of",
     "quoted",
-    "to_integer",
-    "to_one_of",
-    "unfit",
     "validation_details",
 ]
 
 _PROBLEMS_SHOWN: Final = 10
+_VALUES_SHOWN: Final = 50
 _CHARACTERS_SHOWN: Final = 80
 
 Convert = Callable[[Any], Any]
@@ -322,3 +323,137 @@ _CLASSES: Final[Mapping[type[Any], Convert]] = {
     frozenset: partial(_to_set, _as_sent),
     dict: partial(_to_dict, _as_sent),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter that the model may give.
+
+    Attributes:
+        types: JSON schema types, without "null"; () accepts every value as it is.
+        values: The values that an enumeration allows, or None.
+        nullable: Whether null is accepted.
+        drops_null: Whether null must be passed by leaving the argument out, as Semantic Kernel makes ``"None"`` of it.
+        kind: The type that the function's signature names; None if only a schema is known. A near miss of the model
+            is converted to a kind, never to a schema's type: Semantic Kernel converts nothing there.
+        exact: A value of exactly this Python type needs no conversion; None if each has to be checked.
+        to: Converts a value that passed the check.
+    """
+
+    name: str
+    required: bool
+    types: tuple[str, ...]
+    values: tuple[Any, ...] | None
+    nullable: bool
+    drops_null: bool
+    kind: Any
+    exact: type[Any] | None
+    to: Convert
+
+    def convert(self, value: Any) -> Any:
+        """Return what the function gets for a value that was parsed from JSON; raises `UnfitError`."""
+        if value is None and self.nullable:
+            return None
+        try:
+            if self.values is not None:
+                value = to_one_of(self.values, value)
+            elif self.types and not (any(_TYPES[name](value) for name in self.types) or self._is_near(value)):
+                raise UnfitError("")
+        except UnfitError:
+            raise unfit(self.expected(), value) from None
+        return self.to(value)
+
+    def _is_near(self, value: Any) -> bool:
+        if "string" in self.types and self.kind is str:
+            return isinstance(value, bool | int | float)
+        return isinstance(value, str) and self.kind in (int, float) and bool({"integer", "number"} & set(self.types))
+
+    def expected(self) -> str:
+        """Say what it takes."""
+        names = list(self.types)
+        if self.values is not None:
+            more = ", ..." if len(self.values) > _VALUES_SHOWN else ""
+            names = [f"one of {listed(self.values[:_VALUES_SHOWN])}{more}"]
+        if not names:
+            return "any value"
+        return " or ".join([*names, "null"] if self.nullable else names)
+
+
+def parameter_of(declared: KernelParameterMetadata, *, of_method: bool, of_prompt: bool) -> Parameter:
+    """Work out what a model may give for a declared parameter of a method, a prompt or another kind of function."""
+    schema = declared.schema_data or {}
+    listed: Any = schema.get("type") or ()
+    names = (listed,) if isinstance(listed, str) else tuple(str(one) for one in listed)
+    values: Any = schema.get("enum")
+    kind: Any = convertible_type(declared.type_object)
+    known = bool(kind) and kind not in (Any, object, inspect.Parameter.empty)
+    converted = of_method and known and bool(declared.type_) and "," not in (declared.type_ or "")  # by Semantic Kernel
+    optional = not declared.is_required and declared.default_value is None
+    # Semantic Kernel's schema of `X | None` is that of X: only the parameter's metadata still knows.
+    nullable = "null" in names or schema.get("nullable") is True or (optional and declared.type_object is not None)
+    # A null that Semantic Kernel would convert can only be omitted; where there is a default, that is not null.
+    nullable = nullable and (optional or not converted)
+    opaque = not _TYPES.keys() >= set(names) or ("object" in names and not _means_object(declared, kind))
+    types = () if opaque else tuple(one for one in names if one != "null")
+    if of_prompt and types == ("string",):
+        kind = str  # a prompt takes everything as text
+    exact = _EXACT.get(types[0]) if len(types) == 1 and not isinstance(values, list) else None
+    return Parameter(
+        name=declared.name or "",
+        required=bool(declared.is_required),
+        types=types,
+        values=tuple(cast("list[Any]", values)) if isinstance(values, list) else None,
+        nullable=nullable,
+        drops_null=converted and nullable,
+        kind=kind,
+        exact=exact if kind in (exact, None) else None,
+        to=to_integer if kind is None and types == ("integer",) else conversion_to(kind),
+    )
+
+
+def convertible_type(declared: Any) -> Any:
+    """Return the type that Semantic Kernel can convert an argument to, where it kept one that it cannot.
+
+    It keeps ``Optional[X]`` of ``Annotated[Optional[X], ...]``, and literals, and calls them like a class.
+    """
+    origin = get_origin(declared)
+    if origin in (Union, UnionType):
+        types = [one for one in get_args(declared) if one is not type(None)]
+        return convertible_type(types[0]) if len(types) == 1 else Any
+    return Any if origin is Literal else declared
+
+
+def _means_object(declared: KernelParameterMetadata, kind: Any) -> bool:
+    """Whether a schema of type object means one: Semantic Kernel also writes it for every type unknown to it."""
+    schema = declared.schema_data or {}
+    if schema.get("properties") or "additionalProperties" in schema:
+        return True
+    if kind is None:
+        name = "object" if declared.type_ is None else declared.type_
+        return name in ("object", "dict", "str") or name.startswith("dict[")
+    return (get_origin(kind) or kind) is dict
+
+
+_EXACT: Final[Mapping[str, type[Any]]] = {"string": str, "integer": int, "boolean": bool}
+
+
+def _is_number(value: Any) -> bool:
+    with suppress(OverflowError):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return False
+
+
+def _is_integer(value: Any) -> bool:
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
+
+
+_TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "null": lambda value: value is None,
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": _is_integer,
+    "number": _is_number,
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
+"""The values that JSON schema's types accept. Never "false" as a boolean: Semantic Kernel would make True of it."""

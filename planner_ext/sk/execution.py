@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel
@@ -27,8 +26,7 @@ from semantic_kernel.functions.kernel_function_from_method import KernelFunction
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.engine.concurrency import in_thread
-from planner_ext.engine.effects import effect_of
-from planner_ext.sk.arguments import convertible_type, unconverted_parameter
+from planner_ext.sk.arguments import Tool, unconverted_parameter
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 
 __all__ = [
@@ -41,12 +39,9 @@ __all__ = [
     "behind_filters",
     "caught",
     "guard_of",
-    "may_restart",
     "result_text",
     "runnable",
-    "runs_in_thread",
     "sendable",
-    "signature_of",
     "watch",
 ]
 
@@ -138,7 +133,7 @@ def _require(field: str, fits: bool, expected: str, seen: object) -> None:
         raise InvalidOptionError(f"ToolExecution.{field} must be {expected}; got {shown(seen)}.")
 
 
-def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
+def runnable(function: KernelFunction, tool: Tool, *, threads: bool) -> KernelFunction:
     """Return the function to invoke in place of a kernel's own: the same one, unless that cannot be run as it should.
 
     Semantic Kernel runs a synchronous method on the event loop. It cannot convert an argument of a parameter annotated
@@ -148,35 +143,19 @@ def runnable(function: KernelFunction, *, threads: bool) -> KernelFunction:
 
     Args:
         function: One of the kernel's functions; it is not changed.
+        tool: Its description.
         threads: Whether synchronous methods run in a thread.
     """
     if not isinstance(function, KernelFunctionFromMethod):
         return function
-    threaded = threads and runs_in_thread(function)
-    absent = _optional_without_default(function)
-    update: dict[str, Any] = {}
-    if threaded or absent:
-        update["method"] = partial(_run_in_thread if threaded else _run, function.method, absent)
-    types = [convertible_type(own.type_object) for own in function.parameters]
-    if any(own.type_object is not kind for own, kind in zip(function.parameters, types, strict=True)):
-        parameters = [
-            own.model_copy(update={"type_object": kind}) for own, kind in zip(function.parameters, types, strict=True)
-        ]
+    threaded, update = threads and tool.blocks, dict[str, Any]()
+    if threaded or tool.absent:
+        update["method"] = partial(_run_in_thread if threaded else _run, function.method, tool.absent)
+    declared = list(zip(function.parameters, tool.kinds, strict=True))
+    if any(own.type_object is not kind for own, kind in declared):
+        parameters = [own.model_copy(update={"type_object": kind}) for own, kind in declared]
         update["metadata"] = function.metadata.model_copy(update={"parameters": parameters})
     return function.model_copy(update=update) if update else function
-
-
-def runs_in_thread(function: KernelFunction) -> bool:
-    """Whether a function does its work when it is called, so that it would block the event loop.
-
-    It is not a coroutine or generator function, nor an object whose ``__call__`` is one, nor wraps one.
-    """
-    if not isinstance(function, KernelFunctionFromMethod):
-        return False
-    target = inspect.unwrap(function.method)
-    called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
-    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    return not any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
 
 
 def _run(method: Callable[..., Any], absent: Mapping[str, None], /, **arguments: Any) -> Any:
@@ -191,53 +170,6 @@ async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None],
     if inspect.isawaitable(result):
         return await result
     return list(cast("Generator[Any, None, None]", result)) if inspect.isgenerator(result) else result
-
-
-def _optional_without_default(function: KernelFunctionFromMethod) -> dict[str, None]:
-    """Collect the parameters that Semantic Kernel tells the model it may leave out, and Python demands."""
-    optional = {
-        one.name
-        for one in function.parameters
-        if not one.is_required and one.default_value is None and one.include_in_function_choices
-    }
-    if not optional:
-        return {}
-    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        name: None
-        for name, own in inspect.signature(function.method).parameters.items()
-        if name in optional and own.kind in keyword and own.default is inspect.Parameter.empty
-    }
-
-
-def may_restart(function: KernelFunction) -> bool:
-    """Whether a function is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again."""
-    effect = effect_of(getattr(function, "method", None))
-    return effect is not None and effect.kind != "once"
-
-
-def signature_of(function: KernelFunction) -> str:
-    """Write ``name=digest`` of each parameter, joined by commas; of type, schema and default, without descriptions.
-
-    A function of the same name that takes something else is another function.
-    """
-    digests: list[str] = []
-    for one in function.parameters:
-        value = [one.type_, one.is_required, one.include_in_function_choices]
-        value += [_undescribed(one.schema_data), one.default_value]
-        # A default that is not JSON is written by its type: its repr may hold an address, which differs by process.
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda one: type(one).__qualname__)
-        digests.append(f"{one.name}={sha256(text.encode()).hexdigest()[:16]}")
-    return ",".join(digests)
-
-
-def _undescribed(schema: Any) -> Any:
-    if isinstance(schema, Mapping):
-        items = cast("Mapping[str, Any]", schema).items()
-        return {key: _undescribed(value) for key, value in items if key != "description" or not isinstance(value, str)}
-    if isinstance(schema, list):
-        return [_undescribed(one) for one in cast("list[Any]", schema)]
-    return schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from semantic_kernel.connectors.ai.text_completion_client_base import TextComple
 from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingTextContent, TextContent
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
 from semantic_kernel.functions import FunctionResult, KernelFunction
-from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Approve, Deny, Supply, ToolCall, digest_of, fingerprint_of
@@ -43,7 +42,7 @@ from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval_filter import RunGate, approval_filters
-from planner_ext.sk.arguments import INJECTED, InvalidArguments, parameters_of, parse_arguments
+from planner_ext.sk.arguments import INJECTED, InvalidArguments, parse_arguments, tool_of
 from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.options import RunSettings
@@ -58,7 +57,6 @@ __all__ = [
     "charged",
     "current_parent_run",
     "mark_planner",
-    "may_ask",
     "nothing_left",
     "planner_of",
     "refusal_in",
@@ -291,13 +289,6 @@ def tab_in(kernel: Kernel) -> Tab | None:
     return services.tab if isinstance(services, _Services) else None
 
 
-def may_ask(function: KernelFunction) -> bool:
-    """Whether a function may make requests to a model with what it is given: a prompt, or one that takes the kernel."""
-    if not isinstance(function, KernelFunctionFromMethod):
-        return True
-    return any(parameter.name in ("kernel", "service") for parameter in function.parameters)
-
-
 def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
     """Make the view of a kernel for one invocation of a function, in the name of its call.
 
@@ -379,7 +370,7 @@ async def _gated(context: FunctionInvocationContext, next: _Next, parent: Parent
                 context.result = FunctionResult(function=function.metadata, value=result)
                 return
             case Approve(arguments=edited) if edited is not None:
-                checked = parse_arguments(json.dumps(dict(edited), default=str), parameters_of(function))
+                checked = parse_arguments(json.dumps(dict(edited), default=str), tool_of(function))
                 if isinstance(checked, InvalidArguments):
                     raise NestedRunRefusedError(f"{name} did not run: {checked.message}")
                 cast("dict[str, Any]", context.arguments).update(checked)
@@ -404,7 +395,7 @@ def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
     except (TypeError, ValueError, RecursionError):  # objects of the application, passed as they are
         text = json.dumps(shown, default=str)
     else:
-        parsed = parse_arguments(text, parameters_of(function))
+        parsed = parse_arguments(text, tool_of(function))
         if not isinstance(parsed, InvalidArguments):  # what is decided on is what runs
             values.update(parsed)
     arguments: dict[str, Any] = {str(one.name): values[str(one.name)] for one in taken}

@@ -29,16 +29,16 @@ from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
-from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key, injected
+from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.arguments import (
     InvalidArguments,
-    Parameters,
+    Tool,
     conversion_problem,
     convert_arguments,
-    parameters_of,
     parse_object,
     quoted,
+    tool_of,
 )
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
@@ -47,15 +47,12 @@ from planner_ext.sk.execution import (
     Raised,
     ToolExecution,
     caught,
-    may_restart,
     result_text,
     runnable,
-    runs_in_thread,
     sendable,
-    signature_of,
     watch,
 )
-from planner_ext.sk.nested import ParentRun, Wrap, may_ask, planner_of, refusal_in, view_of
+from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of
 from planner_ext.sk.toolset import ToolSet
 
 __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
@@ -71,24 +68,13 @@ _JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What is worked out once for a function.
-
-    Attributes:
-        function: The kernel's own; kept alive, so that no other one gets its id.
-        traits: What a `ResolvedCall` says of every call of it.
-        runnable: What is invoked in its place.
-        injected: Parameters that the run fills in, see `planner_ext.durable.effect`.
-        restarts: Whether it may start again for the same call.
-    """
+    """A function of this run; ``runnable`` is invoked in its place. It is kept alive: no other one gets its id."""
 
     function: KernelFunction
-    parameters: Parameters
-    traits: dict[str, Any]
+    tool: Tool
     runnable: KernelFunction
-    injected: frozenset[str]
-    restarts: bool
 
 
 @dataclass(slots=True)
@@ -153,9 +139,9 @@ class KernelFunctions:
         function = self.tools.functions.get(name)
         if function is None:
             return ResolvedCall(kind="unknown", function=name, arguments={}, answer=self._unknown(name))
-        prepared = self._prepare(function)
+        tool = self._prepare(function).tool
         given = parse_object(call.arguments if edited is None else edited)
-        parsed = convert_arguments(given, prepared.parameters)
+        parsed = convert_arguments(given, tool)
         if isinstance(parsed, InvalidArguments):
             return _own(function, "invalid", parsed.message)
         if function is self.final_answer:
@@ -167,7 +153,18 @@ class KernelFunctions:
             if not question.strip():
                 return _lacking(function, "question")
             return replace(_own(function, "question", question), arguments=parsed, converted=converted)
-        return ResolvedCall(kind="function", function=name, arguments=parsed, converted=converted, **prepared.traits)
+        return ResolvedCall(
+            kind="function",
+            function=name,
+            plugin_name=function.plugin_name or "",
+            function_name=function.name,
+            arguments=parsed,
+            converted=converted,
+            signature=tool.signature,
+            nested=planner_of(function) is not None,
+            threaded=self.execution.threads and tool.blocks,
+            asks_model=tool.asks_model,
+        )
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
         """Run a function through the application's filters.
@@ -220,22 +217,9 @@ class KernelFunctions:
     def _prepare(self, function: KernelFunction) -> _Prepared:
         prepared = self._prepared.get(id(function))
         if prepared is None:
-            method = getattr(function, "method", None)
-            prepared = self._prepared[id(function)] = _Prepared(
-                function=function,
-                parameters=parameters_of(function),
-                traits={
-                    "plugin_name": function.plugin_name,
-                    "function_name": function.name,
-                    "signature": signature_of(function),
-                    "threaded": self.execution.threads and runs_in_thread(function),
-                    "asks_model": may_ask(function),
-                    "nested": planner_of(function) is not None,
-                },
-                runnable=runnable(function, threads=self.execution.threads),
-                injected=injected(method),
-                restarts=may_restart(function),
-            )
+            tool = tool_of(function)
+            target = runnable(function, tool, threads=self.execution.threads)
+            prepared = self._prepared[id(function)] = _Prepared(function, tool, target)
         return prepared
 
     def _start(self, call: RequestedCall, checked: ResolvedCall, prepared: _Prepared, state: State, index: int) -> _Run:
@@ -243,8 +227,8 @@ class KernelFunctions:
         assert batch is not None, "a call is run while its batch is open"
         arguments = KernelArguments() if self.arguments is None else copy(self.arguments)
         values = cast("dict[str, Any]", arguments)
-        prepared.parameters.put(checked.arguments, values)
-        if KEY_PARAMETER in prepared.injected:
+        prepared.tool.put(checked.arguments, values)
+        if KEY_PARAMETER in prepared.tool.injected:
             values[KEY_PARAMETER] = idempotency_key(state.run_id, batch.iteration, call.id)
         decided = batch.calls[index].decided
         if decided is not None and decided.edited is not None:
@@ -254,12 +238,12 @@ class KernelFunctions:
     def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
         binds, filters = run.decided is not None and run.decided.binds, self.decided_by(run.decided)
-        bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.parameters.by_name}
+        bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.tool.parameters}
         return CallGuard(
             run.checked.function,
             unchanged=watch(run.arguments, bound) if binds or filters else None,
             binds=binds,
-            restart=restart_of_call() if run.prepared.restarts else None,
+            restart=restart_of_call() if run.prepared.tool.restarts else None,
             decided=filters,
         )
 
@@ -321,7 +305,7 @@ class KernelFunctions:
         if function is not run.prepared.function:
             raise ApprovedArgumentsChangedError(run.checked.function)
         seconds = self.execution.timeout_of(run.checked.function)
-        if TIME_PARAMETER in run.prepared.injected:
+        if TIME_PARAMETER in run.prepared.tool.injected:
             values = cast("dict[str, Any]", arguments)
             values.pop(TIME_PARAMETER, None)
             if left := [limit for limit in (seconds, time_left()) if limit is not None]:
@@ -345,7 +329,7 @@ class KernelFunctions:
             return failed(outcome="timed_out", text=f"The function {name} did not answer within {after}")
         if isinstance(error, ApprovedArgumentsChangedError | NotRunAgainError):
             return failed(text=str(error))
-        if (problem := conversion_problem(error, run.prepared.parameters, run.checked.arguments)) is not None:
+        if (problem := conversion_problem(error, run.prepared.tool, run.checked.arguments)) is not None:
             return failed(text=problem)
         if (refusal := refusal_in(error)) is not None:
             return failed(text=f"The function {name} could not do all of its work: {refusal}")

@@ -12,7 +12,7 @@ from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecut
 from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
 
 from planner_ext.approval.decisions import Defer, approval_required
-from planner_ext.sk.arguments import injected_parameters
+from planner_ext.sk.arguments import hidden_parameters
 from planner_ext.sk.errors import InvalidOptionError
 
 __all__ = ["RequestBehavior", "ToolSet", "mark_of"]
@@ -147,6 +147,6 @@ def mark_of(function: KernelFunction | None) -> Defer | None:
 
 def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
     """Leave out the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
-    metadata, hidden = function.metadata, injected_parameters(function)
+    metadata, hidden = function.metadata, hidden_parameters(function)
     shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
     return metadata if len(shown) == len(metadata.parameters) else metadata.model_copy(update={"parameters": shown})

@@ -38,8 +38,8 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.core.errors import shown
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall
-from planner_ext.sk.arguments import InvalidArguments, parameters_of, parse_arguments, parse_object
-from planner_ext.sk.execution import result_text, signature_of
+from planner_ext.sk.arguments import InvalidArguments, parse_arguments, parse_object, tool_of
+from planner_ext.sk.execution import result_text
 from planner_ext.sk.messages import calls_of, text_of
 
 __all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_result", "waiting_results"]
@@ -134,14 +134,14 @@ def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResu
         raise DecisionRefusedError(
             f"{called} was to run, and this kernel has no such function. Resume with the kernel it was asked for."
         ) from error
-    if not takes_no_more(waiting.signature, signature_of(function)):
+    if not takes_no_more(waiting.signature, tool_of(function).signature):
         raise DecisionRefusedError(
             f"The call {name!r} is no longer what was asked about: the parameters of {called} changed. "
             "Deny it, or resume with the kernel it was asked for."
         )
     if decision.arguments is None:
         return DecidedCall(waiting, decision, function, pending.arguments)
-    edited = parse_arguments(arguments_text(decision.arguments), parameters_of(function))
+    edited = parse_arguments(arguments_text(decision.arguments), tool_of(function))
     if isinstance(edited, InvalidArguments):
         raise DecisionRefusedError(f"The arguments of {name!r} cannot be used: {edited.message}")
     return DecidedCall(waiting, decision, function, edited)
@@ -157,7 +157,7 @@ def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tu
         "function": call.fully_qualified_name,
         "prompt": call.prompt,
         "arguments": arguments_text(call.arguments),
-        "signature": signature_of(context.function),
+        "signature": tool_of(context.function).signature,
         "nonce": uuid.uuid4().hex,
     }
     fingerprint = _fingerprint(mark, call.id, ["", *named, *exact][-1])  # a filter may have replaced the call itself

@@ -19,8 +19,8 @@ from semantic_kernel.prompt_template import InputVariable, PromptTemplateConfig
 from planner_ext.sk.arguments import (
     InvalidArguments,
     conversion_problem,
-    parameters_of,
     quoted,
+    tool_of,
 )
 from support.arguments import ADD, Colour, Item, accepts, declaring, function_of, message_of, parse, taking
 
@@ -159,7 +159,7 @@ async def test_an_argument_that_cannot_be_converted_is_explained() -> None:
     """The model reads which of its arguments, to what, and what pydantic found; nothing of the application's own."""
     value = {"name": "forbidden", "count": "many"}
     error = await failure_of(Item, value)
-    assert conversion_problem(error, parameters_of(taking(Item)), {"p": value}) == (
+    assert conversion_problem(error, tool_of(taking(Item)), {"p": value}) == (
         'The argument "p" of p-f cannot be converted to Item (name: not valid; count: Input should be a valid integer, '
         "unable to parse string as an integer). The function was not run. Call it again with a corrected argument."
     )
@@ -168,7 +168,7 @@ async def test_an_argument_that_cannot_be_converted_is_explained() -> None:
 async def test_an_argument_without_a_model_is_explained_in_short() -> None:
     """Where the type says nothing, its name is what the model reads."""
     error = await failure_of(list[int], ["x"])
-    assert conversion_problem(error, parameters_of(taking(list[int])), {"p": ["x"]}) == (
+    assert conversion_problem(error, tool_of(taking(list[int])), {"p": ["x"]}) == (
         'The argument "p" of p-f cannot be converted to list[int]. The function was not run. '
         "Call it again with a corrected argument."
     )
@@ -176,18 +176,18 @@ async def test_an_argument_without_a_model_is_explained_in_short() -> None:
 
 async def test_an_argument_of_the_application_is_not_the_models_concern() -> None:
     """What the model did not give is not explained to it."""
-    assert conversion_problem(await failure_of(list[int], ["x"]), parameters_of(taking(list[int])), {}) is None
+    assert conversion_problem(await failure_of(list[int], ["x"]), tool_of(taking(list[int])), {}) is None
 
 
 def test_other_errors_are_not_conversions() -> None:
     """The error's class alone says nothing: Semantic Kernel raises it for much else."""
-    parameters = parameters_of(ADD)
-    assert conversion_problem(FunctionExecutionException("Parameter a is expected"), parameters, {"a": 1}) is None
-    assert conversion_problem(ValueError("no"), parameters, {"a": 1}) is None
+    tool = tool_of(ADD)
+    assert conversion_problem(FunctionExecutionException("Parameter a is expected"), tool, {"a": 1}) is None
+    assert conversion_problem(ValueError("no"), tool, {"a": 1}) is None
     try:
         raise FunctionExecutionException("from elsewhere")
     except FunctionExecutionException as error:
-        assert conversion_problem(error, parameters, {"a": 1}) is None
+        assert conversion_problem(error, tool, {"a": 1}) is None
 
 
 def test_quoted_values_are_short_and_sendable() -> None:

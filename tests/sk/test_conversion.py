@@ -18,7 +18,7 @@ from semantic_kernel.functions import KernelArguments, KernelFunction
 from typing_extensions import TypedDict
 
 from planner_ext.approval.decisions import digest_of, with_plain_numbers
-from planner_ext.sk.arguments import InvalidArguments, convert_arguments, parameters_of
+from planner_ext.sk.arguments import InvalidArguments, convert_arguments, tool_of
 from planner_ext.sk.execution import runnable
 from support.arguments import Colour, Item, declaring, function_of, message_of, parse, taking
 
@@ -77,9 +77,9 @@ class Secret(pydantic.BaseModel):
 
 async def received(function: KernelFunction, arguments: dict[str, Any]) -> Any:
     """What Semantic Kernel makes of arguments."""
-    parameters = parameters_of(function)
-    given = {name: value for name, value in arguments.items() if value is not None or not parameters.drops_null(name)}
-    return (await runnable(function, threads=False).invoke(Kernel(), KernelArguments(**given))).value
+    tool, given = tool_of(function), dict[str, Any]()
+    tool.put(arguments, given)
+    return (await runnable(function, tool, threads=False).invoke(Kernel(), KernelArguments(**given))).value
 
 
 def written(value: Any) -> str:
@@ -305,7 +305,7 @@ def test_what_needs_no_conversion_is_the_same_object() -> None:
 
     function = function_of(f)
     given = {"a": 1, "b": "x", "c": [1, 2], "d": {"x": [1, 1.5]}, "e": 1.5, "g": True}
-    assert convert_arguments(given, parameters_of(function)) is given
+    assert convert_arguments(given, tool_of(function)) is given
 
 
 SCALARS = st.sampled_from([int, float, str, bool, Any, Colour, Level, Decimal, Item, Account, Number])

@@ -13,12 +13,17 @@ from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFun
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.engine.concurrency import in_thread
+from planner_ext.sk.arguments import tool_of
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.execution import Raised, ToolExecution, caught, runnable
 
 
 def function_of(method: Callable[..., Any]) -> KernelFunctionFromMethod:
     return KernelFunctionFromMethod(kernel_function(method), plugin_name="p")
+
+
+def prepared(function: KernelFunction, *, threads: bool) -> KernelFunction:
+    return runnable(function, tool_of(function), threads=threads)
 
 
 async def value_of(function: KernelFunction, **arguments: Any) -> Any:
@@ -81,7 +86,7 @@ async def test_a_synchronous_function_runs_beside_the_event_loop() -> None:
     def ask() -> bool:
         return asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "answer"), loop).result(), threading.get_ident()
 
-    answer, thread = await value_of(runnable(function_of(ask), threads=True))
+    answer, thread = await value_of(prepared(function_of(ask), threads=True))
     assert answer == "answer"
     assert thread != main
 
@@ -93,7 +98,7 @@ async def test_without_threads_a_synchronous_function_runs_on_the_event_loop() -
         return threading.get_ident()
 
     function = function_of(f)
-    assert runnable(function, threads=False) is function
+    assert prepared(function, threads=False) is function
     assert await value_of(function) == threading.get_ident()
 
 
@@ -104,7 +109,7 @@ async def test_the_kernels_own_function_is_not_changed() -> None:
         return "done"
 
     function = function_of(f)
-    copy = runnable(function, threads=True)
+    copy = prepared(function, threads=True)
     assert function.method is f
     assert copy is not function
     assert type(copy) is type(function)
@@ -137,7 +142,7 @@ class AsyncCallable:
 async def test_functions_that_do_not_block_stay_on_the_event_loop(method: Callable[..., Any]) -> None:
     """Coroutine and generator functions, wrapped ones and callable objects are run as they are."""
     function = function_of(method)
-    assert runnable(function, threads=True) is function
+    assert prepared(function, threads=True) is function
     assert await value_of(function) in ("async", ["async"])
 
 
@@ -161,13 +166,13 @@ async def test_what_a_synchronous_function_returns_is_awaited_or_listed(
         return made_by()
 
     assert await value_of(function_of(make)) == value
-    assert await value_of(runnable(function_of(make), threads=True)) == value
+    assert await value_of(prepared(function_of(make), threads=True)) == value
 
 
 def test_functions_that_have_no_method_are_left_alone() -> None:
     """A prompt function is run as it is."""
     prompt = KernelFunctionFromPrompt(function_name="f", plugin_name="p", prompt="Hello")
-    assert runnable(prompt, threads=True) is prompt
+    assert prepared(prompt, threads=True) is prompt
 
 
 def optional(p: Annotated[Optional[int], "as older code writes it"] = None) -> Any:  # noqa: UP045  (as older code writes it)
@@ -201,13 +206,13 @@ async def test_parameters_that_semantic_kernel_cannot_pass_are_passed(
     method: Callable[..., Any], arguments: dict[str, Any], value: object, threads: bool
 ) -> None:
     """Annotated optionals, literals, and optionals without a default reach the function."""
-    assert await value_of(runnable(function_of(method), threads=threads), **arguments) == value
+    assert await value_of(prepared(function_of(method), threads=threads), **arguments) == value
 
 
 async def test_a_missing_hidden_argument_stays_an_error() -> None:
     """What only the application can give is not made up."""
     with pytest.raises(TypeError, match="missing 1 required"):
-        await value_of(runnable(function_of(hidden), threads=True))
+        await value_of(prepared(function_of(hidden), threads=True))
 
 
 async def test_context_variables_reach_the_thread() -> None:

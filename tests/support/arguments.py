@@ -16,8 +16,8 @@ from semantic_kernel.functions.kernel_function_from_method import KernelFunction
 
 from planner_ext.sk.arguments import (
     InvalidArguments,
-    parameters_of,
     parse_arguments,
+    tool_of,
 )
 
 
@@ -63,7 +63,7 @@ def declaring(**parameter: Any) -> KernelFunction:
 
 
 def parse(function: KernelFunction, text: str) -> dict[str, Any] | InvalidArguments:
-    return parse_arguments(text, parameters_of(function))
+    return parse_arguments(text, tool_of(function))
 
 
 def message_of(function: KernelFunction, text: str) -> str:
