@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner_ext.approval.pending import DecisionRecord
-    from planner_ext.durable.approvals import Approvals
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
         RunConflictError,
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
         WorkerInUseError,
     )
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
-    from planner_ext.durable.runs import Runs
+    from planner_ext.durable.runs import Approvals, Runs
     from planner_ext.durable.worker import DurablePlanner, RunHandle
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
@@ -46,9 +45,8 @@ __all__ = [
 
 _MODULES = {
     "approval.pending": ("DecisionRecord",),
-    "durable.approvals": ("Approvals",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
-    "durable.runs": ("Runs",),
+    "durable.runs": ("Approvals", "Runs"),
     "durable.worker": ("DurablePlanner", "RunHandle"),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),
 }

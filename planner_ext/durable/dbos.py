@@ -29,7 +29,7 @@ from dbos._serialization import DefaultSerializer
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.postgres import PostgresWorkers
-from planner_ext.durable.schema import TABLE_SCHEMA
+from planner_ext.durable.records import TABLE_SCHEMA
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.journal import SCHEMA
 

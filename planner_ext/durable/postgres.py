@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
-from planner_ext.durable.schema import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
+from planner_ext.durable.records import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
 
 __all__ = ["PostgresDatabase", "PostgresWorkers"]
 
@@ -79,7 +79,7 @@ _Result = TypeVar("_Result")
 
 
 class PostgresDatabase:
-    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.schema.Database`.
+    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.records.Database`.
 
     Args:
         url: ``postgresql://...``.

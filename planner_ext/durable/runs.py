@@ -1,6 +1,7 @@
 """Runs that survive their process: any worker of their store can start, resume, recover and cancel them."""
 
 import asyncio
+import logging
 import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
@@ -8,12 +9,27 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from planner_ext.approval.decisions import Decision, is_duration
-from planner_ext.approval.pending import InDoubt
+from planner_ext.approval.decisions import Approve, Decision, is_duration
+from planner_ext.approval.pending import DecisionRecord, InDoubt
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Limits
-from planner_ext.durable.errors import RunConflictError, StoreError, is_address, kernel_error, redacted
-from planner_ext.durable.records import RunRecord, StoredRun
+from planner_ext.durable.errors import (
+    ApprovalRefusedError,
+    RunConflictError,
+    StoreError,
+    is_address,
+    kernel_error,
+    redacted,
+)
+from planner_ext.durable.records import (
+    PendingApproval,
+    RunRecord,
+    StoredRun,
+    read_approval,
+    read_refusal,
+    refused_text,
+    write_decision,
+)
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool, WorkerRegistry
 from planner_ext.durable.writer import cancel_run
@@ -23,7 +39,9 @@ from planner_ext.engine.ports import Clock
 if TYPE_CHECKING:
     from planner_ext.durable.dbos import ActivationQueue
 
-__all__ = ["Runs"]
+__all__ = ["Approvals", "Runs"]
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -329,6 +347,112 @@ class Runs:
         await self._store.close()
 
 
+class Approvals:
+    """The pending calls and questions of a store, which this process shares with the workers."""
+
+    def __init__(self, store: JournalStore, *, clock: Clock | None = None) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, where: str | Path, *, clock: Clock | None = None) -> AsyncGenerator["Approvals", None]:
+        """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.
+
+        Args:
+            where: The SQLite file, or a ``postgresql://`` address.
+            clock: The time source; None uses the machine's clock.
+
+        Raises:
+            StoreError: If the store does not exist, or cannot be used.
+        """
+        async with opened_store(where, create=False) as store:
+            yield cls(store, clock=clock)
+
+    async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
+        """List the pending calls and questions, the oldest first, without expired ones.
+
+        A row that was altered is skipped, and its id is logged. It cannot be decided; see `show`.
+
+        Args:
+            run_id: Lists only this run's; None lists those of all runs.
+            limit: The maximum number of entries.
+            offset: The number of entries to skip; see `count`.
+
+        Raises:
+            StoreError: If limit or offset is not an integer of at least 0.
+        """
+        found: list[PendingApproval] = []
+        rows = await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset)
+        refused = await self._store.refusals(run_id=run_id) if rows else ()
+        for row in rows:
+            try:
+                found.append(read_approval(row, [one for one in refused if one[0] == row[0]]))
+            except ApprovalRefusedError as error:
+                logger.error("A call that waits cannot be shown: %s", error)
+        return found
+
+    async def count(self, run_id: str | None = None) -> int:
+        """Count the pending calls and questions of one run or of all, altered rows included; `pending` skips those."""
+        return await self._store.count_open_approvals(self._clock.now(), run_id=run_id)
+
+    async def show(self, approval_id: str) -> PendingApproval:
+        """Show one call, open, decided or closed.
+
+        Raises:
+            ApprovalRefusedError: If no call has this id, or its row was altered.
+        """
+        row, refused = await self._store.approval(approval_id)
+        if row is None:
+            raise ApprovalRefusedError(
+                f"No call with the id {approval_id!r} ever waited in this store. List what waits to see the ids."
+            )
+        return read_approval(row, refused)
+
+    async def refused(self, run_id: str) -> list[DecisionRecord]:
+        """List the refused decisions on a run's calls: author, time, decision and the reason for the refusal."""
+        return [read_refusal(row) for row in await self._store.refusals(run_id=run_id)]
+
+    async def decide(self, approval_id: str, decision: Decision) -> bool:
+        """Decide a call. A worker takes the decision into the run's journal, now or when the next worker starts.
+
+        A refused decision, or a second one on the same call, is stored too: `show` and `refused` list it.
+
+        The decision binds to the call as `show` returns it. Only a worker knows the function, so a worker validates the
+        decision when it takes it. If edited arguments are invalid, or a question was answered with `Approve`, the call
+        waits again, with the ``problem`` shown.
+
+        Args:
+            approval_id: The call's id, from `pending`.
+            decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be JSON values. Answer a question with
+                `Supply`, or with `Deny` if there is no answer.
+
+        Returns:
+            Whether this decision counts. False if another one was first; then nothing changed.
+
+        Raises:
+            ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid or was
+                made for other arguments.
+        """
+        shown, at = await self.show(approval_id), self._clock.now()
+        try:
+            text = _checked(shown, decision, at)
+        except ApprovalRefusedError as error:
+            await self._refuse(shown, decision, str(error), at)
+            raise
+        if await self._store.decide(approval_id, text, fingerprint=shown.fingerprint, at=at):
+            return True
+        first, problem = (await self.show(approval_id)).decision, "The call did not wait any more."
+        if first is not None:
+            when = f"{first.at:%Y-%m-%d %H:%M:%S} UTC"
+            problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."
+        await self._refuse(shown, decision, problem, at)
+        return False
+
+    async def _refuse(self, shown: PendingApproval, decision: Decision, problem: str, at: float) -> None:
+        await self._store.refuse(shown.run_id, shown.id, refused_text(decision), problem=problem, at=at)
+
+
 def _checked_options(worker_id: object, in_doubt: object, poll_seconds: object) -> str:
     """Validate the options of a worker; return its name, generated for None."""
     if in_doubt not in ("person", "model"):
@@ -359,3 +483,27 @@ def _checked_run_id(run_id: object) -> str:
     if not isinstance(run_id, str) or _RUN_ID.fullmatch(run_id) is None:
         raise StoreError(f"run_id must be 1 to 200 characters, without / and control characters; got {shown(run_id)}.")
     return run_id
+
+
+def _checked(shown: PendingApproval, decision: Decision, at: float) -> str:
+    """Validate a decision on a call, and return it as JSON text.
+
+    Raises:
+        ApprovalRefusedError: If the decision is invalid for this call.
+    """
+    text = write_decision(decision)
+    if isinstance(decision, Approve) and decision.fingerprint not in (None, shown.fingerprint):
+        raise ApprovalRefusedError(
+            f"The approval of {shown.id!r} was given for another call or other arguments: its fingerprint is "
+            f"{decision.fingerprint}, the call's {shown.fingerprint}. Show the call again and decide anew."
+        )
+    if shown.decided_at is not None:  # the store decides which decision came first
+        return text
+    if shown.expires_at is not None and at >= shown.expires_at.timestamp():
+        raise ApprovalRefusedError(
+            f"The decision on {shown.id!r} came too late: the question expired at {shown.expires_at}. "
+            "The model is told so when a worker goes on with the run."
+        )
+    if shown.status == "closed":
+        raise ApprovalRefusedError(f"The call {shown.id!r} does not wait any more: its run went on, or ended.")
+    return text

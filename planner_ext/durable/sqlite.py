@@ -18,7 +18,7 @@ from typing import Self, TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
-from planner_ext.durable.schema import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
+from planner_ext.durable.records import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
 
 __all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "take_lock"]
 
@@ -35,7 +35,7 @@ _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows], asyncio.Abstract
 
 
 class SqliteDatabase:
-    """One SQLite file; implements `planner_ext.durable.schema.Database`.
+    """One SQLite file; implements `planner_ext.durable.records.Database`.
 
     The connection lives in a dedicated thread, so that waiting for the disk does not block the event loop.
     """
@@ -76,7 +76,7 @@ class SqliteDatabase:
         return await asyncio.to_thread(opened)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; see `planner_ext.durable.schema.Database`."""
+        """Perform steps in one transaction; see `planner_ext.durable.records.Database`."""
         if self._closed:
             raise StoreError(f"The store {_shown(self._path)} was closed. Use it inside its async with block.")
         loop = asyncio.get_running_loop()

@@ -11,8 +11,7 @@ from typing import cast
 
 from planner_ext.core.limits import is_count
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, is_address
-from planner_ext.durable.records import RunRecord, StoredRun, read_facts, read_run
-from planner_ext.durable.schema import Database, Row, Step, Value
+from planner_ext.durable.records import Database, Row, RunRecord, Step, StoredRun, Value, read_facts, read_run
 
 __all__ = ["JournalStore", "open_database", "opened_store"]
 

@@ -21,8 +21,7 @@ from planner_ext.core.fold import apply
 from planner_ext.core.state import Phase, State
 from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.errors import RunFencedError
-from planner_ext.durable.records import approval_id, decided_text, fold_journal
-from planner_ext.durable.schema import Step, Value
+from planner_ext.durable.records import Step, Value, approval_id, decided_text, fold_journal
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.journal import SCHEMA, dump_facts
 from planner_ext.engine.ports import Clock
