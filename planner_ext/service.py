@@ -22,7 +22,7 @@ from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import RunStarted
 from planner_ext.engine.engine import StopHandle
-from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken
+from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, price_in
 from planner_ext.sk.checkpoint import Checkpoint
@@ -30,7 +30,6 @@ from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
 from planner_ext.sk.options import RunOptions, RunSettings, takes_run_options
 from planner_ext.sk.questions import own_function
-from planner_ext.sk.resumption import ResumeRequest
 from planner_ext.sk.run_context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.service_run import RequestContext, ServiceRun, pass_through, pass_through_streaming
 from planner_ext.sk.toolset import ToolSet

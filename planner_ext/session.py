@@ -40,13 +40,12 @@ from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidReplyError,
     SessionBusyError,
-    not_answered,
 )
 from planner_ext.sk.execution import ToolExecution, result_text
 from planner_ext.sk.history import find_problems, given_arguments, one_result_each, render
 from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text_of, with_items
 from planner_ext.sk.options import RunOptions, instance_of, non_negative, takes_run_options
-from planner_ext.sk.outcome import chat_history
+from planner_ext.sk.outcome import run_not_answered
 from planner_ext.sk.run_context import checked_messages
 from planner_ext.sk.transport import select_service
 
@@ -496,15 +495,10 @@ def _text(message: ChatMessageContent, key: SigningKey | None) -> str:
         return text_of(message)
     checkpoint = Checkpoint.of_run(Checkpoint.from_json(message.metadata["checkpoint"], key).facts, key)
     state = checkpoint.state()
-    raise not_answered(
-        status=message.metadata["status"],
-        reason="A function call was deferred, or a question left open, and a session does not wait. Resume the "
-        "checkpoint of this error with ToolCallHandler, decide in an interceptor, answer in the service's clarifier, "
-        "or use open loop: AutomaticToolUseConfig(enabled=False).",
-        limit=None,
-        iterations=state.ledger.iterations,
-        tool_calls=state.ledger.tool_calls,
-        usage=state.ledger.usage,
-        chat_history=chat_history(state),
-        checkpoint=checkpoint,
+    raise run_not_answered(
+        state,
+        checkpoint,
+        "A function call was deferred, or a question left open, and a session does not wait. Resume the checkpoint of "
+        "this error with ToolCallHandler, decide in an interceptor, answer in the service's clarifier, or use open "
+        "loop: AutomaticToolUseConfig(enabled=False).",
     )

@@ -33,8 +33,8 @@ from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.budget import Budget
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.messages import read_usage
 from planner_ext.sk.transport import kernel_with_service, select_service
-from planner_ext.sk.usage import read_usage
 from planner_ext.testing import Script, ScriptedOpenAIServer, say
 from planner_ext.testing.rules import find_violation
 from planner_ext.testing.server import HttpResponse

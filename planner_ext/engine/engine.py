@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from planner_ext.core.accounts import Account
+from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.facts import (
     AnswerChecked,
     CallFinished,
@@ -139,7 +140,7 @@ class Engine:
         """Write a message of the planner, or what the answer's form lacks."""
         at, form = self._journal.now(), self._ports.answer_form
         if isinstance(action, AddMessage) and action.purpose != "structure":
-            message = self._ports.prompts.message(action.purpose)
+            message = self._ports.step_message(action.purpose)
             return MessageAdded(message=message, purpose=action.purpose, at=at)
         assert form is not None, "a run whose rules ask for a form has one"
         if isinstance(action, CheckAnswer):
@@ -148,6 +149,8 @@ class Engine:
 
     async def _ask_plan(self) -> None:
         prompts = self._ports.prompts
+        if prompts is None:
+            raise InvalidJournalError("Expected a run without a plan request; resume this one with a planner.")
         request = AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
         reply = await self._requested(await prompts.plan_request(), request)
         if isinstance(reply, OutOfTime):

@@ -107,7 +107,7 @@ class Gate(Protocol):
 
 
 class Prompts(Protocol):
-    """The planner's own messages to the model."""
+    """The planner's messages around a plan."""
 
     async def plan_request(self) -> tuple[Message, ...]:
         """Write the messages of the plan request."""
@@ -115,10 +115,6 @@ class Prompts(Protocol):
 
     async def opening(self, plan: str) -> tuple[Message, ...]:
         """Write the transcript's opening, with the plan in it."""
-        ...
-
-    def message(self, purpose: str) -> Message:
-        """Write the message for ``step`` or ``insist``, see `planner_ext.core.machine.AddMessage`."""
         ...
 
 
@@ -219,6 +215,8 @@ class Ports:
     """The ports and settings of one run.
 
     Attributes:
+        step_message: Writes the message for ``step`` or ``insist``, see `planner_ext.core.machine.AddMessage`.
+        prompts: Writes the messages around a plan; None if the run cannot make one.
         gate: Decides whether calls run; None approves all.
         hook: The iteration-completed callback, or None.
         answer_form: The form that the final answer must have; None unless the run's rules ask for one.
@@ -234,8 +232,9 @@ class Ports:
 
     chat: Chat
     functions: Functions
-    prompts: Prompts
+    step_message: Callable[[str], Message]
     clock: Clock
+    prompts: Prompts | None = None
     gate: Gate | None = None
     hook: IterationHook | None = None
     answer_form: AnswerForm | None = None

@@ -31,8 +31,8 @@ from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfiguratio
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import IterationCallback
 from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings, callable_with, least, non_negative
+from planner_ext.sk.prompts import response_form
 from planner_ext.sk.questions import Clarifier
-from planner_ext.sk.structured import response_form
 
 __all__ = ["FunctionCallingStepwisePlannerOptions"]
 

@@ -29,7 +29,7 @@ from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, result_of
 from planner_ext.planner.run import KeptRun, PlannerRun, rules_kept, run_started
 from planner_ext.service import charged_service
-from planner_ext.sk.approval import DecisionsTaken, Taking, calls_taken, check_record
+from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken, check_record
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.budget import Budget, Price, price_in
 from planner_ext.sk.checkpoint import Checkpoint
@@ -41,10 +41,10 @@ from planner_ext.sk.prompts import (
     default_plan_prompt,
     default_step_prompt,
     plan_template,
+    response_form,
     step_template,
 )
 from planner_ext.sk.questions import OWN_PLUGIN, own_function
-from planner_ext.sk.resumption import ResumeRequest
 from planner_ext.sk.run_context import (
     RunContext,
     checked_messages,
@@ -52,7 +52,6 @@ from planner_ext.sk.run_context import (
     refuse_unknown,
     unwrapped,
 )
-from planner_ext.sk.structured import response_form
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, select_service
 

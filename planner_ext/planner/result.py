@@ -17,8 +17,8 @@ from planner_ext.sk.approval import PendingCall, pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey, journal_signature
 from planner_ext.sk.errors import not_answered
 from planner_ext.sk.outcome import chat_history, status_of
+from planner_ext.sk.prompts import ResponseForm
 from planner_ext.sk.questions import UserInteraction
-from planner_ext.sk.structured import ResponseForm
 
 __all__ = ["FunctionCallingStepwisePlannerResult", "PlannerEvent", "ResultReady", "UserInteraction", "result_of"]
 

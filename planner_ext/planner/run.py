@@ -1,31 +1,38 @@
 """One run of the planner, driven from its first new facts to its result; also a run from a store."""
 
-from collections.abc import AsyncGenerator, Sequence
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
+from planner_ext.approval.pending import InDoubt
 from planner_ext.approval.policy import missing_guards
-from planner_ext.core.facts import Fact, Guards, Rules, RunStarted
-from planner_ext.core.state import TRANSITIONS, Phase, State
+from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, Fact, Guards, Rules, RunStarted
+from planner_ext.core.machine import IN_DOUBT
+from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.durable.errors import RunRefusedError
 from planner_ext.durable.worker import Activation
-from planner_ext.engine.effects import Effect, effect_of
+from planner_ext.engine.batch import is_as_decided
+from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effect_of, idempotency_key
 from planner_ext.engine.engine import StopHandle, watch
-from planner_ext.engine.ports import Emit, TextDelta
+from planner_ext.engine.ports import Emit, Functions, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, ResultReady, result_of
-from planner_ext.sk.approval import NOTHING_TAKEN, Taking, check_calls
+from planner_ext.sk.approval import NOTHING_TAKEN, ResumeRequest, Taking, check_calls
+from planner_ext.sk.arguments import InvalidArguments, parse_object
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.outcome import raise_at_limit
-from planner_ext.sk.resumption import ResumeRequest, recovery_facts
 from planner_ext.sk.run_context import RunContext
 
-__all__ = ["KeptRun", "PlannerRun", "rules_kept", "run_started"]
+__all__ = ["KeptRun", "PlannerRun", "recovery_facts", "rules_kept", "run_started"]
+
+logger = logging.getLogger(__name__)
 
 
 async def run_started(
@@ -64,6 +71,7 @@ async def run_started(
         require_final_answer=options.require_final_answer_function,
     )
     if isinstance(options.plan, str):
+        assert context.prompts is not None, "a planner's context has prompts"
         opening = await context.prompts.opening(options.plan)
     else:  # a plan that is asked for replaces it later
         opening = (ChatMessageContent(role=AuthorRole.USER, content=goal),)
@@ -203,3 +211,74 @@ class KeptRun(PlannerRun):
         )
         facts = given.facts(self.context.functions, options.clock.now())
         return facts if len(facts) > 1 or activation.budget is not None or activation.reopen else ()
+
+
+# The calls that had started when their process ended: run again, asked about, or left in doubt.
+
+
+async def recovery_facts(
+    state: State, *, effect_of: Callable[[str], Effect], functions: Functions, in_doubt: InDoubt, at: float
+) -> tuple[Fact, ...]:
+    """List the facts with which an interrupted run is resumed.
+
+    A call in doubt that a person must decide gets no fact: the run pauses on it.
+
+    Args:
+        state: The run's state from its journal. Its process died, so no started call has finished.
+        effect_of: Returns a function's declared effect, given its fully qualified name.
+        functions: Encodes results.
+        in_doubt: Who handles a call in doubt.
+        at: Now, in seconds since the epoch.
+    """
+    batch = state.batch
+    if batch is None:
+        return ()
+    facts: list[Fact] = []
+    for call in batch.calls:
+        decided = call.decided
+        if not call.started or call.answer is not None or decided is None:
+            continue
+        effect = effect_of(decided.function)
+        if effect.kind == "once":
+            answer = await _probed(effect.probe, state, call, decided)
+        else:  # a call that would get another value is not repeated: the first one may have taken effect
+            answer = NoEffect() if is_as_decided(functions.check(call.request, decided.edited), decided) else None
+        if isinstance(answer, NoEffect):
+            facts.append(replace(decided, at=at))
+        elif isinstance(answer, TookEffect):
+            facts.append(_finished(decided, "ok", functions.encode(answer.result), at))
+        elif in_doubt == "model":
+            facts.append(_finished(decided, "cancelled", IN_DOUBT, at))
+    return tuple(facts)
+
+
+async def _probed(probe: Probe | None, state: State, call: Call, decided: CallDecided) -> TookEffect | NoEffect | None:
+    """Ask a function's probe; one that raises, or returns an invalid answer, cannot tell."""
+    if probe is None:
+        return None
+    arguments = parse_object(decided.arguments_of(call.request))
+    assert not isinstance(arguments, InvalidArguments), "a call that started had arguments"
+    key = idempotency_key(state.run_id, decided.iteration, decided.call_id)
+    try:
+        answer = probe(key, arguments)
+        if inspect.isawaitable(answer):
+            answer = await answer
+    except Exception:
+        logger.exception("The probe of %s failed; the call %s stays in doubt.", decided.function, key)
+        return None
+    if answer is None or isinstance(answer, TookEffect | NoEffect):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return answer
+    logger.error("The probe of %s answered %r; the call %s stays in doubt.", decided.function, answer, key)
+    return None
+
+
+def _finished(decided: CallDecided, outcome: CallOutcome, result: str, at: float) -> CallFinished:
+    return CallFinished(
+        iteration=decided.iteration,
+        index=decided.index,
+        call_id=decided.call_id,
+        function=decided.function,
+        outcome=outcome,
+        result=result,
+        at=at,
+    )

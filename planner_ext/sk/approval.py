@@ -29,8 +29,9 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.approval.pending import DecisionRecord, WaitingCall, record_of, waiting_calls
 from planner_ext.core.errors import PlannerExtError, shown
-from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact
+from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, Resumed
 from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Limits
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import RequestedCall
@@ -38,7 +39,8 @@ from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Functions
 from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
-from planner_ext.sk.checkpoint import InvalidCheckpointError, SharedByCopies
+from planner_ext.sk.budget import Budget, tightest
+from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SharedByCopies
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message
@@ -49,6 +51,7 @@ __all__ = [
     "DecisionRefusedError",
     "DecisionsTaken",
     "PendingCall",
+    "ResumeRequest",
     "Taking",
     "calls_taken",
     "check_calls",
@@ -484,3 +487,48 @@ def _is_decided(call: WaitingCall, facts: Sequence[Fact]) -> bool:
         or (isinstance(fact, Clarified) and fact.index == call.index)
         for fact in facts
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequest:
+    """A checkpoint, the decisions on its pending calls, and the budget that replaces its own, if any.
+
+    Attributes:
+        decided_at: When each decision was made, by call id; decisions without an entry are made now.
+    """
+
+    checkpoint: Checkpoint
+    decisions: Mapping[str, Decision]
+    budget: Limits | None
+    decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def within(self, outer_budget: Limits | None) -> "ResumeRequest":
+        """Limit a new budget by an outer one: of each limit the tighter applies."""
+        return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))
+
+    def resumed_state(self, at: float) -> State:
+        """Return the state of the resumed run, before any decision.
+
+        Raises:
+            InvalidCheckpointError: If the record cannot be resumed.
+        """
+        state = self.checkpoint.state()
+        check_record(state)
+        return apply(state, self._resumed(at))
+
+    def facts(self, functions: Functions, at: float) -> tuple[Fact, ...]:
+        """Convert the request to facts: all decisions, or none.
+
+        Raises:
+            InvalidCheckpointError: If the record cannot be resumed.
+            DecisionRefusedError: If one of the decisions is invalid.
+        """
+        state = self.checkpoint.state()
+        check_record(state)
+        pending_calls(state)
+        decided = decision_facts(state, self.decisions, functions, at, decided_at=self.decided_at)
+        return (self._resumed(at), *decided)
+
+    def _resumed(self, at: float) -> Resumed:
+        limits = self.budget.limits if isinstance(self.budget, Budget) else self.budget
+        return Resumed(limits=limits, at=at)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -25,21 +25,22 @@ from planner_ext.engine.ports import Emit, TextDelta
 from planner_ext.sk.budget import Budget, Price
 from planner_ext.sk.errors import InvalidReplyError, PlannerInvalidConfigurationError, ServiceCallError
 from planner_ext.sk.history import accepted_reply, render
-from planner_ext.sk.messages import ReplyAssembly, merge_reply, text_of
+from planner_ext.sk.messages import ReplyAssembly, merge_reply, read_iterations, read_usage, text_of, with_usage
 from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.questions import Clarification, Question
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import (
     NO_FUNCTION,
     ChatRequest,
-    ChatTransport,
     GenericTransport,
     connector_of,
     connector_settings,
     has_calls,
     select_service,
 )
-from planner_ext.sk.usage import read_iterations, read_usage, with_usage
+
+if TYPE_CHECKING:
+    from planner_ext.sk.openai import OpenAITransport
 
 __all__ = [
     "KernelChat",
@@ -88,11 +89,12 @@ class KernelChat:
     unanswered: Usage = field(default=Usage(), init=False)
     _rendered: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent], init=False)
     _entries: Sequence[TranscriptItem] = field(default=(), init=False)
+    _transport: "GenericTransport | OpenAITransport" = field(init=False)
 
     def __post_init__(self) -> None:
         self._connector = connector = connector_of(self.service)
         generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments, joins=connector.joins)
-        self._transport: ChatTransport = generic
+        self._transport = generic
         if type(self.service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
             try:
                 from planner_ext.sk.openai import OpenAITransport  # noqa: PLC0415  (loaded for these connectors only)

@@ -1,9 +1,9 @@
-"""The errors that leave through a Semantic Kernel door: each is a ``PlannerExtError`` and a ``KernelException``.
+"""The errors that Semantic Kernel's callers see: each is a ``PlannerExtError`` and a ``KernelException``.
 
 ``planner_ext.errors`` shows the whole tree and is where applications import them from.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semantic_kernel.exceptions import KernelException, ServiceInvalidResponseError, ServiceResponseException
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from planner_ext.core.values import Usage
     from planner_ext.sk.checkpoint import Checkpoint
+
 __all__ = [
     "InvalidHistoryError",
     "InvalidOptionError",
@@ -142,24 +143,12 @@ _WAITING = {
 }
 
 
-def not_answered(
-    *,
-    status: str,
-    reason: str,
-    limit: str | None,
-    iterations: int,
-    tool_calls: int,
-    usage: "Usage",
-    chat_history: "ChatHistory | None",
-    checkpoint: "Checkpoint | None",
-) -> RunNotAnsweredError:
-    """Make the error for a run without an answer; it carries the history and the ledger."""
+def not_answered(*, status: str, reason: str, limit: str | None, **carried: Any) -> RunNotAnsweredError:
+    """Make the error for a run without an answer; it carries the other attributes given, such as the history."""
     reason = reason or _WAITING.get(status, "")
     if limit == "max_tool_calls":
         reason = f"Max number of tool call reached. {reason}"
     kind = LimitReachedError if status == "limit_reached" else RunNotAnsweredError
     error = kind(reason or f"The run ended {status}.")
-    error.status, error.limit = status, limit
-    error.iterations, error.tool_calls, error.usage = iterations, tool_calls, usage
-    error.chat_history, error.checkpoint = chat_history, checkpoint
+    vars(error).update(status=status, limit=limit, **carried)
     return error

@@ -13,8 +13,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.sk.errors import InvalidHistoryError, InvalidOptionError
 from planner_ext.sk.history import check_history
-from planner_ext.sk.messages import text_of
-from planner_ext.sk.usage import read_usage
+from planner_ext.sk.messages import read_usage, text_of
 
 __all__ = [
     "FunctionInvocationIterationContext",

@@ -1,4 +1,4 @@
-"""Semantic Kernel's messages in and out: what the core reads of a reply, and a streamed reply put together.
+"""Semantic Kernel's messages: the calls of a reply, a streamed reply put together, and the usage that it reports.
 
 Nothing that a caller or a connector owns is changed; a message that must differ is copied.
 """
@@ -6,11 +6,17 @@ Nothing that a caller or a connector owns is changed; a message that must differ
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from operator import add
+from typing import Any, NamedTuple, TypeVar, cast
 
+from openai.types.completion_usage import PromptTokensDetails
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
+from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.contents import (
     AuthorRole,
     ChatMessageContent,
@@ -19,23 +25,35 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.values import Message, RequestedCall
-from planner_ext.sk.usage import merge_reported
+from planner_ext.core.limits import is_count
+from planner_ext.core.values import Message, RequestedCall, Usage
 
 __all__ = [
     "AssistantMessage",
+    "EstimatedUsage",
     "ReplyAssembly",
+    "add_reported",
+    "as_reported",
     "assistant_text",
     "calls_of",
     "has_accepted_id",
     "load_message",
+    "loaded",
     "merge_reply",
+    "merge_reported",
     "name_of",
+    "part_of",
+    "read_iterations",
+    "read_usage",
     "requested_calls",
     "text_of",
+    "usage_in",
     "with_items",
     "with_own_ids",
+    "with_usage",
 ]
+
+M = TypeVar("M", bound=ChatMessageContent)
 
 
 class AssistantMessage(ChatMessageContent):
@@ -274,3 +292,252 @@ class ReplyAssembly:
             return next((known for known in reversed(same) if known.id == piece.id), None)
         opens = call.names if piece.id else name and call.arguments and not call.id
         return None if opens else call
+
+
+# The usage that a reply reports. Each connector names tokens in its own way, and some omit part of their SDK's report:
+# `usage_in` reads both. A count that is not a positive integer is ignored.
+
+_KEYS = ("iterations", "Iterations")
+"""Ours, and the spelling of the ADR "Automatic tool calling controls"."""
+
+_MOST = 2**53
+"""Larger counts are not believed: JSON cannot carry them exactly."""
+
+_DEEPEST = 4
+"""How many levels of parts a usage object may have."""
+
+
+class EstimatedUsage(CompletionUsage):
+    """Semantic Kernel's usage of a reply that reported no tokens, or only those of one direction.
+
+    Attributes:
+        estimated_tokens: The estimated part of the tokens.
+    """
+
+    estimated_tokens: int = 0
+
+
+class _Names(NamedTuple):
+    """The names that one API has for tokens: sent, received, read from the prompt cache, and both together.
+
+    Tokens sent and received are sums over several names; cached ones have the first name that exists. A dot separates
+    the names of nested fields.
+    """
+
+    prompt: tuple[str, ...]
+    completion: tuple[str, ...]
+    cached: tuple[str, ...]
+    total: str
+
+
+_APIS = (
+    # Semantic Kernel, OpenAI, Mistral, Azure AI Inference
+    _Names(("prompt_tokens",), ("completion_tokens",), ("prompt_tokens_details.cached_tokens",), "total_tokens"),
+    # Anthropic, whose input_tokens exclude cached ones; OpenAI's Responses, whose input_tokens include them
+    _Names(
+        ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
+        ("output_tokens",),
+        ("cache_read_input_tokens", "input_tokens_details.cached_tokens"),
+        "total_tokens",
+    ),
+    # Bedrock, which excludes cached tokens, too
+    _Names(
+        ("inputTokens", "cacheWriteInputTokens", "cacheReadInputTokens"),
+        ("outputTokens",),
+        ("cacheReadInputTokens",),
+        "totalTokens",
+    ),
+    # Google AI and Vertex AI: thoughts are billed as tokens received
+    _Names(
+        ("prompt_token_count", "tool_use_prompt_token_count"),
+        ("candidates_token_count", "thoughts_token_count"),
+        ("cached_content_token_count",),
+        "total_token_count",
+    ),
+    # Ollama
+    _Names(("prompt_eval_count",), ("eval_count",), (), ""),
+)
+
+_COUNTS = frozenset(name for api in _APIS for name in (*api.prompt, *api.completion, *api.cached, api.total))
+
+
+def read_iterations(metadata: Mapping[str, Any]) -> int:
+    """Read the number of round trips of a reply; 1 if it is missing, or not an integer of at least 1."""
+    for value in map(metadata.get, _KEYS):
+        if is_count(value, least=1):
+            return value
+    return 1
+
+
+def read_usage(reported: object) -> Usage:
+    """Read the tokens from a connector's own usage object or mapping; 0 for a count that it does not yield."""
+    if type(reported) is CompletionUsage and (usage := _read_stock(reported)) is not None:
+        return usage
+    reported = _unwrapped(reported)
+    if (names := _names_in(reported)) is None:
+        return Usage()
+    prompt, completion = _sum(reported, names.prompt), _sum(reported, names.completion)
+    rest = max(_count(reported, names.total) - prompt - completion, 0)
+    if not prompt:  # the total beyond the other half, if it is reported
+        prompt = rest
+    elif not completion:
+        completion = rest
+    cached = next((count for path in names.cached if (count := _count(reported, path))), 0)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=min(cached, prompt))
+
+
+def usage_in(message: ChatMessageContent) -> Usage:
+    """Read the tokens of one reply: the larger of each count that its metadata and its SDK's own response report."""
+    usage, response = read_usage(message.metadata.get("usage")), message.inner_content
+    if response is None:
+        return usage
+    places = (part_of(response, "usage"), part_of(response, "usage_metadata"), response)
+    for reported in (*places, part_of(part_of(response, "metadata"), "usage")):
+        more = read_usage(reported)
+        usage = Usage(
+            prompt_tokens=max(usage.prompt_tokens, more.prompt_tokens),
+            completion_tokens=max(usage.completion_tokens, more.completion_tokens),
+            cached_tokens=max(usage.cached_tokens, more.cached_tokens),
+        )
+    return usage
+
+
+def with_usage(message: M, usage: Usage) -> M:
+    """Set the usage in a message's metadata; a connector's own object with the same counts is kept."""
+    reported = message.metadata.get("usage")
+    if reported is None and not usage.total_tokens:
+        return message
+    if type(reported) is CompletionUsage and _read_stock(reported) == usage:
+        return message
+    if _is_sound(reported) and not usage.estimated_tokens and read_usage(reported) == usage:
+        return message
+    return message.model_copy(update={"metadata": {**message.metadata, "usage": as_reported(usage)}})
+
+
+def as_reported(usage: Usage) -> CompletionUsage | None:
+    """Convert tokens to Semantic Kernel's usage; None for 0 tokens."""
+    if not usage.total_tokens:
+        return None
+    values: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    if usage.cached_tokens:
+        values["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=usage.cached_tokens)
+    if usage.estimated_tokens:
+        return EstimatedUsage(**values, estimated_tokens=usage.estimated_tokens)
+    return CompletionUsage(**values)
+
+
+def loaded(usage: Any) -> Any:
+    """Read Semantic Kernel's own usage from its JSON; other types cannot be told from JSON and are returned as is."""
+    usage = _unwrapped(usage)
+    for kind in (CompletionUsage, EstimatedUsage):
+        if isinstance(usage, dict) and cast("dict[str, Any]", usage).keys() <= kind.model_fields.keys():
+            with suppress(ValidationError):
+                return kind.model_validate(usage)
+    return cast("Any", usage)
+
+
+def add_reported(first: Any, second: Any) -> Any:
+    """Sum the usage objects of two requests, in the connector's own type; None counts as nothing.
+
+    Objects of two connectors, which name tokens differently, are summed as Semantic Kernel's own.
+    """
+    first, second = _unwrapped(first), _unwrapped(second)
+    if first is None or second is None:
+        return second if first is None else first
+    if type(first) is type(second) and (type(first) is CompletionUsage or _adds_up(first)):
+        return first + second
+    if _names_in(first) is _names_in(second) and _fields(first) and _fields(second):
+        return _combine(first, second, add)
+    own = [as_reported(read_usage(given)) for given in (first, second)]
+    return add_reported(*own)
+
+
+def merge_reported(first: Any, second: Any) -> Any:
+    """Merge two usage reports of one streamed reply: the larger of each number, since later reports are cumulative."""
+    if first is None or second is None:
+        return second if first is None else first
+    return _combine(_unwrapped(first), _unwrapped(second), max)
+
+
+def _unwrapped(reported: Any) -> Any:
+    """Unwrap a usage object from the tuple of one that Semantic Kernel's Mistral connector reports."""
+    if not isinstance(reported, tuple | list):
+        return reported
+    parts = cast("Sequence[Any]", reported)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _names_in(reported: object) -> _Names | None:
+    """Find the API whose names a usage object uses; None if it has no counts."""
+    if reported is None or isinstance(reported, str | int | float):
+        return None
+    return next((n for n in _APIS if _sum(reported, (*n.prompt, *n.completion, n.total))), None)
+
+
+def _read_stock(reported: CompletionUsage) -> Usage | None:
+    """Read the usage type of most connectors without searching for names; None if it is incomplete or invalid."""
+    prompt, completion, details = reported.prompt_tokens, reported.completion_tokens, reported.prompt_tokens_details
+    cached = 0 if details is None else details.cached_tokens or 0
+    if not (type(prompt) is int and type(completion) is int and type(cached) is int):
+        return None
+    if not (0 < prompt < _MOST and 0 < completion < _MOST and 0 <= cached <= prompt):
+        return None
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+
+
+def _sum(reported: object, paths: tuple[str, ...]) -> int:
+    return sum(_count(reported, path) for path in paths)
+
+
+def _count(reported: object, path: str) -> int:
+    value = reduce(part_of, path.split("."), reported)
+    return value if is_count(value, least=1) and value < _MOST else 0
+
+
+def part_of(reported: object, name: str) -> object:
+    """Read a field of an SDK's object or mapping; None if it is missing."""
+    if isinstance(reported, Mapping):
+        return cast("Mapping[object, object]", reported).get(name)
+    return getattr(reported, name, None)
+
+
+def _is_sound(reported: object) -> bool:
+    """Whether a usage object can be passed on as it is: it has fields, and each number in it is a valid count."""
+    fields = vars(reported) if _adds_up(reported) else _fields(reported)
+    counts = [value for name, value in fields.items() if name in _COUNTS and value is not None]
+    whole = bool(counts) and all(isinstance(value, int) for value in counts)
+    return whole and all(_is_sane(value, depth=_DEEPEST) for value in fields.values())
+
+
+def _is_sane(value: object, *, depth: int) -> bool:
+    if isinstance(value, int | float):
+        return not isinstance(value, bool) and 0 <= value < _MOST
+    if value is None or isinstance(value, str):
+        return True
+    return depth > 0 and all(_is_sane(part, depth=depth - 1) for part in _fields(value).values())
+
+
+def _adds_up(reported: Any) -> bool:
+    """Whether a usage object supports ``+``, and is neither a model nor a mapping."""
+    return not _fields(reported) and hasattr(reported, "__add__") and hasattr(reported, "__dict__")
+
+
+def _combine(first: Any, second: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Combine two numbers, or all numbers of two usage objects; numbers that only one of them has are kept."""
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        sane = [value for value in (first, second) if _is_sane(value, depth=0)]
+        return combine(first, second) if len(sane) == 2 else next(iter(sane), None)
+    one, other = _fields(first), _fields(second)
+    if not one or not other:
+        return first if one else second
+    both = {key: _combine(value, other[key], combine) for key, value in one.items() if other.get(key) is not None}
+    values = {**one, **{key: value for key, value in other.items() if value is not None}, **both}
+    models = [given for given in (first, second) if isinstance(given, BaseModel)]
+    widest = max(models, key=lambda model: len(type(model).model_fields), default=None)
+    return values if widest is None else widest.model_copy(update=values)
+
+
+def _fields(reported: object) -> dict[str, Any]:
+    if isinstance(reported, BaseModel):
+        return dict(reported)
+    return dict(cast("Mapping[str, Any]", reported)) if isinstance(reported, Mapping) else {}

@@ -45,9 +45,9 @@ from planner_ext.sk.approval_filter import RunGate, approval_filters
 from planner_ext.sk.arguments import INJECTED, InvalidArguments, parse_arguments, tool_of
 from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
+from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.usage import merge_reported, read_iterations, usage_in
 
 __all__ = [
     "Charge",

@@ -36,7 +36,7 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, StreamingCh
 from semantic_kernel.exceptions import ServiceInvalidResponseError, ServiceResponseException
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
-from planner_ext.sk.transport import ChatRequest, ChatTransport
+from planner_ext.sk.transport import ChatRequest, GenericTransport
 
 __all__ = ["OpenAITransport"]
 
@@ -164,7 +164,7 @@ def _read(kind: type[M], values: dict[str, Any]) -> M:
 class OpenAITransport:
     """Sends the requests of one run to one of Semantic Kernel's own connectors for OpenAI."""
 
-    def __init__(self, service: Any, generic: ChatTransport) -> None:
+    def __init__(self, service: Any, generic: GenericTransport) -> None:
         """Bind the transport to a connector; ``generic`` sends the requests that this one cannot."""
         self._service = service
         self._generic = generic

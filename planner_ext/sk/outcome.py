@@ -11,10 +11,9 @@ from planner_ext.core.state import Phase, State, only_asks
 from planner_ext.core.values import Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
-from planner_ext.sk.errors import not_answered
+from planner_ext.sk.errors import RunNotAnsweredError, not_answered
 from planner_ext.sk.history import render
-from planner_ext.sk.messages import assistant_text, load_message, text_of
-from planner_ext.sk.usage import add_reported, as_reported, loaded
+from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
 
 __all__ = [
     "PAUSED_TEXT",
@@ -23,6 +22,7 @@ __all__ = [
     "final_message",
     "raise_at_limit",
     "returned_message",
+    "run_not_answered",
     "status_of",
 ]
 
@@ -141,15 +141,20 @@ def raise_at_limit(state: State, facts: Sequence[Fact], key: SigningKey | None) 
     Raises:
         LimitReachedError: With the history and the ledger.
     """
-    ended, ledger = state.ended, state.ledger
+    ended = state.ended
     if state.rules.limits.on_limit == "raise" and ended is not None and ended.status == "limit_reached":
-        raise not_answered(
-            status=ended.status,
-            reason=ended.reason,
-            limit=ended.limit,
-            iterations=ledger.iterations,
-            tool_calls=ledger.tool_calls,
-            usage=ledger.usage,
-            chat_history=chat_history(state),
-            checkpoint=Checkpoint.of_run(facts, key),
-        )
+        raise run_not_answered(state, Checkpoint.of_run(facts, key), ended.reason)
+
+
+def run_not_answered(state: State, checkpoint: Checkpoint, reason: str) -> RunNotAnsweredError:
+    """Make the error for a run that has no answer, with its history and its ledger."""
+    return not_answered(
+        status=status_of(state),
+        reason=reason,
+        limit=state.ended.limit if state.ended is not None else None,
+        iterations=state.ledger.iterations,
+        tool_calls=state.ledger.tool_calls,
+        usage=state.ledger.usage,
+        chat_history=chat_history(state),
+        checkpoint=checkpoint,
+    )

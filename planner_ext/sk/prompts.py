@@ -1,14 +1,22 @@
-"""The planner's messages to the model: the plan request, the opening, the next step, and the call for an answer."""
+"""What a planner writes to the model: the plan request, the opening, the next step, and the form of the final answer.
+
+The form is a pydantic model or a JSON schema. It is checked before the first request, and the caller's object is not
+changed. When an answer is asked for in its form, `planner_ext.core.machine` decides.
+"""
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticUserError
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, TextContent
 from semantic_kernel.exceptions import KernelException
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
@@ -19,11 +27,14 @@ from planner_ext.core.values import Message
 from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
 
 __all__ = [
-    "NoPrompts",
     "PlannerPrompts",
+    "ResponseForm",
+    "ResponseFormat",
     "default_plan_prompt",
     "default_step_prompt",
     "plan_template",
+    "response_form",
+    "step_message",
     "step_template",
 ]
 
@@ -66,7 +77,7 @@ When the goal is reached, {{$last_step}}.</message>
 
 _HAND_OVER = "UserInteraction-SendFinalAnswer"
 
-_SAY = {
+_STEP_MESSAGES = {
     "step": "Carry out what comes next towards the goal. If nothing is left to do, write the final answer.",
     "hand over": "Carry out what comes next towards the goal. If nothing is left to do, hand over the final answer "
     "with UserInteraction-SendFinalAnswer.",
@@ -75,20 +86,15 @@ _SAY = {
 }
 
 
-class NoPrompts:
-    """The prompts of a service, which adds no messages. Implements `planner_ext.engine.ports.Prompts`."""
+def step_message(purpose: str, *, hands_over: bool = False) -> Message:
+    """Ask for the next step (``step``), or again for the final answer (``insist``).
 
-    async def plan_request(self) -> tuple[Message, ...]:
-        """Return no messages: a service makes no plan."""
-        return ()
-
-    async def opening(self, plan: str) -> tuple[Message, ...]:  # noqa: ARG002  (the port's signature)
-        """Return no messages: a service makes no plan."""
-        return ()
-
-    def message(self, purpose: str) -> Message:
-        """Return the planner's message."""
-        return ChatMessageContent(role=AuthorRole.USER, content=_SAY[purpose])
+    Args:
+        purpose: See `planner_ext.core.machine.AddMessage`.
+        hands_over: Whether the final-answer function is offered.
+    """
+    text = _STEP_MESSAGES["hand over" if purpose == "step" and hands_over else purpose]
+    return ChatMessageContent(role=AuthorRole.USER, content=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +135,6 @@ class PlannerPrompts:
         if any(message.role == AuthorRole.USER for message in messages):
             return messages
         return (*messages, ChatMessageContent(role=AuthorRole.USER, content=self.goal))
-
-    def message(self, purpose: str) -> Message:
-        """Ask for the next step, or for the final answer."""
-        return ChatMessageContent(
-            role=AuthorRole.USER, content=_SAY["hand over" if purpose == "step" and self.hands_over else purpose]
-        )
 
     async def _render(
         self, option: str, template: KernelPromptTemplate, variables: dict[str, str]
@@ -186,11 +186,13 @@ def plan_template(text: str) -> tuple[KernelPromptTemplate, dict[str, Any]]:
     Raises:
         PlannerInvalidConfigurationError: If it is not a valid prompt template.
     """
-    template = _template(text, _plan_config, "get_initial_plan must return the YAML of a prompt template")
-    settings: dict[str, Any] = {}
-    for asked in template.prompt_template_config.execution_settings.values():
-        settings |= {key: value for key, value in asked.extension_data.items() if value is not None}
-    return template, settings
+    with _template_errors("get_initial_plan must return the YAML of a prompt template", text):
+        config = PromptTemplateConfig(**yaml.safe_load(text))
+        if not config.template:
+            raise ValueError("it has no template")
+        template = KernelPromptTemplate(prompt_template_config=config)
+    asked = [settings.extension_data for settings in config.execution_settings.values()]
+    return template, {key: value for each in asked for key, value in each.items() if value is not None}
 
 
 def step_template(text: str) -> KernelPromptTemplate:
@@ -199,24 +201,159 @@ def step_template(text: str) -> KernelPromptTemplate:
     Raises:
         PlannerInvalidConfigurationError: If it is not a valid prompt template.
     """
-    return _template(text, _step_config, "get_step_prompt must return the text of a prompt template")
+    with _template_errors("get_step_prompt must return the text of a prompt template", text):
+        return KernelPromptTemplate(prompt_template_config=PromptTemplateConfig(template=text))
 
 
-def _plan_config(text: str) -> PromptTemplateConfig:
-    config = PromptTemplateConfig(**yaml.safe_load(text))
-    if not config.template:
-        raise ValueError("it has no template")
-    return config
-
-
-def _step_config(text: str) -> PromptTemplateConfig:
-    return PromptTemplateConfig(template=text)
-
-
-def _template(text: object, read: Callable[[str], PromptTemplateConfig], expected: str) -> KernelPromptTemplate:
+@contextmanager
+def _template_errors(expected: str, text: object) -> Generator[None]:
     try:
         if not isinstance(text, str):
             raise TypeError(f"got {shown(text)}")
-        return KernelPromptTemplate(prompt_template_config=read(text))
+        yield
     except (yaml.YAMLError, TypeError, ValueError, KernelException) as error:
         raise PlannerInvalidConfigurationError(f"{expected}; it cannot be read as one: {error}") from error
+
+
+# The form of a final answer.
+
+ResponseFormat = type[BaseModel] | Mapping[str, Any]
+"""A pydantic model, a JSON schema, or ``response_format`` as OpenAI takes it (``json_schema`` or ``json_object``)."""
+
+_PROBLEMS = 5
+"""The number of problems of one answer that the model reads."""
+
+_EXPECTED = (
+    "response_format must be a pydantic model class, a JSON schema, or a response_format of the type json_schema or "
+    "json_object"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseForm:
+    """The form of a final answer. Implements `planner_ext.engine.ports.AnswerForm`. Make one with `response_form`.
+
+    Attributes:
+        model: The pydantic model that an answer is read as, or None.
+        schema: The JSON schema of an answer.
+        wanted: Values for the settings' ``response_format``, the best first.
+        settings: The connector's settings that ask for the form; empty if it has none, so that messages spell the
+            form out.
+    """
+
+    model: type[BaseModel] | None = None
+    schema: dict[str, Any]
+    wanted: tuple[Any, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def within(self, settings: PromptExecutionSettings) -> "ResponseForm":
+        """Fit the form to a connector's settings."""
+        updates = (_accepted(type(settings), wanted) for wanted in self.wanted)
+        return replace(self, settings=next((update for update in updates if update), dict[str, Any]()))
+
+    def problem(self, answer: str) -> str:
+        """Describe what is wrong with an answer; "" if it is in the form."""
+        try:
+            self.parse(answer)
+        except ValidationError as error:
+            found = error.errors(include_url=False)[:_PROBLEMS]
+            return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'The answer'}: {each['msg']}" for each in found)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def parse(self, answer: str) -> Any:
+        """Read an answer: an instance of the model, or JSON values.
+
+        Raises:
+            ValueError: If it is not in the form (pydantic's ``ValidationError`` is one).
+        """
+        if self.model is not None:
+            return self.model.model_validate_json(answer)
+        try:
+            value = json.loads(answer, parse_constant=_no_number)
+        except RecursionError:
+            raise ValueError("The answer is nested too deeply.") from None
+        except ValueError as error:
+            raise ValueError(f"The answer is not JSON: {error}.") from None
+        from planner_ext.sk.schemas import answer_problems  # noqa: PLC0415  (loaded for runs with a form only)
+
+        if problem := answer_problems(self.schema, value):
+            raise ValueError(problem)
+        return value
+
+    def request(self, problem: str) -> Message:
+        """Ask for the answer in its form, and say what was wrong with the last one."""
+        schema = f"\nThe JSON schema: {json.dumps(self.schema, ensure_ascii=False)}" if not self.settings else ""
+        text = f"Give the final answer again, as JSON in the form that is asked for, and nothing else.{schema}"
+        return ChatMessageContent(role=AuthorRole.USER, content=f"{text}\nWhat was wrong: {problem}")
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def response_form(given: object) -> ResponseForm | None:
+    """Read the option ``response_format``; None stands for no form.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is not a valid form.
+    """
+    if given is None:
+        return None
+    if isinstance(given, type) and issubclass(given, BaseModel):
+        try:
+            schema = given.model_json_schema()
+        except PydanticUserError as error:
+            raise _refused(f"{given.__name__} has no JSON schema: {error.message}.") from error
+        return ResponseForm(model=given, schema=schema, wanted=(given, _named(schema)))
+    if not isinstance(given, Mapping) or not given:
+        raise _refused(f"got {shown(cast('object', given))}.")
+    try:
+        data = json.loads(json.dumps(given, allow_nan=False))  # a copy
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(f"it cannot be written as JSON: {error}.") from error
+    return _form(data)
+
+
+def _form(data: Any) -> ResponseForm:
+    match data:
+        case {"type": "json_object"}:
+            return ResponseForm(schema={"type": "object"}, wanted=(data,))
+        case {"type": "json_schema", "json_schema": {"name": str(), "schema": dict()}}:
+            return ResponseForm(schema=_valid_schema(data["json_schema"]["schema"]), wanted=(data,))
+        case {"type": "json_schema"}:
+            raise _refused(f"got {shown(data)}. The type json_schema needs json_schema.name and json_schema.schema.")
+        case _:
+            return ResponseForm(schema=_valid_schema(data), wanted=(_named(data),))
+
+
+def _refused(problem: str) -> PlannerInvalidConfigurationError:
+    return PlannerInvalidConfigurationError(f"{_EXPECTED}; {problem}")
+
+
+def _valid_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what is not a valid schema, and one with references that lead out of it."""
+    from planner_ext.sk.schemas import schema_problem  # noqa: PLC0415  (loaded for runs with a form only)
+
+    if problem := schema_problem(schema):
+        raise _refused(problem)
+    return schema
+
+
+def _named(schema: dict[str, Any]) -> dict[str, Any]:
+    """Wrap a schema as OpenAI takes it; a name may have letters, digits, underscores and hyphens there."""
+    name = re.sub(r"[^0-9A-Za-z_-]+", "_", str(schema.get("title") or "answer"))[:64]
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+
+
+def _accepted(settings: type[PromptExecutionSettings], wanted: Any) -> dict[str, Any] | None:
+    """Return the fields that a settings class sets for a form, flags included; None if it refuses the form."""
+    if "response_format" not in settings.model_fields:
+        return None
+    try:
+        taken = settings(response_format=wanted)  # pyright: ignore[reportCallIssue]
+    except (ValidationError, KernelException):
+        return None
+    names = {"response_format", "structured_json_response"} & settings.model_fields.keys()
+    return {name: getattr(taken, name) for name in names}

@@ -43,9 +43,8 @@ from planner_ext.sk.nested import ParentRun, Wrap, nothing_left, whole
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.outcome import carry_run
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.prompts import NoPrompts
+from planner_ext.sk.prompts import ResponseForm, step_message
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
-from planner_ext.sk.structured import ResponseForm
 from planner_ext.sk.tools import KernelFunctions
 from planner_ext.sk.toolset import ToolSet, mark_of
 
@@ -81,7 +80,7 @@ class RunContext:
         streaming: Whether requests are streamed.
         parent: The run inside whose function this run started, or None.
         wrap: Wraps services so that their requests are charged to a call of this run.
-        prompts: The planner's own prompts.
+        prompts: The planner's prompts for a plan, or None.
         final_answer: The function that sends the final answer; None if it is not offered.
         ask_user: The function that asks the user; None if it is not offered.
         plan_settings: The settings in which the plan request differs.
@@ -102,7 +101,7 @@ class RunContext:
     streaming: bool
     parent: ParentRun | None
     wrap: Wrap
-    prompts: Prompts = field(default_factory=NoPrompts)
+    prompts: Prompts | None = None
     final_answer: KernelFunction | None = None
     ask_user: KernelFunction | None = None
     plan_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -218,8 +217,9 @@ class RunContext:
         ports = Ports(
             chat=chat,
             functions=self.functions,
-            prompts=self.prompts,
+            step_message=partial(step_message, hands_over=self.final_answer is not None),
             clock=options.clock,
+            prompts=self.prompts,
             gate=self._gate,
             hook=None
             if completed is None

@@ -39,13 +39,12 @@ from planner_ext.sk.approval import NOTHING_TAKEN, Taking
 from planner_ext.sk.chat import named_errors, no_reply
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.history import accepted_reply, bring_up_to_date
-from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, text_of
+from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of
 from planner_ext.sk.nested import Charge
 from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
 from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_settings, received
-from planner_ext.sk.usage import read_iterations
 
 __all__ = ["RequestContext", "ServiceRun", "pass_through", "pass_through_streaming"]
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -27,15 +27,13 @@ from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.messages import calls_of, text_of
+from planner_ext.sk.messages import calls_of, part_of, text_of, usage_in, with_usage
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.toolset import RequestBehavior
-from planner_ext.sk.usage import part_of, usage_in, with_usage
 
 __all__ = [
     "NO_FUNCTION",
     "ChatRequest",
-    "ChatTransport",
     "GenericTransport",
     "connector_of",
     "connector_settings",
@@ -274,21 +272,12 @@ class ChatRequest:
         return list(self.messages) if self.last is None else [*self.messages[:-1], self.last]
 
 
-class ChatTransport(Protocol):
-    """Sends requests to one connector; the connector's exceptions pass through."""
-
-    async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
-        """Send a request; return a message for each choice of the response."""
-        ...
-
-    def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
-        """Send a request; yield the chunks of the response's first choice."""
-        ...
-
-
 @dataclass(slots=True)
 class GenericTransport:
-    """Uses the connector's public methods, which convert the whole history each time; for ``joins`` see `Connector`."""
+    """Sends requests with the connector's public methods, which convert the whole history each time.
+
+    The connector's exceptions pass through. For ``joins`` see `Connector`.
+    """
 
     service: ChatCompletionClientBase
     _: KW_ONLY

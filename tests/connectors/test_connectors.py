@@ -24,9 +24,8 @@ from planner_ext.engine.journal import dump_message
 from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
 from planner_ext.events import ResultReady
 from planner_ext.iteration import Usage
-from planner_ext.sk.messages import text_of
+from planner_ext.sk.messages import read_usage, text_of
 from planner_ext.sk.prices import price_of
-from planner_ext.sk.usage import read_usage
 from support.connectors import CACHED, COMPLETION, PROMPT, Anthropic, Api, Bedrock, Chat, Google, Ollama, Turn
 
 # google-genai derives from a class of aiohttp that says it should not be derived from.

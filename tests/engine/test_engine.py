@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.facts import (
     CallFinished,
 )
@@ -41,6 +42,14 @@ async def test_a_planned_run_opens_with_its_plan() -> None:
     assert types_of(engine.facts) == ["Planned", "ModelReplied", "Ended"]
     assert chat.requests[0] == AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
     assert chat.sent == [({"role": "user", "text": "plan?"},), (GOAL, {"role": "assistant", "text": "the plan"})]
+
+
+async def test_a_plan_needs_prompts() -> None:
+    """A run that begins with a plan request is refused where nothing writes one, before anything is sent."""
+    chat = FakeChat(["the plan"])
+    with pytest.raises(InvalidJournalError, match="resume this one with a planner"):
+        await engine_of(chat, rules={"plan": True}, prompts=None).run()
+    assert chat.sent == []
 
 
 async def test_a_step_is_announced_by_the_planners_own_message() -> None:

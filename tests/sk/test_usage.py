@@ -14,11 +14,11 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
 from planner_ext.engine.journal import dump_message
 from planner_ext.iteration import Usage
-from planner_ext.sk.messages import load_message
-from planner_ext.sk.usage import (
+from planner_ext.sk.messages import (
     EstimatedUsage,
     add_reported,
     as_reported,
+    load_message,
     merge_reported,
     read_usage,
     usage_in,

@@ -114,8 +114,10 @@ class FakePrompts:
     async def opening(self, plan: str) -> tuple[Any, ...]:
         return (GOAL, {"role": "assistant", "text": plan})
 
-    def message(self, purpose: str) -> Any:
-        return {"role": "user", "text": purpose}
+
+def fake_message(purpose: str) -> Any:
+    """Say what it is for, in so many words."""
+    return {"role": "user", "text": purpose}
 
 
 @dataclass
@@ -189,7 +191,13 @@ def engine_of(
 ) -> Engine:
     """Make an engine over fakes."""
     chat = turns[0] if turns and isinstance(turns[0], FakeChat) else FakeChat(list(turns))
-    world: dict[str, Any] = {"functions": FakeFunctions(), "prompts": FakePrompts(), "clock": FakeClock(), **ports}
+    world: dict[str, Any] = {
+        "functions": FakeFunctions(),
+        "prompts": FakePrompts(),
+        "step_message": fake_message,
+        "clock": FakeClock(),
+        **ports,
+    }
     facts = (started(**(rules or {})),) if facts is None else facts
     return Engine(facts, Ports(chat=chat, **world), emit=emit, stop=stop)
 

@@ -310,6 +310,7 @@ class World:
         ports = Ports(
             chat=self,
             functions=self,
+            step_message=self.message,
             prompts=self,
             clock=self,
             gate=self,
