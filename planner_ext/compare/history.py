@@ -123,11 +123,13 @@ def _faults(message: ShownMessage) -> Iterator[str]:
 
 def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str]]:
     """Yield the calls without a result, and the results without a call, each with its message's index."""
-    pairing = CallPairing[tuple[int, str]]()
-    for place, message in enumerate(messages):
+    caller, names, pairing = 0, dict[str, str](), CallPairing()
+    for place, message in enumerate((*messages, ShownMessage(role="end"))):
         if message.role != "tool":
-            faults = {call.id: (place, f"the call {call.id} of {call.name} has no result") for call in message.calls}
-            yield from pairing.begin(faults)
+            calls = {call.id: call.name for call in message.calls}
+            for call_id in pairing.begin(calls):
+                yield caller, f"the call {call_id} of {names[call_id]} has no result"
+            caller, names = place, calls
         for result in message.results:
             match pairing.answer(result.call_id):
                 case "answered":
@@ -136,4 +138,3 @@ def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str
                     yield place, f"a result for {result.call_id}, which nothing called"
                 case "repeated":
                     yield place, f"a second result for the call {result.call_id}"
-    yield from pairing.begin({})

@@ -21,6 +21,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from planner_ext.core.facts import (
@@ -64,31 +65,31 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass(eq=False)
 class CrashingStore:
-    """Wraps the store of one run, and ends the process at the point."""
+    """Wraps the store of one run, and ends the process at the point.
 
-    def __init__(
-        self, store: RunStore, point: str, once: Path | None = None, *, end: Callable[[], None] = kill
-    ) -> None:
-        """Wrap a store.
+    Attributes:
+        store: Takes the facts.
+        point: One of `CRASH_POINTS`.
+        once: The file that records that the process was ended.
+        end: Ends the process.
 
-        Args:
-            store: Takes the facts.
-            point: One of `CRASH_POINTS`.
-            once: The file that records that the process was ended.
-            end: Ends the process.
+    Raises:
+        ValueError: If the point is unknown.
+    """
 
-        Raises:
-            ValueError: If the point is unknown.
-        """
-        if point not in CRASH_POINTS:
-            raise ValueError(f"PLANNER_EXT_CRASH_AT must be one of {', '.join(CRASH_POINTS)}; got {point!r}.")
-        self._store = store
-        self._point = point
-        self._once = once
-        self._end = end
-        self._open = 0
-        self._resumed = False
+    store: RunStore
+    point: str
+    once: Path | None = None
+    _: KW_ONLY
+    end: Callable[[], None] = kill
+    _open_calls: int = field(default=0, init=False)
+    _resumed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.point not in CRASH_POINTS:
+            raise ValueError(f"PLANNER_EXT_CRASH_AT must be one of {', '.join(CRASH_POINTS)}; got {self.point!r}.")
 
     @classmethod
     def of_environment(cls, store: RunStore) -> "CrashingStore":
@@ -98,45 +99,45 @@ class CrashingStore:
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Store facts; see `planner_ext.engine.ports.RunStore`."""
-        before = self._point in _BEFORE
-        if before and any(isinstance(fact, _POINTS[self._point]) for fact in facts):
+        before = self.point in _BEFORE
+        if before and any(map(self._is_at_point, facts)):
             self._crash()
-        await self._store.append(run_id, seq, facts)
+        await self.store.append(run_id, seq, facts)
         for fact in facts:
             self._follow(fact)
-            if not before and isinstance(fact, _POINTS[self._point]) and self._is_there(fact):
+            if not before and self._is_at_point(fact):
                 self._crash()
 
     def _follow(self, fact: Fact) -> None:
         match fact:
             case Resumed():
-                self._open, self._resumed = 0, True
+                self._open_calls, self._resumed = 0, True
             case ModelReplied(calls=calls):
-                self._open, self._resumed = len(calls), False
+                self._open_calls, self._resumed = len(calls), False
             case CallDecided(person=True, verdict="run"):
-                self._open += 1
+                self._open_calls += 1
             case CallFinished():
-                self._open -= 1
-            case CallStarted() if self._point == "mid_tool":
+                self._open_calls -= 1
+            case CallStarted() if self.point == "mid_tool":
                 asyncio.get_running_loop().call_later(_MID_TOOL_SECONDS, self._crash)
             case _:
                 pass
 
-    def _is_there(self, fact: Fact) -> bool:
+    def _is_at_point(self, fact: Fact) -> bool:
         match fact:
-            case CallFinished() if self._point == "mid_parallel":
-                return self._open > 0
-            case Clarified():
-                return self._resumed
-            case CallDecided(person=person):
-                return person
+            case CallFinished() if self.point == "mid_parallel":
+                return self._open_calls > 0
+            case Clarified() if not self._resumed:
+                return False
+            case CallDecided(person=False):
+                return False
             case _:
-                return True
+                return isinstance(fact, _POINTS[self.point])
 
     def _crash(self) -> None:
-        if self._once is not None:
+        if self.once is not None:
             try:
-                self._once.touch(exist_ok=False)
+                self.once.touch(exist_ok=False)
             except FileExistsError:
                 return
-        self._end()
+        self.end()

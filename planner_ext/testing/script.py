@@ -1,7 +1,8 @@
-"""Replies, calls and faults of a scripted model as values, and the reader that returns them one by one.
+"""Replies, calls and faults of a scripted model as values, the reader of a script, and replies as OpenAI's JSON.
 
 The same script drives ``ScriptedChatCompletion`` (no network) and ``ScriptedOpenAIServer`` (real HTTP), so this module
-knows neither Semantic Kernel nor HTTP.
+knows neither a connector nor HTTP. It is deterministic: the same reply to the same request has the same JSON. The
+shapes are those of https://platform.openai.com/docs/api-reference/chat.
 
     script = [call("math-add", {"a": 1, "b": 2}), say("The sum is 3.")]     # two requests, then exhausted
     script = lambda request: call("math-add", {"a": 1, "b": 2})             # a model that never stops calling
@@ -10,14 +11,14 @@ knows neither Semantic Kernel nor HTTP.
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
+
+from semantic_kernel.contents import ChatMessageContent
 
 from planner_ext.core.errors import PlannerExtError
-
-if TYPE_CHECKING:
-    from semantic_kernel.contents import ChatMessageContent
+from planner_ext.core.values import Usage
 
 __all__ = [
     "Script",
@@ -30,6 +31,12 @@ __all__ = [
     "ScriptedRequest",
     "call",
     "calls",
+    "completion_body",
+    "completion_chunks",
+    "count_tokens",
+    "deltas",
+    "error_body",
+    "reply_metadata",
     "results_of",
     "say",
 ]
@@ -138,7 +145,7 @@ class ScriptedRequest:
     tool_choice: str | dict[str, object] | None = None
     stream: bool = False
     body: dict[str, object] = field(default_factory=dict[str, object])
-    history: "list[ChatMessageContent]" = field(default_factory=list["ChatMessageContent"])
+    history: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent])
 
 
 def results_of(request: ScriptedRequest) -> dict[str, str]:
@@ -201,12 +208,19 @@ class ScriptReader:
 
     Args:
         script: The script.
+        chunk_size: Characters per streamed piece of a reply, at least 1.
 
     Raises:
-        TypeError: If it is neither iterable nor a function.
+        TypeError: If the script is neither iterable nor a function.
+        ValueError: If ``chunk_size`` is less than 1.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, chunk_size: int = 8) -> None:
+        if chunk_size < 1:
+            raise ValueError(
+                f"chunk_size is the number of characters per streamed piece, at least 1, not {chunk_size!r}."
+            )
+        self.chunk_size = chunk_size
         self._steps: Iterator[object] = itertools.repeat(script) if callable(script) else iter(script)
         self._answers_given = 0
         self._calls_given = 0
@@ -251,3 +265,106 @@ class ScriptReader:
             for number, item in enumerate(reply.calls, first)
         )
         return replace(reply, calls=tuple(named))
+
+
+def reply_metadata(index: int) -> dict[str, object]:
+    """Return what OpenAI says of the reply to the request with this 0-based index: its id, time and backend.
+
+    The time is fixed, so that a recorded run can be compared byte for byte.
+    """
+    return {"id": f"chatcmpl-{index}", "created": 1_700_000_000, "system_fingerprint": "fp_scripted"}
+
+
+def count_tokens(
+    reply: ScriptedReply, *, messages: Sequence[Mapping[str, object]], tools: Sequence[object] | None
+) -> Usage:
+    """Count the tokens that a reply reports: its own figures, or the estimate that ``ScriptedReply`` describes.
+
+    Args:
+        reply: The reply.
+        messages: The request's messages as OpenAI's JSON.
+        tools: The request's tools as OpenAI's JSON, None when none are offered.
+    """
+    prompt, completion = reply.prompt_tokens, reply.completion_tokens
+    if prompt is None:
+        asked = json.dumps([*messages, *(tools or ())], separators=(",", ":"), ensure_ascii=False, default=str)
+        prompt = _estimate(asked)
+    if completion is None:
+        texts = [item.name + item.arguments_text for item in reply.calls]
+        completion = _estimate("".join([reply.text or "", reply.refusal or "", *texts]))
+    return Usage(prompt_tokens=prompt, completion_tokens=completion)
+
+
+def _estimate(text: str) -> int:
+    return max(1, len(text) // 4)
+
+
+def deltas(reply: ScriptedReply, *, chunk_size: int) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Cut a reply as OpenAI streams it: role, text, refusal, then each call, then the finish reason.
+
+    Args:
+        reply: The reply.
+        chunk_size: Characters per piece of text, refusal or arguments.
+
+    Yields:
+        Each piece as JSON, and the finish reason, which only the last piece has.
+    """
+
+    def pieces(text: str) -> list[str]:
+        return [text[start : start + chunk_size] for start in range(0, len(text), chunk_size)]
+
+    yield {"role": "assistant", "content": None if reply.text is None else "", "refusal": None}, None
+    for key, text in (("content", reply.text), ("refusal", reply.refusal)):
+        for piece in pieces(text or ""):
+            yield {key: piece}, None
+    for index, item in enumerate(reply.calls):
+        function = {"name": item.name, "arguments": ""}
+        yield {"tool_calls": [{"index": index, "id": item.id, "type": "function", "function": function}]}, None
+        for piece in pieces(item.arguments_text):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}, None
+    yield {}, reply.ended_by
+
+
+def completion_body(reply: ScriptedReply, *, index: int, model: str, usage: Usage) -> dict[str, object]:
+    """Build the JSON of a plain answer to the request with this 0-based index."""
+    message: dict[str, object] = {"role": "assistant", "content": reply.text, "refusal": reply.refusal}
+    if reply.calls:
+        message["tool_calls"] = [
+            {"id": item.id, "type": "function", "function": {"name": item.name, "arguments": item.arguments_text}}
+            for item in reply.calls
+        ]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.ended_by}
+    head = {**reply_metadata(index), "object": "chat.completion", "model": model}
+    return {**head, "choices": [choice], "usage": _usage_json(usage)}
+
+
+def completion_chunks(
+    reply: ScriptedReply, *, index: int, model: str, usage: Usage | None, chunk_size: int
+) -> Iterator[dict[str, object]]:
+    """Build the JSON of each event of a streamed answer, without the closing ``[DONE]``.
+
+    Args:
+        reply: The reply.
+        index: 0-based index of the request.
+        model: The model's name.
+        usage: Sent in a last chunk without choices; None if the request did not ask for it.
+        chunk_size: Characters per piece.
+    """
+    head = {**reply_metadata(index), "object": "chat.completion.chunk", "model": model}
+    # OpenAI sends a null usage in every other chunk of a stream that asked for it.
+    pending: dict[str, object] = {} if usage is None else {"usage": None}
+    for delta, finish_reason in deltas(reply, chunk_size=chunk_size):
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        yield {**head, "choices": [choice], **pending}
+    if usage is not None:
+        yield {**head, "choices": [], "usage": _usage_json(usage)}
+
+
+def error_body(message: str, *, type: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    """Build the JSON of an OpenAI error."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def _usage_json(usage: Usage) -> dict[str, int]:
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return {name: getattr(usage, name) for name in names}

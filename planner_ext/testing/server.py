@@ -13,21 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Any, Self, cast
+from typing import Any, Self
 
-from planner_ext.testing.rules import find_violation, is_array, is_object, tool_names
+from planner_ext.core.values import Usage
+from planner_ext.testing.rules import find_violation, is_object, object_of, tool_names
 from planner_ext.testing.script import (
     Script,
-    ScriptedAnswer,
     ScriptedFault,
     ScriptedReply,
     ScriptedRequest,
     ScriptExhaustedError,
     ScriptReader,
-)
-from planner_ext.testing.wire import (
-    Tokens,
-    checked_chunk_size,
     completion_body,
     completion_chunks,
     count_tokens,
@@ -37,7 +33,6 @@ from planner_ext.testing.wire import (
 __all__ = ["HttpRequest", "HttpResponse", "LoopbackServer", "ScriptedOpenAIServer"]
 
 _JSON = "application/json"
-_EVENTS = "text/event-stream"
 _POLL_SECONDS = 0.02  # how long a stop may wait until the accepting thread checks for it
 
 
@@ -128,8 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Stay silent."""
 
     def do_POST(self) -> None:
-        announced = self.headers.get("Content-Length") or "0"
-        length = int(announced) if announced.isdecimal() else 0
+        length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         if len(body) < length:  # the client left in the middle of its request
             self.close_connection = True
@@ -141,21 +135,16 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST  # noqa: N815  (the name that http.server looks up)
 
     def _write(self, response: HttpResponse) -> None:
-        self.send_response(response.status)
-        self.send_header("Content-Type", response.content_type)
-        for name, value in response.headers.items():
-            self.send_header(name, value)
+        parts, framing = response.parts, ("Content-Length", str(sum(map(len, response.parts)) + response.dropped))
         if response.streamed:
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for part in response.parts:
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
-            self.wfile.write(b"0\r\n\r\n")
-            return
-        payload = b"".join(response.parts)
-        self.send_header("Content-Length", str(len(payload) + response.dropped))
+            parts = tuple(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
+            framing = ("Transfer-Encoding", "chunked")
+        self.send_response(response.status)
+        for name, value in (("Content-Type", response.content_type), *response.headers.items(), framing):
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(payload)
+        for part in parts:
+            self.wfile.write(part)
         self.close_connection = self.close_connection or response.dropped
 
 
@@ -183,8 +172,7 @@ class ScriptedOpenAIServer:
     """
 
     def __init__(self, script: Script, *, chunk_size: int = 8, models: Iterable[str] = ("scripted",)) -> None:
-        self._reader = ScriptReader(script)
-        self._chunk_size = checked_chunk_size(chunk_size)
+        self._reader = ScriptReader(script, chunk_size)
         self._models = tuple(models)
         self._lifecycle = threading.Lock()
         self._running: LoopbackServer | None = None
@@ -192,7 +180,7 @@ class ScriptedOpenAIServer:
         self._turn = threading.Lock()
         self._requests: list[ScriptedRequest] = []
         self._refused: list[str] = []
-        self._tokens = Tokens(prompt=0, completion=0)
+        self._usage = Usage()
 
     def __enter__(self) -> Self:
         self.start()
@@ -239,18 +227,17 @@ class ScriptedOpenAIServer:
     @property
     def prompt_tokens(self) -> int:
         """Prompt tokens of all replies, as a provider would bill them, whether or not the client read them fully."""
-        return self._tokens.prompt
+        return self._usage.prompt_tokens
 
     @property
     def completion_tokens(self) -> int:
         """Completion tokens of all replies."""
-        return self._tokens.completion
+        return self._usage.completion_tokens
 
     @property
     def total_tokens(self) -> int:
         """Prompt and completion tokens of all replies."""
-        tokens = self._tokens
-        return tokens.prompt + tokens.completion
+        return self._usage.total_tokens
 
     def _respond(self, request: HttpRequest) -> HttpResponse:
         match request.method, request.path:
@@ -275,12 +262,11 @@ class ScriptedOpenAIServer:
             return self._refuse("We could not parse the JSON body of your request: expected an object.")
         if (violation := find_violation(body)) is not None:
             return self._refuse(violation.message, param=violation.param)
-        choice = body.get("tool_choice")
         request = ScriptedRequest(
             index=len(self._requests),
-            messages=cast("list[dict[str, object]]", body["messages"]),
+            messages=body["messages"],
             tools=tool_names(body),
-            tool_choice=choice if isinstance(choice, str) or is_object(choice) else None,
+            tool_choice=body.get("tool_choice"),
             stream=body.get("stream") is True,
             body=body,
         )
@@ -291,78 +277,51 @@ class ScriptedOpenAIServer:
             return self._refuse(str(error), code="script_exhausted")
         except Exception as error:  # the script is the user's code; its failure is sent as a response
             return self._refuse(f"The script failed at request {request.index}: {error!r}", code="script_failed")
-        return self._response(answer, request)
+        match answer:
+            case ScriptedReply():
+                usage = count_tokens(answer, messages=request.messages, tools=body.get("tools"))
+                self._usage += usage
+                return _reply_response(answer, request, usage, self._reader.chunk_size)
+            case ScriptedFault():
+                return _fault_response(answer, request)
+            case _:
+                problem = f"Request {request.index} met {answer!r}, which only ScriptedChatCompletion can raise"
+                return self._refuse(f"{problem}; put a ScriptedFault into the script.", code="script_failed")
 
     def _refuse(self, message: str, *, param: str | None = None, code: str | None = None) -> HttpResponse:
         self._refused.append(message)
         return _json_response(error_body(message, type="invalid_request_error", param=param, code=code), status=400)
 
-    def _response(self, answer: ScriptedAnswer, request: ScriptedRequest) -> HttpResponse:
-        match answer:
-            case ScriptedReply():
-                return self._reply(answer, request)
-            case ScriptedFault():
-                return _fault(answer, request)
-            case _:
-                return self._refuse(
-                    f"Request {request.index} met {answer!r}, which only ScriptedChatCompletion can raise; "
-                    "put a ScriptedFault into the script.",
-                    code="script_failed",
-                )
 
-    def _reply(self, reply: ScriptedReply, request: ScriptedRequest) -> HttpResponse:
-        tools = request.body.get("tools")
-        tokens = count_tokens(reply, messages=request.messages, tools=tools if is_array(tools) else None)
-        self._tokens = Tokens(
-            prompt=self._tokens.prompt + tokens.prompt, completion=self._tokens.completion + tokens.completion
-        )
-        model = str(request.body["model"])
-        if not request.stream:
-            return _json_response(completion_body(reply, index=request.index, model=model, tokens=tokens))
-        options = request.body.get("stream_options")
-        usage = tokens if is_object(options) and options.get("include_usage") is True else None
-        chunks = completion_chunks(reply, index=request.index, model=model, usage=usage, chunk_size=self._chunk_size)
-        parts = (*(_event(json.dumps(chunk)) for chunk in chunks), _event("[DONE]"))
-        return HttpResponse(status=200, content_type=_EVENTS, parts=parts, streamed=True)
+def _reply_response(reply: ScriptedReply, request: ScriptedRequest, usage: Usage, chunk_size: int) -> HttpResponse:
+    model = str(request.body["model"])
+    if not request.stream:
+        return _json_response(completion_body(reply, index=request.index, model=model, usage=usage))
+    reported = usage if object_of(request.body.get("stream_options")).get("include_usage") is True else None
+    chunks = completion_chunks(reply, index=request.index, model=model, usage=reported, chunk_size=chunk_size)
+    parts = tuple(f"data: {data}\n\n".encode() for data in (*map(json.dumps, chunks), "[DONE]"))
+    return HttpResponse(status=200, content_type="text/event-stream", parts=parts, streamed=True)
 
 
-def _fault(fault: ScriptedFault, request: ScriptedRequest) -> HttpResponse:
+def _fault_response(fault: ScriptedFault, request: ScriptedRequest) -> HttpResponse:
     status = fault.status or (200 if fault.drop else 500)
-    content_type = _JSON
-    if isinstance(fault.body, str):
-        text = fault.body
-    elif fault.body is not None:
-        text = json.dumps(fault.body)
-    elif fault.drop:
-        content_type, text = _beginning(request)
-    else:
+    content_type, body = _JSON, fault.body
+    if body is None and fault.drop:
+        begun = _reply_response(ScriptedReply(text="Once"), request, Usage(prompt_tokens=1, completion_tokens=1), 4)
+        # A stream breaks off in the event after the text, so that some text arrives.
+        *whole, last = begun.parts[:3]
+        content_type, body = begun.content_type, (b"".join(whole) + last[: len(last) // 2]).decode()
+    elif body is None:
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-        text = json.dumps(error_body(f"Scripted fault with status {status}.", type=kind))
+        body = error_body(f"Scripted fault with status {status}.", type=kind)
     return HttpResponse(
         status=status,
         content_type=fault.content_type or content_type,
-        parts=(text.encode(),),
+        parts=((body if isinstance(body, str) else json.dumps(body)).encode(),),
         headers=fault.headers,
         dropped=fault.drop,
     )
 
 
-def _beginning(request: ScriptedRequest) -> tuple[str, str]:
-    """Build an answer that breaks off, with its content type: a stream in its last event, so that some text arrives."""
-    opening = ScriptedReply(text="Once")
-    model = str(request.body["model"])
-    if not request.stream:
-        tokens = Tokens(prompt=1, completion=1)
-        whole = json.dumps(completion_body(opening, index=request.index, model=model, tokens=tokens))
-        return _JSON, whole[: len(whole) // 2]
-    chunks = completion_chunks(opening, index=request.index, model=model, usage=None, chunk_size=4)
-    *events, last = (_event(json.dumps(chunk)).decode() for chunk in chunks)
-    return _EVENTS, "".join(events) + last[: len(last) // 2]
-
-
 def _json_response(body: Mapping[str, object], *, status: int = 200) -> HttpResponse:
     return HttpResponse(status=status, content_type=_JSON, parts=(json.dumps(body).encode(),))
-
-
-def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()

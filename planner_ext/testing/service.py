@@ -5,7 +5,7 @@ the same items in the same order, the same metadata keys, the same chunks. It kn
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import PrivateAttr
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -26,15 +26,15 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.exceptions import ServiceInvalidExecutionSettingsError
 
-from planner_ext.testing.script import Script, ScriptedFault, ScriptedReply, ScriptedRequest, ScriptReader
-from planner_ext.testing.wire import (
-    CREATED,
-    SYSTEM_FINGERPRINT,
-    Delta,
-    checked_chunk_size,
-    completion_id,
+from planner_ext.testing.script import (
+    Script,
+    ScriptedFault,
+    ScriptedReply,
+    ScriptedRequest,
+    ScriptReader,
     count_tokens,
     deltas,
+    reply_metadata,
 )
 
 __all__ = ["ScriptedChatCompletion", "ScriptedPromptExecutionSettings"]
@@ -82,7 +82,6 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
 
     _reader: ScriptReader = PrivateAttr()
-    _chunk_size: int = PrivateAttr()
     _metadata: Mapping[str, object] | Callable[[ScriptedRequest], Mapping[str, object]] = PrivateAttr()
     _before_reply: Callable[[ScriptedRequest], Awaitable[None]] | None = PrivateAttr()
     _requests: list[ScriptedRequest] = PrivateAttr(default_factory=list[ScriptedRequest])
@@ -98,9 +97,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         before_reply: Callable[[ScriptedRequest], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(ai_model_id=ai_model_id, service_id=service_id)
-        self._reader = ScriptReader(script)
-        self._chunk_size = checked_chunk_size(chunk_size)
-        self._metadata = {} if metadata is None else metadata
+        self._reader = ScriptReader(script, chunk_size)
+        self._metadata = metadata or {}
         self._before_reply = before_reply
 
     @property
@@ -116,34 +114,47 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
         request, reply = await self._answer(chat_history, settings, stream=False)
+        # The OpenAI connector, too, puts the calls first.
+        items: list[Any] = [
+            FunctionCallContent(id=item.id, name=item.name, arguments=item.arguments_text) for item in reply.calls
+        ]
+        if text := reply.text or reply.refusal:
+            items.append(TextContent(text=text))
         return [
             ChatMessageContent(
                 role=AuthorRole.ASSISTANT,
-                items=[*_items(reply)],
+                items=items,
                 ai_model_id=self.ai_model_id,
                 finish_reason=FinishReason(reply.ended_by),
-                metadata={"logprobs": None, **self._reply_metadata(request, reply, settings)},
+                metadata={"logprobs": None, **self._last_metadata(request, reply, settings)},
             )
         ]
 
     async def _inner_get_streaming_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        def chunk(delta: Delta, finish_reason: str | None, metadata: dict[str, Any]) -> StreamingChatMessageContent:
-            return StreamingChatMessageContent(
-                role=AuthorRole.ASSISTANT,
-                choice_index=0,
-                items=[*_delta_items(delta)],
-                ai_model_id=self.ai_model_id,
-                finish_reason=None if finish_reason is None else FinishReason(finish_reason),
-                metadata=metadata,
-                function_invoke_attempt=function_invoke_attempt,
-            )
-
         request, reply = await self._answer(chat_history, settings, stream=True)
-        for delta, finish_reason in deltas(reply, chunk_size=self._chunk_size):
-            yield [chunk(delta, finish_reason, {"logprobs": None, **_metadata(request)})]
-        yield [chunk({}, None, self._reply_metadata(request, reply, settings))]
+        metadata = {"logprobs": None, **reply_metadata(request.index), "usage": None}
+        pieces = [(*piece, metadata) for piece in deltas(reply, chunk_size=self._reader.chunk_size)]
+        last = self._last_metadata(request, reply, settings)
+        for delta, finish_reason, metadata in (*pieces, ({}, None, last)):
+            items: list[Any] = [
+                FunctionCallContent(id=call.get("id"), index=call["index"], **call["function"])
+                for call in delta.get("tool_calls", ())
+            ]
+            if (text := delta.get("content")) is not None:
+                items.append(StreamingTextContent(choice_index=0, text=text))
+            yield [
+                StreamingChatMessageContent(
+                    role=AuthorRole.ASSISTANT,
+                    choice_index=0,
+                    items=items,
+                    ai_model_id=self.ai_model_id,
+                    finish_reason=FinishReason(finish_reason) if finish_reason else None,
+                    metadata=metadata,
+                    function_invoke_attempt=function_invoke_attempt,
+                )
+            ]
 
     def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
         if (self._scripted(settings).number_of_responses or 1) > 1:
@@ -158,13 +169,10 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
 
     def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
         scripted = self._scripted(settings)
-        scripted.tool_choice = None
-        scripted.tools = None
+        scripted.tool_choice = scripted.tools = None
 
     def _scripted(self, settings: PromptExecutionSettings) -> ScriptedPromptExecutionSettings:
-        scripted = self.get_prompt_execution_settings_from_settings(settings)
-        assert isinstance(scripted, ScriptedPromptExecutionSettings)
-        return scripted
+        return cast("ScriptedPromptExecutionSettings", self.get_prompt_execution_settings_from_settings(settings))
 
     async def _answer(
         self, history: ChatHistory, settings: PromptExecutionSettings, *, stream: bool
@@ -191,39 +199,11 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
             )
         return request, answer
 
-    def _reply_metadata(
+    def _last_metadata(
         self, request: ScriptedRequest, reply: ScriptedReply, settings: PromptExecutionSettings
     ) -> dict[str, Any]:
-        tokens = count_tokens(reply, messages=request.messages, tools=self._scripted(settings).tools)
-        usage = CompletionUsage(prompt_tokens=tokens.prompt, completion_tokens=tokens.completion)
-        own = self._metadata(request) if callable(self._metadata) else self._metadata
-        return {**_metadata(request), "usage": usage, **own}
-
-
-def _metadata(request: ScriptedRequest) -> dict[str, Any]:
-    return {
-        "id": completion_id(request.index),
-        "created": CREATED,
-        "system_fingerprint": SYSTEM_FINGERPRINT,
-        "usage": None,
-    }
-
-
-def _items(reply: ScriptedReply) -> list[TextContent | FunctionCallContent]:
-    """List the items of a plain message: the calls first, as the OpenAI connector puts them."""
-    found: list[TextContent | FunctionCallContent] = [
-        FunctionCallContent(id=item.id, name=item.name, arguments=item.arguments_text) for item in reply.calls
-    ]
-    if text := reply.text or reply.refusal:
-        found.append(TextContent(text=text))
-    return found
-
-
-def _delta_items(delta: Delta) -> list[StreamingTextContent | FunctionCallContent]:
-    items: list[StreamingTextContent | FunctionCallContent] = [
-        FunctionCallContent(id=call.get("id"), index=call["index"], **call["function"])
-        for call in delta.get("tool_calls", ())
-    ]
-    if (text := delta.get("content")) is not None:
-        items.append(StreamingTextContent(choice_index=0, text=text))
-    return items
+        """Return the metadata of a reply, or of its last chunk: with the usage, and what the test adds."""
+        counted = count_tokens(reply, messages=request.messages, tools=self._scripted(settings).tools)
+        usage = CompletionUsage(prompt_tokens=counted.prompt_tokens, completion_tokens=counted.completion_tokens)
+        added = self._metadata(request) if callable(self._metadata) else self._metadata
+        return {**reply_metadata(request.index), "usage": usage, **added}

@@ -28,8 +28,8 @@ from planner_ext.sk import openai as openai_members
 from planner_ext.sk.chat import named_errors
 from planner_ext.sk.openai import CALLED, REPLACED, OpenAITransport, is_own, is_supported, source_digest
 from planner_ext.sk.transport import ChatRequest, GenericTransport
+from planner_ext.testing.script import error_body
 from planner_ext.testing.server import HttpResponse
-from planner_ext.testing.wire import error_body
 from support.openai import Endpoint, openai_service, put
 from support.served import asked
 

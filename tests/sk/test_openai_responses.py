@@ -6,13 +6,14 @@ import pytest
 from openai import BaseModel
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from planner_ext.core.values import Usage
 from planner_ext.sk.openai import ReadChunk, ReadCompletion
 from planner_ext.testing import call, calls, say
-from planner_ext.testing.wire import Tokens, completion_body, completion_chunks
+from planner_ext.testing.script import completion_body, completion_chunks
 
 REPLIES = [say("Grüße."), say(""), calls(call("t-add", {"a": 1}), call("t-echo"), text="Looking.")]
-TOKENS = Tokens(prompt=3, completion=2)
-BODIES = [completion_body(reply, index=0, model="m", tokens=TOKENS) for reply in REPLIES]
+TOKENS = Usage(prompt_tokens=3, completion_tokens=2)
+BODIES = [completion_body(reply, index=0, model="m", usage=TOKENS) for reply in REPLIES]
 CHUNKS = [
     chunk for reply in REPLIES for chunk in completion_chunks(reply, index=0, model="m", usage=TOKENS, chunk_size=4)
 ]

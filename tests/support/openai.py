@@ -10,11 +10,12 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
 from semantic_kernel.contents import ChatMessageContent, StreamingChatMessageContent
 
+from planner_ext.core.values import Usage
 from planner_ext.sk.openai import OpenAITransport
 from planner_ext.sk.transport import ChatRequest, GenericTransport
 from planner_ext.testing import ScriptedReply, say
+from planner_ext.testing.script import completion_body, completion_chunks
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
-from planner_ext.testing.wire import Tokens, completion_body, completion_chunks
 
 KEY = "any"
 
@@ -32,14 +33,14 @@ class Endpoint:
         self.seen.append((request.path, body))
         if self.answer is not None:
             return self.answer(request)
-        tokens = Tokens(prompt=3, completion=2)
+        tokens = Usage(prompt_tokens=3, completion_tokens=2)
         if body["stream"]:
             chunks = completion_chunks(self.reply, index=0, model="m", usage=tokens, chunk_size=4)
             events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks]
             return HttpResponse(
                 status=200, content_type="text/event-stream", parts=(*events, b"data: [DONE]\n\n"), streamed=True
             )
-        written = json.dumps(completion_body(self.reply, index=0, model="m", tokens=tokens)).encode()
+        written = json.dumps(completion_body(self.reply, index=0, model="m", usage=tokens)).encode()
         return HttpResponse(status=200, content_type="application/json", parts=(written,))
 
     def __enter__(self) -> "Endpoint":

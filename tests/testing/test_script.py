@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.values import Usage
 from planner_ext.testing import (
     ScriptedCall,
     ScriptedFault,
@@ -18,8 +19,7 @@ from planner_ext.testing import (
     calls,
     say,
 )
-from planner_ext.testing.script import Script, ScriptReader
-from planner_ext.testing.wire import Tokens, count_tokens, deltas
+from planner_ext.testing.script import Script, ScriptReader, count_tokens, deltas
 
 
 def answers(script: Script, number: int) -> list[object]:
@@ -113,13 +113,12 @@ def test_tokens_are_given_or_a_quarter_of_the_characters() -> None:
     """Without given counts a reply costs a quarter of its characters, at least one; messages and tools both count."""
     messages = [{"role": "user", "content": "x" * 400}]
 
-    assert count_tokens(ScriptedReply(), messages=[], tools=None) == Tokens(prompt=1, completion=1)
-    assert count_tokens(say("x" * 40), messages=messages, tools=None) == Tokens(prompt=107, completion=10)
-    assert count_tokens(call("a-f", "x" * 37), messages=messages, tools=["y" * 397]).prompt == 207
-    assert count_tokens(call("a-f", "x" * 37), messages=[], tools=None).completion == 10
-    assert count_tokens(ScriptedReply(prompt_tokens=0, completion_tokens=7), messages=messages, tools=None) == Tokens(
-        prompt=0, completion=7
-    )
+    assert count_tokens(ScriptedReply(), messages=[], tools=None) == Usage(prompt_tokens=1, completion_tokens=1)
+    assert count_tokens(say("x" * 40), messages=messages, tools=None) == Usage(prompt_tokens=107, completion_tokens=10)
+    assert count_tokens(call("a-f", "x" * 37), messages=messages, tools=["y" * 397]).prompt_tokens == 207
+    assert count_tokens(call("a-f", "x" * 37), messages=[], tools=None).completion_tokens == 10
+    given = ScriptedReply(prompt_tokens=0, completion_tokens=7)
+    assert count_tokens(given, messages=messages, tools=None) == Usage(prompt_tokens=0, completion_tokens=7)
 
 
 json_values = st.recursive(
