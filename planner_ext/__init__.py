@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner_ext.approval.decisions import Approve, Defer, Deny, Supply, requires_approval
     from planner_ext.approval.policy import ApprovalPolicy
+    from planner_ext.core.limits import Budget
     from planner_ext.core.values import Usage
     from planner_ext.durable.runs import Runs
     from planner_ext.engine.engine import StopHandle
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from planner_ext.sk.approval import ApprovalSettings
     from planner_ext.sk.approval_filter import ApprovalFilter
     from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
-    from planner_ext.sk.budget import Budget
     from planner_ext.sk.checkpoint import Checkpoint
     from planner_ext.sk.execution import ToolExecution
 
@@ -87,7 +87,7 @@ _MODULES = (
         "ApprovalFilter": "sk.approval_filter",
         "ApprovalPolicy": "approval.policy",
         "BoundedFunctionChoiceBehavior": "sk.behavior",
-        "Budget": "sk.budget",
+        "Budget": "sk.options",
         "FunctionCallingStepwisePlanner": "planner",
         "FunctionCallingStepwisePlannerOptions": "planner.options",
         "FunctionCallingStepwisePlannerResult": "planner.result",

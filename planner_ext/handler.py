@@ -12,10 +12,10 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext import hitl_manager
 from planner_ext.approval.decisions import Decision, ToolCall
+from planner_ext.core.limits import Budget
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.sk.budget import Budget
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.options import RunOptions, takes_run_options
 from planner_ext.sk.transport import select_service

@@ -1,9 +1,9 @@
 """Between iterations: how functions run, the iteration-completed callback, and how to stop a run."""
 
+from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.ports import Clock
-from planner_ext.sk.budget import Price
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.sk.iteration import (
     FunctionInvocationIterationContext,

@@ -21,10 +21,10 @@ from planner_ext.approval.decisions import Decision
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import RunStarted
+from planner_ext.core.limits import Budget
 from planner_ext.engine.engine import StopHandle
 from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.sk.budget import Budget, price_in
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
@@ -95,7 +95,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
     def _charged(self, chat_history: ChatHistory, settings: PromptExecutionSettings) -> AbstractContextManager[Charge]:
         """Charge a request that passes through to the call that makes it."""
-        return charged(self._tab, self._inner, settings, list(chat_history.messages), self._options.price)
+        return charged(self._tab, self._inner, settings, list(chat_history.messages), self._options.budget.price)
 
     def charged_to(self, tab: Tab) -> Self:
         """Return a copy whose requests are charged to a call of a run, in whatever context they are made."""
@@ -290,8 +290,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
         at, given = self._options.clock.now(), given.within(self._options.outer_budget)
         state = given.resumed_state(at)
-        price = price_in(given.budget) or self._options.price
-        options = replace(self._options, budget=state.rules.limits, price=price)
+        price = (given.budget and given.budget.price) or self._options.budget.price
+        options = replace(self._options, budget=replace(state.rules.limits, price=price))
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
         before, first = given.checkpoint.facts, given.facts(context.functions, at)

@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 from planner_ext.core.errors import InvalidLimitError, NotAFunctionError, PlannerExtError, is_function, shown
 
 __all__ = [
-    "ApprovalOptions",
+    "ApprovalSettings",
     "Approve",
     "Decision",
     "Defer",
@@ -189,8 +189,25 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalOptions:
-    """How a run treats calls that are undecided, denied, or wait; see `ApprovalSettings`."""
+class ApprovalSettings:
+    """The handling of calls that are undecided, that were denied, and that wait for a person.
+
+    Attributes:
+        unmatched: A call that no interceptor decided is run (``approve``, as with any filter), waits for a person
+            (``defer``) or is refused (``deny``).
+        on_denial: What the model sees of a denied call. ``refuse``: a result that says so; costs no request more.
+            ``reask``: the call is removed and the model is asked again without functions; one request.
+            ``return_calls``: the run ends and its batch is returned to the caller, unanswered; no request.
+        on_deferred: Whether the other calls of the batch wait with a deferred one (``hold_all``), or run before the
+            pause (``run_safe_first``).
+        expires_in: Seconds after which a question is no longer open; counted from when it was asked. None: never.
+        interceptor_timeout: Seconds in which an interceptor has to decide; after that the call is denied. None: no
+            limit.
+
+    Raises:
+        InvalidLimitError: If a value is invalid; names the field. Where the adapters of Semantic Kernel are imported,
+            it is a ``PlannerInvalidConfigurationError``.
+    """
 
     unmatched: Literal["approve", "defer", "deny"] = "approve"
     on_denial: Literal["refuse", "reask", "return_calls"] = "refuse"
@@ -198,17 +215,21 @@ class ApprovalOptions:
     expires_in: float | None = None
     interceptor_timeout: float | None = 30.0
 
-    error: ClassVar[type[PlannerExtError]] = InvalidLimitError
-    """What an invalid value raises."""
-
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
-                raise self.error(f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}.")
+                problem = f"{name} must be one of {', '.join(allowed)}; got {shown(getattr(self, name))}."
+                raise InvalidLimitError.public(problem)
         for name in ("expires_in", "interceptor_timeout"):
             value = getattr(self, name)
             if value is not None and not is_duration(value):
-                raise self.error(f"{name} must be a number of seconds above 0, or None; got {shown(value)}.")
+                problem = f"{name} must be a number of seconds above 0, or None; got {shown(value)}."
+                raise InvalidLimitError.public(problem)
+
+    def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
+        """Merge with the settings of a service that this door replaces: for undecided calls, the stricter applies."""
+        stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
+        return replace(self, unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -37,7 +37,6 @@ from planner_ext.cli.options import ApprovalArgs, ExitCode, GoalArgs, RunOptions
 from planner_ext.cli.show import Progress, print_answer, spent_line
 from planner_ext.cli.text import complain, print_command, printable, say, stderr_console
 from planner_ext.core.fold import fold, sticky_keys
-from planner_ext.core.limits import Limits
 from planner_ext.core.state import State
 from planner_ext.core.termination import stopping_facts
 from planner_ext.durable.worker import Activation
@@ -478,6 +477,6 @@ def run_words(options: StoredRunOptions) -> list[str]:
     return ["--ask-all", *words] if options.ask_all else words
 
 
-def new_limits(state: State, max_iterations: int | None) -> Limits | None:
+def new_limits(state: State, max_iterations: int | None) -> Budget | None:
     """Return a run's limits with a new limit of round trips; None if there is no new one, which keeps all limits."""
     return None if max_iterations is None else replace(state.rules.limits, max_iterations=max_iterations)

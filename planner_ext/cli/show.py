@@ -17,7 +17,7 @@ from planner_ext.approval.pending import record_of
 from planner_ext.cli.text import TextFlow, exact, exact_json, one_line, printable, shortened
 from planner_ext.core import facts
 from planner_ext.core.errors import counted, seconds
-from planner_ext.core.limits import Consumption, Limits
+from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
@@ -112,7 +112,7 @@ class Progress:
         match fact:
             case facts.RunStarted(rules=rules):
                 self._limit, self._charge_plan = rules.limits.max_iterations, rules.charge_plan
-            case facts.Resumed(limits=Limits() as limits):
+            case facts.Resumed(limits=Budget() as limits):
                 self._limit = limits.max_iterations
             case facts.ModelReplied():
                 self._calls, self._arguments = fact.calls, [call.arguments for call in fact.calls]

@@ -29,9 +29,9 @@ from planner_ext.compare.history import find_violations, shown_messages
 from planner_ext.compare.report import Comparison, Run, ScriptInfo
 from planner_ext.compare.scenarios import SCRIPTS, OrderDeskPlugin, Scenario
 from planner_ext.compare.strategies import OPTIONS, Option, Trial
+from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.budget import Budget
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.messages import read_usage
 from planner_ext.sk.transport import kernel_with_service, select_service

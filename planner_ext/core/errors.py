@@ -14,6 +14,7 @@ from contextlib import suppress
 from enum import Enum
 from reprlib import Repr
 from types import BuiltinFunctionType, FunctionType
+from typing import ClassVar
 
 __all__ = [
     "IllegalTransitionError",
@@ -38,7 +39,17 @@ class IllegalTransitionError(PlannerExtError):
 
 
 class InvalidLimitError(PlannerExtError):
-    """A limit or option has an invalid value; the message names the field, what it takes and what it got."""
+    """A limit or option has an invalid value; the message names the field, what it takes and what it got.
+
+    Attributes:
+        public: What an invalid budget or approval setting raises. The adapters of Semantic Kernel, which cannot be
+            imported here, set their ``InvalidOptionError``, which derives from this error and from theirs.
+    """
+
+    public: ClassVar[type["InvalidLimitError"]]
+
+
+InvalidLimitError.public = InvalidLimitError
 
 
 class NotAFunctionError(PlannerExtError, TypeError):

@@ -8,7 +8,7 @@ iteration of the loop. A plan request is made before iteration 0.
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
-from planner_ext.core.limits import BudgetShare, Consumption, Limits
+from planner_ext.core.limits import Budget, BudgetShare, Consumption
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
 __all__ = [
@@ -88,7 +88,7 @@ class Rules:
         max_clarifications: How many questions are answered; None is unlimited.
     """
 
-    limits: Limits = Limits()
+    limits: Budget = Budget(max_calls_per_reply=None)
     plan: bool = False
     charge_plan: bool = True
     use_attempts: int | None = None
@@ -400,7 +400,7 @@ class Paused(EventLine):
 class Resumed(EventLine):
     """A paused or ended run was resumed; new limits replace the old ones, what was spent stays spent."""
 
-    limits: Limits | None = None
+    limits: Budget | None = None
     at: float
     type: Literal["Resumed"] = "Resumed"
 

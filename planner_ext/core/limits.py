@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial, reduce
-from typing import Any, ClassVar, Literal, Self, TypeGuard, cast
+from typing import Any, Literal, Self, TypeGuard, cast
 
-from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
+from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.values import Tally, Usage, updated
 
 __all__ = [
     "LIMIT_OF_PART",
+    "Budget",
     "BudgetShare",
     "Consumption",
     "Ledger",
-    "Limits",
+    "Price",
     "RemainingLimit",
     "divided",
     "is_count",
@@ -29,12 +30,76 @@ __all__ = [
     "released",
     "remaining_limits",
     "spent_limit",
+    "tightest",
 ]
 
 
+Price = Callable[[str, Usage], float]
+"""Gives the price of one request in US dollars, from the model's name and the tokens used."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of one run; None means no limit. Each is validated on construction, see `InvalidLimitError`."""
+class Budget:
+    """The limits of a run. They apply per run: a new goal starts a new ledger, resuming a run does not.
+
+    The limits on round trips and calls are exact and never exceeded. Tokens and cost are checked before each request
+    and each batch of calls, so only the request or batch then in flight, and the one forced answer, may exceed them.
+    Active time and deadline interrupt requests and calls in flight. Retries inside an SDK are not seen and not counted.
+
+    Attributes:
+        max_iterations: Round trips, every request of the run included: the plan, the steps and the answer. Charged from
+            ``iterations`` in each reply's metadata, at least 1 per request. Checked before each request. Under
+            ``on_limit="answer"`` the last one is reserved: it offers no functions, so that N trips give an answer.
+        max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
+            before a batch starts, on the calls that are about to start; a batch of 3 is 3. A function that a filter
+            starts again (see `planner_ext.durable.effect`) counts again, and is checked before each start.
+        max_total_tokens: Prompt and completion tokens, as the service reports them. Unreported tokens are estimated
+            from the texts sent and received; `Usage.estimated_tokens` has the estimated part.
+        max_cost: US dollars, as ``price`` computes them from the tokens reported or estimated as above. A model without
+            a known price is refused before the first request.
+        max_active_seconds: The run's working time on its clock: requests, functions, callbacks and the wait between
+            iterations. Pauses do not count, nor does the time in which interceptors or a clarifier decide, since they
+            may be persons (a `ModelClarifier` counts). Checked continuously. At the limit, whatever ``on_limit`` says,
+            requests and functions in flight are cancelled, and no further request is made. A cancelled request is
+            charged as a round trip; a cancelled function is recorded and answered as ``timed_out``. One that does not
+            end within a second after that is abandoned, and its later outcome changes nothing in the run.
+        deadline: A moment, with its time zone. The time in which the run pauses or a person decides counts, too; a
+            call that is not decided by then does not run. Otherwise the same happens as at ``max_active_seconds``.
+        max_calls_per_function: Functions started, by fully qualified name; only the calls beyond it are not executed.
+        max_consecutive_errors: Batches in a row with a failed, unknown or malformed call; a clean batch resets it.
+        max_repeated_calls: How often the same function may start with the same arguments.
+        max_repeated_denials: Batches in a row in which every call was denied.
+        max_calls_per_reply: Calls in one reply, of any kind. Checked when the reply has arrived, before any call is
+            processed. If a reply has more, none of its calls runs: each is answered "not executed" with this limit's
+            name, and the run continues, so that the model can make fewer calls. None means no limit.
+        on_limit: What happens at a limit. ``answer``: calls beyond it are answered "not executed" and one more request,
+            without functions, asks for the answer. ``stop``: they are answered "not executed" and the run ends.
+            ``raise``: as ``stop``, but `LimitReachedError` is raised. ``return_calls``: the run ends with the calls
+            unanswered, for the caller to run. All but ``raise`` return a value that can be resumed with a larger
+            budget.
+        batch_over_limit: Whether a batch that exceeds ``max_tool_calls`` runs no call (``reject_batch``) or the first
+            calls that fit (``fill_remaining``). With ``on_limit="return_calls"`` both return the whole batch and run
+            none of it: a message with calls cannot be answered in part.
+        last_trip: Whether a request without functions omits their schema (``withdraw``) or sends it with tool choice
+            "none", for providers that refuse tool messages without schema. Anthropic and Bedrock do, and Semantic
+            Kernel's connectors to them cannot send "none": with both values they get one function in place of all
+            others, whose description says that none is left. Ollama's connector cannot send it either, and needs no
+            schema.
+        tell_budget: Whether the model reads the remaining round trips, tool calls, tokens, cost and time, as far as
+            they are limited. A share, such as 0.25, mentions a limit once that share of it or less is left. The note is
+            appended to the newest message of each request except the plan's, and is not stored: history, journal and
+            the beginning of each request, which providers cache, are the same as without it.
+        price: Returns the price of one request in US dollars, given the model's name and the tokens used: a synchronous
+            function that returns a finite number of 0 or more. Before the first request of a run it is called for 0
+            tokens and, if that raises, for one token sent and one received; a price that returns anything else is
+            refused there. A later invalid result raises `InvalidPriceError`, and no further request is made. None uses
+            the price list of ``genai-prices`` (extra ``prices``) if there is a ``max_cost``; without a ``max_cost``,
+            costs are not counted, and the list is not loaded.
+
+    Raises:
+        InvalidLimitError: If a value is invalid; names the field. Where the adapters of Semantic Kernel are imported,
+            it is a ``PlannerInvalidConfigurationError``.
+    """
 
     max_iterations: int | None = None
     max_tool_calls: int | None = None
@@ -46,19 +111,17 @@ class Limits:
     max_consecutive_errors: int | None = None
     max_repeated_calls: int | None = None
     max_repeated_denials: int | None = None
-    max_calls_per_reply: int | None = None
+    max_calls_per_reply: int | None = 1024
     on_limit: Literal["answer", "raise", "stop", "return_calls"] = "answer"
     batch_over_limit: Literal["reject_batch", "fill_remaining"] = "reject_batch"
     last_trip: Literal["withdraw", "none"] = "withdraw"
     tell_budget: bool | float = False
-
-    error: ClassVar[type[PlannerExtError]] = InvalidLimitError
-    """What an invalid value raises."""
+    price: Price | None = field(default=None, metadata={"exclude": True, "init": False})  # pydantic's: not in a journal
 
     def __post_init__(self) -> None:
-        for item in fields(Limits):
+        for item in fields(Budget):
             if problem := _problem(item.name, getattr(self, item.name)):
-                raise self.error(problem)
+                raise InvalidLimitError.public(problem)
         # A copy: the caller may change the mapping after it was validated.
         object.__setattr__(self, "max_calls_per_function", dict(self.max_calls_per_function))
 
@@ -66,6 +129,29 @@ class Limits:
     def iterations_kept(self) -> int:
         """How many round trips are kept for the answer."""
         return 1 if self.on_limit == "answer" else 0
+
+    def unpriced(self) -> "Budget":
+        """Return the budget without its price, as a journal keeps it."""
+        return self if self.price is None else replace(self, price=None)
+
+
+def tightest(first: Budget, second: Budget | None) -> Budget:
+    """Merge two budgets that both apply: of each limit the tighter, and the first one's behaviour at a limit."""
+    if second is None:
+        return first
+    values: dict[str, Any] = {}
+    for item in fields(Budget):
+        one, other = getattr(first, item.name), getattr(second, item.name)
+        if item.name == "max_calls_per_function":
+            both = one.keys() & other.keys()
+            values[item.name] = {**one, **other, **{name: min(one[name], other[name]) for name in both}}
+        elif item.name.startswith("max_") or item.name == "deadline":
+            values[item.name] = min((limit for limit in (one, other) if limit is not None), default=None)
+        elif item.name in ("tell_budget", "price"):
+            values[item.name] = one or other
+        else:
+            values[item.name] = one
+    return replace(first, **values)
 
 
 def is_count(value: object, *, least: int) -> TypeGuard[int]:
@@ -106,6 +192,10 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
     "on_limit": _one_of("answer", "raise", "stop", "return_calls"),
     "batch_over_limit": _one_of("reject_batch", "fill_remaining"),
     "last_trip": _one_of("withdraw", "none"),
+    "price": (
+        lambda given: given is None or callable(given),
+        "be a function of the model's name and the tokens used, or None",
+    ),
     "tell_budget": (_is_share, "be True, False, or a share above 0.0 and up to 1.0 (a float)"),
 }
 """What each limit must be; all others must be a `_COUNT`."""
@@ -195,7 +285,7 @@ class Ledger(Consumption):
     denials_in_row: int = 0
 
 
-def spent_limit(limits: Limits, ledger: Ledger, at: float) -> str | None:
+def spent_limit(limits: Budget, ledger: Ledger, at: float) -> str | None:
     """Name the first limit on tokens, cost, time, errors or denials that is used up, or None.
 
     Args:
@@ -214,7 +304,7 @@ def spent_limit(limits: Limits, ledger: Ledger, at: float) -> str | None:
     return next((name for name, limit, used in spent if limit is not None and used >= limit), None)
 
 
-def out_of_time(limits: Limits, ledger: Ledger, at: float) -> bool:
+def out_of_time(limits: Budget, ledger: Ledger, at: float) -> bool:
     """Return whether a time limit has passed: unlike the other limits, it leaves no request for an answer."""
     most = limits.max_active_seconds
     worked = most is not None and ledger.usage.active_seconds >= most
@@ -226,7 +316,7 @@ class RemainingLimit:
     """What is left of one limit.
 
     Attributes:
-        name: The limit's name in `Limits`.
+        name: The limit's name in `Budget`.
         left: Round trips, calls, tokens, US dollars or seconds; never below 0.
         limit: The whole of it; for a deadline, the active time so far plus the time that is left.
     """
@@ -236,7 +326,7 @@ class RemainingLimit:
     limit: float
 
 
-def remaining_limits(limits: Limits, ledger: Ledger, at: float) -> tuple[RemainingLimit, ...]:
+def remaining_limits(limits: Budget, ledger: Ledger, at: float) -> tuple[RemainingLimit, ...]:
     """List what is left of round trips, calls, tokens, cost and time, as far as ``tell_budget`` shows it to the model.
 
     Args:
@@ -282,13 +372,14 @@ class BudgetShare:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, limits: Limits) -> "BudgetShare":
+    def of(cls, limits: Budget) -> "BudgetShare":
         """Make a share of all that the limits of a run allow."""
         return cls(**{name: getattr(limits, limit) for name, limit in LIMIT_OF_PART.items()})
 
-    def limits(self, deadline: datetime | None) -> Limits:
-        """Convert the share to the limits of a run that has the deadline of the run around it."""
-        return Limits(**{limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items()}, deadline=deadline)
+    def limits(self, deadline: datetime | None, price: Price | None = None) -> Budget:
+        """Convert the share to the limits of a run that has the deadline and the price of the run around it."""
+        parts = {limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items()}
+        return Budget(**parts, deadline=deadline, max_calls_per_reply=None, price=price)
 
     def used_up(self) -> str | None:
         """Name the limit that leaves nothing for a request; a request needs no functions."""
@@ -341,7 +432,7 @@ LIMIT_OF_PART = {
 """The limit of a run that each part of a share comes from."""
 
 
-def divided(limits: Limits, ledger: Ledger, *, starting: int, by: int) -> BudgetShare | None:
+def divided(limits: Budget, ledger: Ledger, *, starting: int, by: int) -> BudgetShare | None:
     """Divide what is left of a budget, less the round trip that is kept for the answer.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from planner_ext.approval.decisions import Approve, Decision, is_duration
 from planner_ext.approval.pending import DecisionRecord, InDoubt
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
     RunConflictError,
@@ -204,7 +204,7 @@ class Runs:
         kernel: Any,
         *,
         decisions: Mapping[str, Decision] | None = None,
-        budget: Limits | None = None,
+        budget: Budget | None = None,
         arguments: Any = None,
     ) -> RunHandle[R]:
         """Continue a run: with decisions, or with a larger budget after a limit ended it.

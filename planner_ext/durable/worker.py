@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, c
 from planner_ext.approval.decisions import Approve, Decision, InvalidDecisionError
 from planner_ext.approval.pending import InDoubt
 from planner_ext.core.facts import Fact
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
@@ -71,7 +71,7 @@ class Activation:
     facts: Sequence[Fact] = ()
     decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
-    budget: Limits | None = None
+    budget: Budget | None = None
     price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
     reopen: bool = False
@@ -130,7 +130,7 @@ class Job(Generic[R]):
     kernel: Any
     arguments_for: ArgumentsFor | None = None
     decisions: Mapping[str, Decision] | None = None
-    budget: Limits | None = None
+    budget: Budget | None = None
     price: Callable[[str, Usage], float] | None = None
 
 

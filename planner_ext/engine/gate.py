@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner_ext.approval.decisions import (
-    ApprovalOptions,
+    ApprovalSettings,
     Approve,
     Decision,
     Defer,
@@ -48,7 +48,7 @@ class InterceptorChain:
         marked: Gives a function's own mark by its fully qualified name, or None.
     """
 
-    options: ApprovalOptions
+    options: ApprovalSettings
     interceptors: Sequence[Interceptor] = ()
     pre_invoke: Sequence[PreInvoke] = ()
     checks: Sequence[CheckForIntervention] = ()

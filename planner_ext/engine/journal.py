@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -87,13 +87,24 @@ def load_facts(data: object) -> tuple[Fact, ...]:
         InvalidJournalError: Naming the first place that is not as expected.
     """
     try:
-        return tuple(_facts().validate_python(data, strict=False))
+        return tuple(_facts().validate_python(_with_missing_limit(data), strict=False))
     except InvalidLimitError as error:
         raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
+
+
+def _with_missing_limit(facts: object) -> object:
+    """Complete the limits of journals that earlier versions wrote, whose runs had no limit of calls per reply."""
+    for fact in cast("list[Any]", facts) if isinstance(facts, list) else ():
+        match fact:
+            case {"rules": {"limits": limits}} | {"limits": limits} if hasattr(limits, "setdefault"):
+                limits.setdefault("max_calls_per_reply", None)
+            case _:
+                pass
+    return cast("object", facts)
 
 
 def messages_of(fact: Fact) -> tuple[Message, ...]:

@@ -21,11 +21,10 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.engine.gate import CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
-from planner_ext.sk.budget import Budget
 from planner_ext.sk.checkpoint import SigningKey
 from planner_ext.sk.errors import InvalidOptionError, PlannerInvalidConfigurationError
 from planner_ext.sk.execution import ToolExecution
@@ -137,11 +136,6 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
                 vars(self).update(before)
                 object.__setattr__(self, "__pydantic_fields_set__", given)
                 raise
-
-    @property
-    def limits(self) -> Limits:
-        """The limits of the budget, ``max_iterations`` included."""
-        return self._spendable.limits
 
     @property
     def run_options(self) -> RunOptions:

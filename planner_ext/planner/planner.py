@@ -19,7 +19,7 @@ from planner_ext.approval.decisions import Decision
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget, Price
 from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.concurrency import run_sync
@@ -31,7 +31,6 @@ from planner_ext.planner.run import KeptRun, PlannerRun, rules_kept, run_started
 from planner_ext.service import charged_service
 from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken, check_record
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.sk.budget import Budget, Price, price_in
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, RunEndedError
 from planner_ext.sk.nested import current_parent_run, planner_of, tab_in
@@ -382,7 +381,7 @@ class FunctionCallingStepwisePlanner:
         arguments: KernelArguments,
         *,
         streaming: bool,
-        budget: Limits | None = None,
+        budget: Budget | None = None,
         price: Price | None = None,
         kept: Rules | None = None,
         store: RunStore | None = None,
@@ -404,16 +403,16 @@ class FunctionCallingStepwisePlanner:
                 began with a ``response_format`` that the options lack.
         """
         planner, templates, options = self.options, self._templates, self._settings()
-        if budget is not None:
-            options, price = replace(options, budget=_resumed_limits(budget, options)), price_in(budget) or price
         if price is not None:
-            options = replace(options, price=price)
+            options = replace(options, budget=replace(options.budget, price=price))
+        if budget is not None:
+            options = replace(options, budget=_resumed_budget(budget, options.budget))
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
         options = options if parent is None else parent.within(options)
         service, chosen = select_service(kernel, self.service_id, arguments, planner.execution_settings)
         if kept is not None and budget is None:
-            options = replace(options, budget=kept.limits)
+            options = replace(options, budget=replace(kept.limits, price=options.budget.price))
         service, options = unwrapped(service, options)
         settings = connector_settings(service, chosen)
         if planner.max_completion_tokens:
@@ -478,16 +477,15 @@ def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> Kernel
     return merged
 
 
-def _resumed_limits(budget: object, settings: RunSettings) -> Limits:
-    """Return the limits of a resumed run's new budget; ``max_iterations`` defaults to the options'.
-
-    Plain limits, as in a journal, are accepted, too.
+def _resumed_budget(given: object, own: Budget) -> Budget:
+    """Return a resumed run's new budget; ``max_iterations`` and ``price`` default to those of the options.
 
     Raises:
         PlannerInvalidConfigurationError: If it is not a budget.
     """
-    limits = budget if type(budget) is Limits else instance_of("budget", budget, Budget).limits
-    return limits if limits.max_iterations else replace(limits, max_iterations=settings.budget.max_iterations)
+    budget = instance_of("budget", given, Budget)
+    most, price = budget.max_iterations or own.max_iterations, budget.price or own.price
+    return replace(budget, max_iterations=most, price=price)
 
 
 def _own_functions(

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any
 
 from planner_ext.approval.decisions import (
-    ApprovalOptions,
+    ApprovalSettings,
     Approve,
     Decision,
     Deny,
@@ -28,10 +28,10 @@ from planner_ext.approval.decisions import (
     problem_of,
 )
 from planner_ext.approval.pending import DecisionRecord, WaitingCall, record_of, waiting_calls
-from planner_ext.core.errors import PlannerExtError, shown
+from planner_ext.core.errors import shown
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, Resumed
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget, tightest
 from planner_ext.core.machine import IN_DOUBT, ReviewCalls, RunCalls, next_action
 from planner_ext.core.state import TRANSITIONS, Call, Phase, State
 from planner_ext.core.values import RequestedCall
@@ -39,9 +39,8 @@ from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Functions
 from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
-from planner_ext.sk.budget import Budget, tightest
 from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SharedByCopies
-from planner_ext.sk.errors import InvalidOptionError, PlannerException
+from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message
 
@@ -69,34 +68,6 @@ class DecisionRefusedError(InvalidDecisionError, PlannerException):
         changed: Whether the call would by now get another value than was asked about. A resume without a decision on it
             has it wait as that, with its own fingerprint.
     """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalSettings(ApprovalOptions):
-    """The handling of calls that are undecided, that were denied, and that wait for a person.
-
-    Attributes:
-        unmatched: A call that no interceptor decided is run (``approve``, as with any filter), waits for a person
-            (``defer``) or is refused (``deny``).
-        on_denial: What the model sees of a denied call. ``refuse``: a result that says so; costs no request more.
-            ``reask``: the call is removed and the model is asked again without functions; one request.
-            ``return_calls``: the run ends and its batch is returned to the caller, unanswered; no request.
-        on_deferred: Whether the other calls of the batch wait with a deferred one (``hold_all``), or run before the
-            pause (``run_safe_first``).
-        expires_in: Seconds after which a question is no longer open; counted from when it was asked. None: never.
-        interceptor_timeout: Seconds in which an interceptor has to decide; after that the call is denied. None: no
-            limit.
-
-    Raises:
-        InvalidOptionError: If a value means nothing, naming the field.
-    """
-
-    error: ClassVar[type[PlannerExtError]] = InvalidOptionError
-
-    def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
-        """Merge with the settings of a service that this door replaces: for undecided calls, the stricter applies."""
-        stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
-        return replace(self, unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -499,10 +470,10 @@ class ResumeRequest:
 
     checkpoint: Checkpoint
     decisions: Mapping[str, Decision]
-    budget: Limits | None
+    budget: Budget | None
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
 
-    def within(self, outer_budget: Limits | None) -> "ResumeRequest":
+    def within(self, outer_budget: Budget | None) -> "ResumeRequest":
         """Limit a new budget by an outer one: of each limit the tighter applies."""
         return self if self.budget is None else replace(self, budget=tightest(self.budget, outer_budget))
 
@@ -530,5 +501,4 @@ class ResumeRequest:
         return (self._resumed(at), *decided)
 
     def _resumed(self, at: float) -> Resumed:
-        limits = self.budget.limits if isinstance(self.budget, Budget) else self.budget
-        return Resumed(limits=limits, at=at)
+        return Resumed(limits=None if self.budget is None else self.budget.unpriced(), at=at)

@@ -26,7 +26,7 @@ from semantic_kernel.filters.functions.function_invocation_context import Functi
 from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
 
 from planner_ext.approval.decisions import (
-    ApprovalOptions,
+    ApprovalSettings,
     Approve,
     Decision,
     Defer,
@@ -137,7 +137,7 @@ class ApprovalFilter:
             if not callable(value) and not (name == "approver" and value is None):
                 raise InvalidOptionError(f"{name} must be something that decides a call; got {shown(value)}.")
         try:
-            self._options = ApprovalOptions(interceptor_timeout=timeout)
+            self._options = ApprovalSettings(interceptor_timeout=timeout)
         except InvalidLimitError:
             raise InvalidOptionError(
                 f"timeout must be a number of seconds above 0, or None for no limit; got {shown(timeout)}."

@@ -18,11 +18,10 @@ from semantic_kernel.exceptions import KernelException, ServiceResponseException
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import RemainingLimit
+from planner_ext.core.limits import Budget, Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
-from planner_ext.sk.budget import Budget, Price
 from planner_ext.sk.errors import InvalidReplyError, PlannerInvalidConfigurationError, ServiceCallError
 from planner_ext.sk.history import accepted_reply, render
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, read_iterations, read_usage, text_of, with_usage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from semantic_kernel.exceptions import KernelException, ServiceInvalidResponseError, ServiceResponseException
 
-from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError
 
 if TYPE_CHECKING:
     from semantic_kernel.contents import ChatHistory
@@ -54,8 +54,11 @@ class PlannerInvalidConfigurationError(PlannerException):
     """
 
 
-class InvalidOptionError(PlannerInvalidConfigurationError):
+class InvalidOptionError(PlannerInvalidConfigurationError, InvalidLimitError):
     """An option, argument, limit or setting has an invalid value; the message names it, the value and the way out."""
+
+
+InvalidLimitError.public = InvalidOptionError
 
 
 class ServiceNotFoundError(PlannerInvalidConfigurationError):

@@ -37,13 +37,12 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Approve, Deny, Supply, ToolCall, digest_of, fingerprint_of
 from planner_ext.core.accounts import Account, Tab, current_tab
-from planner_ext.core.limits import Consumption
+from planner_ext.core.limits import Consumption, Price, tightest
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval_filter import RunGate, approval_filters
 from planner_ext.sk.arguments import INJECTED, InvalidArguments, parse_arguments, tool_of
-from planner_ext.sk.budget import Price, tightest
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
@@ -122,8 +121,9 @@ class ParentRun:
         if (limit := left.used_up()) is not None:
             raise nothing_left(limit)
         calls = None if left.tool_calls is None else max(left.tool_calls, 0)
-        limits = replace(left, tool_calls=calls).limits(self.tab.account.state.rules.limits.deadline)
-        return replace(options, budget=tightest(options.budget, limits), price=options.price or self.price)
+        deadline = self.tab.account.state.rules.limits.deadline
+        limits = replace(left, tool_calls=calls).limits(deadline, self.price)
+        return replace(options, budget=tightest(options.budget, limits))
 
 
 def current_parent_run(tab: Tab | None = None) -> ParentRun | None:

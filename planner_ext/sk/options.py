@@ -8,12 +8,11 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import Limits, is_count
+from planner_ext.core.limits import Budget, is_count, tightest
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
-from planner_ext.sk.budget import Budget, Price, tightest
 from planner_ext.sk.checkpoint import SigningKey
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import ToolExecution
@@ -168,8 +167,7 @@ class RunSettings:
         taken: The decisions that the caller's object and the wrapped services have taken.
     """
 
-    budget: Limits
-    price: Price | None
+    budget: Budget
     execution: ToolExecution
     approval: ApprovalSettings
     interceptors: tuple[Interceptor, ...]
@@ -185,7 +183,7 @@ class RunSettings:
     on_invalid_history: Literal["refuse", "repair"]
     strict_finish_reason: bool
     checkpoint_key: SigningKey | None
-    outer_budget: Limits | None = None
+    outer_budget: Budget | None = None
     taken: tuple[DecisionsTaken, ...]
 
     @classmethod
@@ -203,13 +201,11 @@ class RunSettings:
         if unknown := options.keys() - DEFAULTS.keys():
             raise TypeError(f"unexpected keyword argument {', '.join(sorted(map(repr, unknown)))}")
         given: Any = {**DEFAULTS, **options}
-        budget = _instance("budget", given["budget"], Budget)
         questions, on_invalid_history = given["max_clarifications"], given["on_invalid_history"]
         if on_invalid_history not in ("refuse", "repair"):
             raise InvalidOptionError(f"on_invalid_history must be refuse or repair; got {shown(on_invalid_history)}.")
         return cls(
-            budget=budget.limits,
-            price=budget.price,
+            budget=_instance("budget", given["budget"], Budget),
             execution=_instance("execution", given["execution"], ToolExecution),
             approval=_instance("approval", given["approval"], ApprovalSettings),
             interceptors=_callables("interceptors", given["interceptors"]),
@@ -241,7 +237,6 @@ class RunSettings:
             self,
             budget=tightest(self.budget, inner.budget),
             outer_budget=tightest(inner.budget, self.outer_budget),
-            price=self.price or inner.price,
             max_prompt_tokens=min(filter(None, (self.max_prompt_tokens, inner.max_prompt_tokens)), default=0),
             interceptors=(*self.interceptors, *inner.interceptors),
             pre_invoke=(*self.pre_invoke, *inner.pre_invoke),

@@ -21,8 +21,8 @@ from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, Fu
 from semantic_kernel.functions import KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
+from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
-from planner_ext.sk.budget import Price
 from planner_ext.sk.errors import InvalidPriceError, PlannerInvalidConfigurationError, PromptTooLargeError
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_of

@@ -22,14 +22,13 @@ from planner_ext.approval.policy import ApprovalPolicy, guard_name
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
-from planner_ext.core.limits import Consumption
+from planner_ext.core.limits import Consumption, Price
 from planner_ext.core.state import State
 from planner_ext.engine.engine import CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Emit, Ports, Prompts, RunStore
 from planner_ext.sk.approval_filter import ApprovalFilter, RunGate, approval_filters
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
-from planner_ext.sk.budget import Price
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import (
     InvalidOptionError,
@@ -127,7 +126,7 @@ class RunContext:
             meter=RequestMeter(
                 self.service,
                 self.settings,
-                price=options.price,
+                price=options.budget.price,
                 max_cost=options.budget.max_cost,
                 max_prompt_tokens=options.max_prompt_tokens,
                 estimates=options.budget.max_total_tokens is not None,
@@ -165,7 +164,7 @@ class RunContext:
             history=partial(_with_batch, self.chat),
             streaming=self.streaming,
             decided_by=self._gate.decided_by,
-            parent=partial(_parent_run, around=self.parent, gate=own, planner=self.planner, price=options.price),
+            parent=partial(_parent_run, around=self.parent, gate=own, planner=self.planner, price=options.budget.price),
             wrap=self.wrap,
         )
 
@@ -175,7 +174,7 @@ class RunContext:
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
         return Rules(
-            limits=options.budget,
+            limits=options.budget.unpriced(),
             use_attempts=behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
             attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
             tool_choice="required" if required else "auto",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.approval.decisions import ApprovalOptions, Defer
+from planner_ext.approval.decisions import ApprovalSettings, Defer
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.engine.gate import InterceptorChain
 
@@ -15,7 +15,7 @@ async def asked(*_: object) -> None:
 
 def test_a_chain_of_nobody_watches_nothing() -> None:
     """Without a decider, and where silence approves, no call has to be shown."""
-    assert not InterceptorChain(options=ApprovalOptions()).watches("math-add")
+    assert not InterceptorChain(options=ApprovalSettings()).watches("math-add")
 
 
 @pytest.mark.parametrize(
@@ -25,18 +25,18 @@ def test_a_chain_of_nobody_watches_nothing() -> None:
         {"interceptors": (ApprovalPolicy.from_dict({"default": "allow", "rules": []}),)},
         {"pre_invoke": (asked,)},
         {"checks": (asked,)},
-        {"options": ApprovalOptions(unmatched="defer")},
-        {"options": ApprovalOptions(unmatched="deny")},
+        {"options": ApprovalSettings(unmatched="defer")},
+        {"options": ApprovalSettings(unmatched="deny")},
     ],
     ids=["interceptor", "policy", "pre-invoke", "check", "defer", "deny"],
 )
 def test_whoever_has_a_say_watches_every_call(given: dict[str, Any]) -> None:
     """Each kind of decider is enough, and so is a default that does not approve."""
-    assert InterceptorChain(**{"options": ApprovalOptions(), **given}).watches("math-add")
+    assert InterceptorChain(**{"options": ApprovalSettings(), **given}).watches("math-add")
 
 
 def test_a_mark_watches_its_own_function() -> None:
     """A function marked for approval is watched where no other is."""
-    chain = InterceptorChain(options=ApprovalOptions(), marked={"math-add": Defer()}.get)
+    chain = InterceptorChain(options=ApprovalSettings(), marked={"math-add": Defer()}.get)
     assert chain.watches("math-add")
     assert not chain.watches("math-sub")

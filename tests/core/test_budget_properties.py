@@ -26,12 +26,12 @@ from planner_ext.core.facts import (
     Resumed,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits, remaining_limits, spent_limit
+from planner_ext.core.limits import Budget, remaining_limits, spent_limit
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import State
 from support.property_world import Plan, World, honest, plans, through_json
 
-UNLIMITED = Limits()
+UNLIMITED = Budget()
 
 
 def steps(facts: Sequence[Fact]) -> list[tuple[State, Fact]]:
@@ -137,7 +137,7 @@ def test_a_limited_run_goes_on_with_a_larger_budget(plan: Plan, unlimited: bool)
     assert world.problems == []
 
 
-def _larger(limits: Limits, state: State) -> Limits:
+def _larger(limits: Budget, state: State) -> Budget:
     """Far more of every limit that there is."""
     grown = {
         name: getattr(limits, name) + 1000
@@ -145,7 +145,7 @@ def _larger(limits: Limits, state: State) -> Limits:
         if getattr(limits, name) is not None
     }
     deadline = None if limits.deadline is None else datetime.fromtimestamp(state.at + 1e6, UTC)
-    return Limits(**grown, deadline=deadline, on_limit=limits.on_limit)
+    return Budget(**grown, deadline=deadline, on_limit=limits.on_limit)
 
 
 @tried(80)

@@ -52,4 +52,4 @@ def test_what_the_fold_copies_checks_nothing_when_it_is_made() -> None:
     """No value of the core but the limits has a ``__post_init__`` that a copy would pass over."""
     modules = (facts, limits, state, values)
     kinds = {kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind)}
-    assert [kind for kind in kinds if hasattr(kind, "__post_init__")] == [limits.Limits]
+    assert [kind for kind in kinds if hasattr(kind, "__post_init__")] == [limits.Budget]

@@ -6,7 +6,7 @@ import pytest
 
 from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult, EditedReply
 from support.core import (
@@ -43,7 +43,7 @@ def test_the_results_enter_in_call_order_whatever_ended_first() -> None:
 
 def test_started_functions_are_counted_once_each() -> None:
     """The ledger counts starts: in all, by function, and by function with arguments where repeats are limited."""
-    facts = [run_started(limits=Limits(max_repeated_calls=2)), *CALLED[1:], began(0), finished(0, outcome="failed")]
+    facts = [run_started(limits=Budget(max_repeated_calls=2)), *CALLED[1:], began(0), finished(0, outcome="failed")]
     ledger = fold(facts).ledger
     assert ledger.tool_calls == 1
     assert ledger.calls_by_function == {"f": 1}
@@ -65,7 +65,7 @@ def test_a_call_in_doubt_that_runs_again_is_charged_once() -> None:
 def test_repeats_are_counted_before_they_are_limited() -> None:
     """What was spent stays spent: a repeat limit set on resume counts the calls that were made before it."""
     facts = [*CALLED, began(0), finished(0), withheld(1), completed(), ended()]
-    state = fold([*facts, Resumed(limits=Limits(max_repeated_calls=1), at=0.0)])
+    state = fold([*facts, Resumed(limits=Budget(max_repeated_calls=1), at=0.0)])
     assert state.ledger.calls_by_digest == {"digest of f": 1}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from planner_ext.core.facts import Resumed
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
 from support.core import (
     BATCH,
@@ -77,7 +77,7 @@ def test_a_paused_run_that_is_stopped_has_its_batch_to_answer() -> None:
 def test_a_resumed_pause_keeps_what_was_spent_and_decided() -> None:
     """Resuming a pause with new limits changes the limits and nothing else of the ledger or the batch."""
     paused = fold(SAMPLES[Phase.PAUSED])
-    limits = Limits(max_iterations=9)
+    limits = Budget(max_iterations=9)
     state = apply(paused, Resumed(limits=limits, at=1.0))
     assert state.rules.limits == limits
     assert (state.ledger, state.batch, state.transcript) == (paused.ledger, paused.batch, paused.transcript)
@@ -88,7 +88,7 @@ def test_a_pause_does_not_forget_a_limit_that_was_reached() -> None:
     rules = run_started(on_deferred="run_safe_first")
     facts = [rules, BATCH[1], decided(0), decided(1, "g", "defer"), withheld(0, limit="max_tool_calls"), PAUSED]
     assert fold([*facts, RESUMED]).limit == "max_tool_calls"
-    assert fold([*facts, Resumed(limits=Limits(), at=0.0)]).limit is None
+    assert fold([*facts, Resumed(limits=Budget(), at=0.0)]).limit is None
 
 
 def test_resuming_an_ended_run_starts_its_counts_in_a_row_again() -> None:

@@ -1,4 +1,4 @@
-"""What `Limits` accepts, and which limit `spent_limit` names."""
+"""What `Budget` accepts, and which limit `spent_limit` names."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError
-from planner_ext.core.limits import Ledger, Limits, spent_limit
+from planner_ext.core.limits import Budget, Ledger, spent_limit
 from planner_ext.core.values import Usage
 
 COUNTS = [
@@ -32,7 +32,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 def refused(**limits: Any) -> str:
     """Return the message with which a limit is refused."""
     with pytest.raises(InvalidLimitError) as caught:
-        Limits(**limits)
+        Budget(**limits)
     return str(caught.value)
 
 
@@ -50,7 +50,7 @@ def test_a_count_takes_whole_numbers_only(name: str, value: object) -> None:
 def test_zero_is_a_limit_for_tool_calls_alone(name: str) -> None:
     """A run without any tool call makes sense; a run without a request, or without an error to allow, does not."""
     if name == "max_tool_calls":
-        assert Limits(max_tool_calls=0).max_tool_calls == 0
+        assert Budget(max_tool_calls=0).max_tool_calls == 0
     else:
         assert "1 or more" in refused(**{name: 0})
 
@@ -103,17 +103,18 @@ def test_a_choice_takes_its_own_words_only(name: str, value: object) -> None:
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in CHOICES for value in CHOICES[name]])
 def test_every_word_of_a_choice_is_taken(name: str, value: Any) -> None:
     """Each documented word is accepted."""
-    assert getattr(Limits(**{name: value}), name) == value
+    assert getattr(Budget(**{name: value}), name) == value
 
 
 def test_meaningful_limits_are_kept_as_given() -> None:
     """Valid values pass unchanged, and without any the run is unlimited and answers at a limit."""
     given: dict[str, Any] = {name: 1 for name in COUNTS} | {"max_cost": 1, "max_active_seconds": 0.5, "deadline": NOON}
-    limits = Limits(**given, max_calls_per_function={"f": 0})
+    limits = Budget(**given, max_calls_per_function={"f": 0})
     assert {name: getattr(limits, name) for name in given} == given
     assert limits.max_calls_per_function == {"f": 0}
-    assert all(getattr(Limits(), name) is None for name in given)
-    assert Limits().on_limit == "answer"
+    unlimited = [name for name in given if name != "max_calls_per_reply"]
+    assert all(getattr(Budget(), name) is None for name in unlimited)
+    assert Budget().on_limit == "answer"
 
 
 def test_limits_refuse_by_an_error_of_this_package() -> None:
@@ -122,20 +123,20 @@ def test_limits_refuse_by_an_error_of_this_package() -> None:
     assert not issubclass(InvalidLimitError, ValueError)
 
 
-SPENT: dict[str, tuple[Limits, Ledger, Ledger]] = {
+SPENT: dict[str, tuple[Budget, Ledger, Ledger]] = {
     "max_total_tokens": (
-        Limits(max_total_tokens=10),
+        Budget(max_total_tokens=10),
         Ledger(usage=Usage(prompt_tokens=5, completion_tokens=4)),
         Ledger(usage=Usage(prompt_tokens=5, completion_tokens=5)),
     ),
-    "max_cost": (Limits(max_cost=0.5), Ledger(usage=Usage(cost=0.49)), Ledger(usage=Usage(cost=0.5))),
+    "max_cost": (Budget(max_cost=0.5), Ledger(usage=Usage(cost=0.49)), Ledger(usage=Usage(cost=0.5))),
     "max_active_seconds": (
-        Limits(max_active_seconds=2),
+        Budget(max_active_seconds=2),
         Ledger(usage=Usage(active_seconds=1.9)),
         Ledger(usage=Usage(active_seconds=2.0)),
     ),
-    "max_consecutive_errors": (Limits(max_consecutive_errors=2), Ledger(errors_in_row=1), Ledger(errors_in_row=2)),
-    "max_repeated_denials": (Limits(max_repeated_denials=2), Ledger(denials_in_row=1), Ledger(denials_in_row=2)),
+    "max_consecutive_errors": (Budget(max_consecutive_errors=2), Ledger(errors_in_row=1), Ledger(errors_in_row=2)),
+    "max_repeated_denials": (Budget(max_repeated_denials=2), Ledger(denials_in_row=1), Ledger(denials_in_row=2)),
 }
 
 
@@ -149,7 +150,7 @@ def test_a_limit_is_spent_when_it_is_reached(name: str) -> None:
 
 def test_a_deadline_is_spent_from_its_moment_on() -> None:
     """A deadline is compared with the time of the newest fact."""
-    limits = Limits(deadline=NOON)
+    limits = Budget(deadline=NOON)
     assert spent_limit(limits, Ledger(), NOON.timestamp() - 1) is None
     assert spent_limit(limits, Ledger(), NOON.timestamp()) == "deadline"
 
@@ -157,12 +158,12 @@ def test_a_deadline_is_spent_from_its_moment_on() -> None:
 def test_a_deadline_means_its_moment_in_any_time_zone() -> None:
     """The same moment, written in another time zone, is the same deadline."""
     far = datetime.fromisoformat("2030-01-01T22:00:00+10:00")
-    assert spent_limit(Limits(deadline=far), Ledger(), NOON.timestamp()) == "deadline"
+    assert spent_limit(Budget(deadline=far), Ledger(), NOON.timestamp()) == "deadline"
 
 
 def test_an_unknown_price_costs_nothing_yet() -> None:
     """Where no cost was reported, the cost limit is not reached."""
-    assert spent_limit(Limits(max_cost=0.01), Ledger(usage=Usage(prompt_tokens=10**9)), 0.0) is None
+    assert spent_limit(Budget(max_cost=0.01), Ledger(usage=Usage(prompt_tokens=10**9)), 0.0) is None
 
 
 def test_the_first_of_several_spent_limits_is_named() -> None:
@@ -175,7 +176,7 @@ def test_the_first_of_several_spent_limits_is_named() -> None:
     }
     usage = Usage(prompt_tokens=99, cost=99.0, active_seconds=99.0)
     ledger = Ledger(usage=usage, errors_in_row=9, denials_in_row=9)
-    assert spent_limit(Limits(**everything), ledger, 0.0) == "max_total_tokens"
+    assert spent_limit(Budget(**everything), ledger, 0.0) == "max_total_tokens"
 
 
 def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
@@ -191,6 +192,6 @@ def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
 def test_limits_do_not_change_when_the_callers_mapping_does() -> None:
     """Limits are a value: what was validated stays as it was, whatever becomes of the caller's own dict."""
     given = {"f": 1}
-    limits = Limits(max_calls_per_function=given)
+    limits = Budget(max_calls_per_function=given)
     given["f"] = -5
     assert limits.max_calls_per_function == {"f": 1}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import (
     AddMessage,
 )
@@ -58,13 +58,13 @@ def test_a_step_without_functions_to_offer_is_an_answer() -> None:
 
 def test_a_step_closed_on_the_reserved_trip_is_the_forced_answer() -> None:
     """The last trip answers the run, though it closes a step at the same time."""
-    play = Play(calls("f"), rounds_per_step=1, limits=Limits(max_iterations=2)).go(says("sorry"))
+    play = Play(calls("f"), rounds_per_step=1, limits=Budget(max_iterations=2)).go(says("sorry"))
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_iterations", "sorry")
 
 
 def test_a_limit_needs_functions_to_withhold() -> None:
     """Where no function exists, the reserved trip withheld nothing: its reply is an answer."""
-    play = Play(says("done", available=False), limits=Limits(max_iterations=1)).go()
+    play = Play(says("done", available=False), limits=Budget(max_iterations=1)).go()
     assert (play.end.status, play.end.limit) == ("answered", None)
 
 
@@ -112,7 +112,7 @@ def test_an_empty_reply_is_no_answer() -> None:
 def test_calls_to_a_request_without_functions_are_not_run() -> None:
     """A model that calls where nothing was offered has its text taken, and its calls dropped."""
     stubborn = calls("f", text="anyway", stubborn=True)
-    play = Play(calls("f"), limits=Limits(max_iterations=2)).go(stubborn)
+    play = Play(calls("f"), limits=Budget(max_iterations=2)).go(stubborn)
     assert (play.end.status, play.end.answer) == ("limit_reached", "anyway")
     assert play.state.ledger.tool_calls == 1
     assert violations(play.state.transcript) == []
@@ -120,7 +120,7 @@ def test_calls_to_a_request_without_functions_are_not_run() -> None:
 
 def test_an_answer_out_of_form_keeps_the_limit_that_ended_the_run() -> None:
     """Where no further request may be made either, the end names the limit that withheld the functions."""
-    limits = Limits(max_iterations=3, max_tool_calls=1)
+    limits = Budget(max_iterations=3, max_tool_calls=1)
     play = Play(calls("f"), calls("f"), says("prose"), structured=True, formed={"{}"}, limits=limits).go()
     assert [request.withheld for request in play.requests] == [None, None, "max_tool_calls"]
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "prose")

@@ -6,7 +6,7 @@ import pytest
 
 from planner_ext.core.facts import Resumed
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import (
     Finish,
     Pause,
@@ -103,14 +103,14 @@ def test_a_partly_decided_batch_pauses_again() -> None:
 def test_a_limit_lowered_on_resume_refuses_the_waiting_batch() -> None:
     """New limits hold for the calls that waited: what no longer fits is answered, not run."""
     play = Play(calls("f"), verdicts={"f": "defer"}).go()
-    play.add(Resumed(limits=Limits(max_tool_calls=0), at=0.0), decided(0)).go(says("sorry"))
+    play.add(Resumed(limits=Budget(max_tool_calls=0), at=0.0), decided(0)).go(says("sorry"))
     assert play.results == ["Not executed: The limit max_tool_calls=0 was reached."]
     assert play.end.limit == "max_tool_calls"
 
 
 def test_a_limit_reached_before_a_pause_still_ends_the_run_after_it() -> None:
     """A call that was refused before the pause makes the request after it tool-free, as without a pause."""
-    limits = Limits(max_tool_calls=1, batch_over_limit="fill_remaining")
+    limits = Budget(max_tool_calls=1, batch_over_limit="fill_remaining")
     play = Play(calls("f", "g", "h"), verdicts={"h": "defer"}, on_deferred="run_safe_first", limits=limits).go()
     play.add(RESUMED, decided(2, "h", "deny")).go(says("sorry"))
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "sorry")
@@ -118,7 +118,7 @@ def test_a_limit_reached_before_a_pause_still_ends_the_run_after_it() -> None:
 
 def test_a_fault_does_not_forget_a_limit_that_was_reached() -> None:
     """A run resumed after its forced request failed still owes that request, unless new limits replace the old."""
-    play = Play(calls("f"), limits=Limits(max_tool_calls=0)).go().add(RESUMED).go(says("sorry"))
+    play = Play(calls("f"), limits=Budget(max_tool_calls=0)).go().add(RESUMED).go(says("sorry"))
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "sorry")
 
 
@@ -131,10 +131,10 @@ def test_a_run_that_a_fault_interrupted_goes_on(phase: Phase) -> None:
 @pytest.mark.parametrize("on_limit", ["answer", "stop", "return_calls"])
 def test_a_limited_run_goes_on_with_a_larger_budget(on_limit: Any) -> None:
     """Resumed with more trips, a run goes on where it ended; what was spent counts, the forced answer is gone."""
-    play = Play(*LOOP, limits=Limits(max_iterations=2, on_limit=on_limit)).go()
+    play = Play(*LOOP, limits=Budget(max_iterations=2, on_limit=on_limit)).go()
     spent = play.state.ledger.iterations
     play.turns = [calls("g"), says("done")]
-    play.add(Resumed(limits=Limits(max_iterations=9, on_limit=on_limit), at=0.0)).go()
+    play.add(Resumed(limits=Budget(max_iterations=9, on_limit=on_limit), at=0.0)).go()
     assert (play.end.status, play.end.answer) == ("answered", "done")
     assert play.state.ledger.iterations == spent + 2
     assert all(entry != {"role": "assistant", "text": "forced", "calls": []} for entry in play.state.transcript)
@@ -143,7 +143,7 @@ def test_a_limited_run_goes_on_with_a_larger_budget(on_limit: Any) -> None:
 
 def test_a_limited_run_resumed_with_its_old_budget_ends_again() -> None:
     """Without a larger budget nothing is asked and nothing runs: the same limit ends the run again."""
-    play = Play(*LOOP, limits=Limits(max_iterations=2)).go()
+    play = Play(*LOOP, limits=Budget(max_iterations=2)).go()
     play.add(RESUMED).go()
     assert (play.end.status, play.end.limit, len(play.requests)) == ("limit_reached", "max_iterations", 2)
 
@@ -165,12 +165,12 @@ def test_used_attempts_start_again_on_resume() -> None:
 
 def test_nothing_finished_runs_again_on_resume() -> None:
     """A batch of which a part ran before it was returned has that part's result when the run goes on."""
-    limits = Limits(max_tool_calls=1, on_limit="return_calls")
+    limits = Budget(max_tool_calls=1, on_limit="return_calls")
     play = Play(calls("f", "g"), verdicts={"g": "defer"}, on_deferred="run_safe_first", limits=limits).go()
     play.add(RESUMED, decided(1, "g")).go()
     assert play.end.returned
     play.verdicts = {}
-    play.add(Resumed(limits=Limits(), at=0.0)).go(says("done"))
+    play.add(Resumed(limits=Budget(), at=0.0)).go(says("done"))
     assert play.state.ledger.calls_by_function == {"f": 1, "g": 1}
 
 
@@ -242,7 +242,7 @@ def test_a_call_in_doubt_runs_again_once_a_person_approves_it() -> None:
 
 def test_the_withheld_part_of_a_batch_leaves_the_rest_to_run() -> None:
     """Once the calls that do not fit are answered, the others start, and only they."""
-    limits = Limits(max_tool_calls=1, batch_over_limit="fill_remaining")
+    limits = Budget(max_tool_calls=1, batch_over_limit="fill_remaining")
     play = Play(calls("f", "g"), limits=limits).go(steps=4)
     assert isinstance(play.actions[2], WithholdCalls)
     assert play.actions[2].indexes == (1,)

@@ -8,7 +8,7 @@ import pytest
 
 from planner_ext.core.facts import CallsWithheld, Resumed
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import (
     AskModel,
     limit_of_restart,
@@ -32,7 +32,7 @@ from support.core import (
 )
 def test_a_batch_over_the_call_limit(policy: Any, results: list[str]) -> None:
     """A batch over ``max_tool_calls`` runs not at all, or as far as it fits; the rest is answered; then an answer."""
-    limits = Limits(max_tool_calls=2, batch_over_limit=policy)
+    limits = Budget(max_tool_calls=2, batch_over_limit=policy)
     play = Play(calls("f", "g", "h"), calls("f"), limits=limits).go()
     assert ["ran" if text.startswith("result") else "not" for text in play.results] == results
     assert play.state.ledger.tool_calls == results.count("ran")
@@ -43,14 +43,14 @@ def test_a_batch_over_the_call_limit(policy: Any, results: list[str]) -> None:
 
 def test_the_call_limit_counts_batches_as_they_are() -> None:
     """Two batches of two fill a limit of four; the fifth call is one too many."""
-    play = Play(calls("f", "g"), calls("f", "g"), calls("f"), limits=Limits(max_tool_calls=4)).go(says("x"))
+    play = Play(calls("f", "g"), calls("f", "g"), calls("f"), limits=Budget(max_tool_calls=4)).go(says("x"))
     assert play.state.ledger.tool_calls == 4
     assert [request.offer for request in play.requests] == [True, True, True, False]
 
 
 def test_calls_that_do_not_run_are_free() -> None:
     """Denied, unknown, invalid and final-answer calls do not count as tool calls."""
-    play = Play(calls("f", "unknown", "bad"), says("done"), verdicts={"f": "deny"}, limits=Limits(max_tool_calls=0))
+    play = Play(calls("f", "unknown", "bad"), says("done"), verdicts={"f": "deny"}, limits=Budget(max_tool_calls=0))
     assert play.go().end.status == "answered"
     assert play.state.ledger.tool_calls == 0
 
@@ -58,7 +58,7 @@ def test_calls_that_do_not_run_are_free() -> None:
 @pytest.mark.parametrize("on_limit", ["stop", "raise"])
 def test_another_limit_ends_the_run_where_no_answer_is_wanted(on_limit: Any) -> None:
     """Under ``stop`` and ``raise`` the refused calls are answered, and no further request is made."""
-    play = Play(calls("f", "g"), limits=Limits(max_tool_calls=1, on_limit=on_limit)).go()
+    play = Play(calls("f", "g"), limits=Budget(max_tool_calls=1, on_limit=on_limit)).go()
     assert len(play.requests) == 1
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "")
     assert "max_tool_calls=1" in play.end.reason
@@ -68,7 +68,7 @@ def test_another_limit_ends_the_run_where_no_answer_is_wanted(on_limit: Any) -> 
 @pytest.mark.parametrize("policy", ["reject_batch", "fill_remaining"])
 def test_another_limit_returns_the_whole_batch(policy: Any) -> None:
     """Under ``return_calls`` a batch over the limit goes back whole; none of it has run."""
-    limits = Limits(max_tool_calls=1, on_limit="return_calls", batch_over_limit=policy)
+    limits = Budget(max_tool_calls=1, on_limit="return_calls", batch_over_limit=policy)
     play = Play(calls("f", "g"), limits=limits).go()
     assert play.end.returned
     assert play.state.ledger.tool_calls == 0
@@ -76,7 +76,7 @@ def test_another_limit_returns_the_whole_batch(policy: Any) -> None:
 
 def test_a_function_has_its_own_limit() -> None:
     """Only calls of the limited function are refused; the others of the batch run, then an answer is asked for."""
-    limits = Limits(max_calls_per_function={"f": 1})
+    limits = Budget(max_calls_per_function={"f": 1})
     play = Play(calls("f", "f", "g"), limits=limits).go(says("sorry"))
     assert [text.split(":")[0] for text in play.results] == ["result of f", "Not executed", "result of g"]
     assert play.state.ledger.calls_by_function == {"f": 1, "g": 1}
@@ -85,7 +85,7 @@ def test_a_function_has_its_own_limit() -> None:
 
 def test_a_function_is_limited_by_the_name_it_was_resolved_to() -> None:
     """What counts is the function that would run, whatever name the model used for it."""
-    play = Play(calls("f"), limits=Limits(max_calls_per_function={"plugin-f": 0})).go(steps=1)
+    play = Play(calls("f"), limits=Budget(max_calls_per_function={"plugin-f": 0})).go(steps=1)
     play.add(replace(decided(0), function="plugin-f")).go(says("sorry"))
     assert play.state.ledger.tool_calls == 0
     assert play.end.limit == "max_calls_per_function"
@@ -93,16 +93,16 @@ def test_a_function_is_limited_by_the_name_it_was_resolved_to() -> None:
 
 def test_the_same_call_may_be_repeated_so_often() -> None:
     """``max_repeated_calls=2`` lets the same call run twice, wherever; another call is not the same."""
-    play = Play(calls("f", "g"), calls("f"), calls("f"), limits=Limits(max_repeated_calls=2)).go(says("sorry"))
+    play = Play(calls("f", "g"), calls("f"), calls("f"), limits=Budget(max_repeated_calls=2)).go(says("sorry"))
     assert play.state.ledger.calls_by_function == {"f": 2, "g": 1}
     assert play.end.limit == "max_repeated_calls"
-    twice = Play(calls("f", "f", "f"), limits=Limits(max_repeated_calls=2)).go(says("sorry"))
+    twice = Play(calls("f", "f", "f"), limits=Budget(max_repeated_calls=2)).go(says("sorry"))
     assert [text.split(":")[0] for text in twice.results] == ["result of f", "result of f", "Not executed"]
 
 
 def test_batches_with_errors_in_a_row_end_the_run() -> None:
     """After n failed, unknown or invalid batches in a row the next request goes without functions."""
-    play = Play(calls("f"), calls("unknown"), limits=Limits(max_consecutive_errors=2))
+    play = Play(calls("f"), calls("unknown"), limits=Budget(max_consecutive_errors=2))
     play.outcomes["f"] = "failed"
     play.go(says("sorry"))
     assert [request.offer for request in play.requests] == [True, True, False]
@@ -111,13 +111,13 @@ def test_batches_with_errors_in_a_row_end_the_run() -> None:
 
 def test_a_clean_batch_forgives_errors() -> None:
     """Errors that are not in a row never reach the limit."""
-    play = Play(calls("bad"), calls("f"), calls("bad"), says("done"), limits=Limits(max_consecutive_errors=2)).go()
+    play = Play(calls("bad"), calls("f"), calls("bad"), says("done"), limits=Budget(max_consecutive_errors=2)).go()
     assert play.end.status == "answered"
 
 
 def test_denials_in_a_row_end_the_run() -> None:
     """After n batches denied whole the next request goes without functions."""
-    play = Play(calls("f"), calls("f"), verdicts={"f": "deny"}, limits=Limits(max_repeated_denials=2)).go(says("sorry"))
+    play = Play(calls("f"), calls("f"), verdicts={"f": "deny"}, limits=Budget(max_repeated_denials=2)).go(says("sorry"))
     assert [request.offer for request in play.requests] == [True, True, False]
     assert play.end.limit == "max_repeated_denials"
 
@@ -125,7 +125,7 @@ def test_denials_in_a_row_end_the_run() -> None:
 def test_a_spent_limit_is_checked_before_a_batch() -> None:
     """Tokens spent by the request that asked for calls refuse those calls; then one answer is forced."""
     many = Usage(prompt_tokens=100)
-    play = Play(calls("f", usage=many), limits=Limits(max_total_tokens=50)).go(says("sorry", usage=many))
+    play = Play(calls("f", usage=many), limits=Budget(max_total_tokens=50)).go(says("sorry", usage=many))
     assert play.results == ["Not executed: The limit max_total_tokens=50 was reached."]
     assert (play.end.limit, play.end.answer) == ("max_total_tokens", "sorry")
     assert len(play.requests) == 2
@@ -133,7 +133,7 @@ def test_a_spent_limit_is_checked_before_a_batch() -> None:
 
 def test_a_spent_limit_is_checked_before_a_request() -> None:
     """What a batch spent is seen before the next request, which a limit on time leaves none of."""
-    play = Play(calls("f"), limits=Limits(max_active_seconds=2)).go(says("sorry"))
+    play = Play(calls("f"), limits=Budget(max_active_seconds=2)).go(says("sorry"))
     assert play.state.ledger.tool_calls == 1
     assert [request.withheld for request in play.requests] == [None]
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_active_seconds", "")
@@ -142,7 +142,7 @@ def test_a_spent_limit_is_checked_before_a_request() -> None:
 def test_a_deadline_is_named_with_its_moment() -> None:
     """The reason says which deadline passed, in universal time."""
     deadline = datetime(2000, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-    start = replace(run_started(limits=Limits(deadline=deadline, on_limit="stop")), at=2e9)
+    start = replace(run_started(limits=Budget(deadline=deadline, on_limit="stop")), at=2e9)
     play = Play(start=False).add(start).go(says("x"))
     assert play.end.reason == "The limit deadline=2000-01-01T10:00:00+00:00 was reached."
     assert play.requests == []
@@ -151,7 +151,7 @@ def test_a_deadline_is_named_with_its_moment() -> None:
 def test_a_call_limit_that_is_passed_already_leaves_no_call() -> None:
     """Resumed with a lower limit than what was called, no call of a batch runs."""
     play = Play(calls("f", "g", "h"), calls("f", "g", "ask")).go()
-    lower = Limits(max_tool_calls=2, batch_over_limit="fill_remaining")
+    lower = Budget(max_tool_calls=2, batch_over_limit="fill_remaining")
     play.add(Resumed(limits=lower, at=0.0), clarified(index=2, iteration=1)).go(says("sorry"))
     assert [fact.indexes for fact in play.facts if isinstance(fact, CallsWithheld)] == [(0, 1)]
     assert play.results[3:5] == ["Not executed: The limit max_tool_calls=2 was reached."] * 2
@@ -160,7 +160,7 @@ def test_a_call_limit_that_is_passed_already_leaves_no_call() -> None:
 
 def test_a_call_does_not_start_again_while_a_nested_run_waits_for_its_share() -> None:
     """What is left of the calls is divided when the nested run starts; until then none of it is there to take."""
-    limits = Limits(max_tool_calls=5)
+    limits = Budget(max_tool_calls=5)
     asked = [run_started(limits=limits), replied(calls("f", "plan")), decided(0), decided(1, "plan", nested=True)]
     assert limit_of_restart(fold([*asked, began(0)]), 0, at=0.0) == "max_tool_calls"
     assert limit_of_restart(fold([*asked, began(0), began(1, "plan")]), 0, at=0.0) is None

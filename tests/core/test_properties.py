@@ -27,7 +27,7 @@ from planner_ext.core.facts import (
     Resumed,
 )
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Phase, State
 from planner_ext.core.termination import stopping_facts
@@ -231,7 +231,7 @@ def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
 
 @tried(50)
 @given(plans, limits)
-def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Limits) -> None:
+def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Budget) -> None:
     """With any other limits an ended run goes on, runs nothing twice that it has seen finish, and ends once more."""
     world = World(plan)
     facts = finished(world)

@@ -4,7 +4,7 @@ import pytest
 
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import NO_MORE_QUESTIONS, AskPerson
 from planner_ext.core.state import Phase, asks, only_asks
 from planner_ext.core.values import TextMessage, Usage
@@ -80,14 +80,14 @@ def test_questions_over_the_cap_are_answered_without_being_asked() -> None:
 def test_the_answer_may_take_all_trips_but_the_one_that_uses_it() -> None:
     """``trips`` is what is left less one, 0 where that is none, None without a limit."""
     for limit, trips in ((None, None), (5, 3), (2, 0)):
-        play = Play(calls("ask"), says("done"), limits=Limits(max_iterations=limit), clarifier=True, answers=["x"]).go()
+        play = Play(calls("ask"), says("done"), limits=Budget(max_iterations=limit), clarifier=True, answers=["x"]).go()
         assert [action.iterations for action in play.actions if isinstance(action, AskPerson)][:1] == [trips]
 
 
 def test_nobody_is_asked_once_a_limit_is_spent() -> None:
     """A call that asks is answered with the limit, and the answer is forced; a plain reply counts as it is."""
     costly = Usage(prompt_tokens=9)
-    limits = Limits(max_total_tokens=5)
+    limits = Budget(max_total_tokens=5)
     play = Play(calls("ask", usage=costly), says("sorry"), limits=limits, clarifier=True).go()
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_total_tokens", "sorry")
     assert not any(isinstance(action, AskPerson) for action in play.actions)
@@ -125,7 +125,7 @@ def test_a_stop_ends_a_run_that_asks() -> None:
 def test_a_final_answer_that_was_not_offered_is_taken_as_the_forced_one() -> None:
     """It stands in the transcript as plain text; a larger budget opens the run again without it."""
     withheld = replied(Turn(names=("final",), stubborn=True), offered=False, withheld="max_iterations")
-    play = Play(limits=Limits(max_iterations=1)).add(type(withheld)(**{**_fields(withheld), "final_answer": "42"})).go()
+    play = Play(limits=Budget(max_iterations=1)).add(type(withheld)(**{**_fields(withheld), "final_answer": "42"})).go()
     assert (play.end.status, play.end.answer) == ("limit_reached", "42")
     assert play.state.transcript[-1] == TextMessage(role="assistant", text="42")
     assert play.add(RESUMED).state.transcript == play.facts[0].messages

@@ -6,7 +6,7 @@ import pytest
 
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import BudgetShare, Consumption, Ledger, Limits, divided
+from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
 from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import Usage
@@ -14,7 +14,7 @@ from planner_ext.engine.journal import dump_facts, load_facts
 from support.core import calls, decided, finished, replied, run_started
 
 SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
-LIMITS = Limits(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)
+LIMITS = Budget(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)
 
 
 def started(share: BudgetShare | None = SHARE) -> list[Fact]:
@@ -36,34 +36,34 @@ _FIELDS = ("iteration", "index", "call_id", "function", "outcome", "result", "at
 def test_the_trip_that_is_kept_for_the_answer_is_in_no_share() -> None:
     """Of 10 trips with one used, 8 are divided under ``answer`` and 9 otherwise; the rest of a division is left."""
     used = Ledger(iterations=1)
-    assert divided(Limits(max_iterations=10), used, starting=3, by=3) == BudgetShare(iterations=2)
-    assert divided(Limits(max_iterations=10, on_limit="stop"), used, starting=3, by=3) == BudgetShare(iterations=3)
+    assert divided(Budget(max_iterations=10), used, starting=3, by=3) == BudgetShare(iterations=2)
+    assert divided(Budget(max_iterations=10, on_limit="stop"), used, starting=3, by=3) == BudgetShare(iterations=3)
 
 
 def test_calls_that_are_about_to_start_are_in_no_share() -> None:
     """Of 10 calls with two used and four about to start, four are divided; none left is a share without functions."""
     used = Ledger(tool_calls=2)
-    assert divided(Limits(max_tool_calls=10), used, starting=4, by=2) == BudgetShare(tool_calls=2)
-    assert divided(Limits(max_tool_calls=6), used, starting=4, by=1) == BudgetShare(tool_calls=0)
+    assert divided(Budget(max_tool_calls=10), used, starting=4, by=2) == BudgetShare(tool_calls=2)
+    assert divided(Budget(max_tool_calls=6), used, starting=4, by=1) == BudgetShare(tool_calls=0)
 
 
 def test_without_limits_a_share_has_none() -> None:
     """What is not limited around is not limited inside."""
-    share = divided(Limits(), Ledger(iterations=50), starting=1, by=1)
+    share = divided(Budget(), Ledger(iterations=50), starting=1, by=1)
     assert share == BudgetShare()
-    assert share.limits(None) == Limits()
+    assert share.limits(None) == Budget(max_calls_per_reply=None)
 
 
 @pytest.mark.parametrize(
     ("limits", "ledger"),
     [
-        (Limits(max_iterations=3), Ledger(iterations=1)),
-        (Limits(max_total_tokens=1), Ledger()),
-        (Limits(max_cost=0.5), Ledger(usage=Usage(cost=0.5))),
-        (Limits(max_active_seconds=1.0), Ledger(usage=Usage(active_seconds=2.0))),
+        (Budget(max_iterations=3), Ledger(iterations=1)),
+        (Budget(max_total_tokens=1), Ledger()),
+        (Budget(max_cost=0.5), Ledger(usage=Usage(cost=0.5))),
+        (Budget(max_active_seconds=1.0), Ledger(usage=Usage(active_seconds=2.0))),
     ],
 )
-def test_a_share_that_buys_no_request_is_none(limits: Limits, ledger: Ledger) -> None:
+def test_a_share_that_buys_no_request_is_none(limits: Budget, ledger: Ledger) -> None:
     """Two nested runs need at least one trip, one token and some money and time each."""
     assert divided(limits, ledger, starting=2, by=2) is None
 
@@ -130,7 +130,7 @@ def test_a_run_that_is_ended_with_a_nested_call_under_way_keeps_the_charge() -> 
 def test_the_machine_divides_when_the_batch_starts() -> None:
     """Each nested call of a batch gets an equal share; plain calls beside them take none."""
     facts = [
-        run_started(limits=Limits(max_iterations=8, max_tool_calls=9)),
+        run_started(limits=Budget(max_iterations=8, max_tool_calls=9)),
         replied(calls("f", "g", "f")),
         decided(0, nested=True),
         decided(1, "g"),
@@ -143,7 +143,7 @@ def test_the_machine_divides_when_the_batch_starts() -> None:
 def test_the_machine_withholds_nested_calls_that_cannot_be_paid_and_runs_the_others() -> None:
     """No limit ends the run for it: the model is told, and goes on."""
     facts: list[Fact] = [
-        run_started(limits=Limits(max_iterations=3)),
+        run_started(limits=Budget(max_iterations=3)),
         replied(calls("f", "g", "f")),
         decided(0, nested=True),
         decided(1, "g"),

@@ -14,7 +14,7 @@ from test_properties import tried
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.facts import CallFinished, CallStarted, Ended, Fact, ModelReplied, Planned
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import AskModel
 from planner_ext.core.state import State
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem
@@ -67,7 +67,7 @@ class SlowWorld(World):
 
 
 limits = st.builds(
-    Limits,
+    Budget,
     max_iterations=st.integers(2, 6),
     max_active_seconds=st.sampled_from([None, 2.5, 10.0]),
     deadline=st.sampled_from([None, 3.0, 12.0]).map(
@@ -84,7 +84,7 @@ limits = st.builds(
     st.lists(st.sampled_from([0.0, 0.5, 2.0, 5.0]), min_size=1, max_size=4).map(tuple),
     st.sampled_from([None, 0, 1, 2, 3]),
 )
-def test_no_run_passes_its_time(plan: Plan, drawn: Limits, durations: tuple[float, ...], swallows: int | None) -> None:
+def test_no_run_passes_its_time(plan: Plan, drawn: Budget, durations: tuple[float, ...], swallows: int | None) -> None:
     """But for a step, and for what is left behind; each history is valid, and each end that time made has its name."""
     turns = tuple(replace(turn, seconds=0.0) for turn in plan.turns)
     rules = replace(plan.rules, limits=drawn)

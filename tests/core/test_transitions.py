@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from planner_ext.core.facts import Fact, Resumed
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import TRANSITIONS, Phase
 from support.core import RESUMED, Play, calls, clarified, decided, says, stop
 
@@ -25,21 +25,21 @@ def as_mermaid() -> str:
 
 def played() -> set[tuple[Phase, str, Phase]]:
     """Play runs that together go everywhere; collect the transitions they took."""
-    fill = Limits(max_tool_calls=1, batch_over_limit="fill_remaining")
-    back = Limits(max_tool_calls=0, on_limit="return_calls")
+    fill = Budget(max_tool_calls=1, batch_over_limit="fill_remaining")
+    back = Budget(max_tool_calls=0, on_limit="return_calls")
     defers = {"f": "defer", "g": "defer"}
     plays = [
         Play(calls("f", "g"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(),
         Play(calls("f", "g"), says("sorry"), limits=fill).go(),
-        Play(calls("f"), limits=Limits(max_iterations=1, on_limit="stop")).go().add(RESUMED),
+        Play(calls("f"), limits=Budget(max_iterations=1, on_limit="stop")).go().add(RESUMED),
         Play(calls("f"), limits=back).go().add(RESUMED),
         Play(calls("unknown", "bad")).go(),
         Play(calls("f", "g"), verdicts=defers).go().add(RESUMED, decided(0), decided(1, "g")).go(),
         Play(calls("f", "g"), verdicts=defers).go().add(RESUMED, decided(0, verdict="deny"), decided(1, "g", "deny")),
         Play(calls("f"), verdicts=defers).go().add(stop()).go(),
-        Play(plan=True).add(Resumed(limits=Limits(max_iterations=1), at=0.0)),
-        Play(says("done"), plan=True, limits=Limits(max_iterations=1)).go(),
-        Play(calls("f"), plan=True, limits=Limits(max_iterations=1, on_limit="stop")).go(),
+        Play(plan=True).add(Resumed(limits=Budget(max_iterations=1), at=0.0)),
+        Play(says("done"), plan=True, limits=Budget(max_iterations=1)).go(),
+        Play(calls("f"), plan=True, limits=Budget(max_iterations=1, on_limit="stop")).go(),
         Play(plan=True).add(stop()).go().add(RESUMED),
         Play(says("prose"), says("{}"), structured=True, formed={"{}"}).go(),
         Play(calls("final"), says("{}"), structured=True, formed={"{}"}).go(),

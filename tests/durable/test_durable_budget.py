@@ -7,7 +7,6 @@ import pytest
 from pydantic import BaseModel
 
 from planner_ext import Budget, FunctionCallingStepwisePlannerResult
-from planner_ext.core.limits import Limits
 from planner_ext.core.values import Usage
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, say
@@ -96,7 +95,7 @@ async def test_limits_out_of_a_journal_replace_those_of_a_run(store: str, tmp_pa
         wrong: Any = {"max_tool_calls": 9}
         with pytest.raises(PlannerInvalidConfigurationError, match="budget must be of the class Budget"):
             await (await runs.resume("order-7", planner, kernel, budget=wrong)).result()
-        done = await (await runs.resume("order-7", planner, kernel, budget=Limits(max_tool_calls=9))).result()
+        done = await (await runs.resume("order-7", planner, kernel, budget=Budget(max_tool_calls=9))).result()
     assert (done.status, done.tool_calls) == ("answered", 1)
 
 

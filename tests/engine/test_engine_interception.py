@@ -17,7 +17,7 @@ from planner_ext.core.facts import (
     Resumed,
     StopRequested,
 )
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.batch import restart_of_call
@@ -74,7 +74,7 @@ async def test_a_nested_run_that_starts_again_has_one_share() -> None:
         assert restart is not None
         assert await restart() is None
 
-    engine = engine_of(["f"], "done", functions=Nested({"f": run_again}), rules={"limits": Limits(max_iterations=9)})
+    engine = engine_of(["f"], "done", functions=Nested({"f": run_again}), rules={"limits": Budget(max_iterations=9)})
     state = await engine.run()
     starts = [fact for fact in engine.facts if isinstance(fact, CallStarted)]
     assert [fact.reserved is not None for fact in starts] == [True, False]

@@ -14,7 +14,7 @@ from planner_ext.core.facts import (
     Paused,
     Resumed,
 )
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
 from planner_ext.engine.ports import Event, TextDelta
 from support.engine import (
@@ -158,7 +158,7 @@ async def test_a_deadline_that_passes_while_a_request_waits_is_kept() -> None:
     """The wait ends with the deadline, and so does the run: no request follows."""
     clock = FakeClock()
     deadline = datetime.fromtimestamp(clock.now() + 5, UTC)
-    limits = Limits(deadline=deadline)
+    limits = Budget(deadline=deadline)
     chat = FakeChat([["f"], "done"])
     engine = engine_of(chat, rules={"limits": limits}, clock=clock, min_iteration_seconds=10)
     state = await engine.run()
@@ -187,7 +187,7 @@ async def test_a_deadline_that_passes_in_review_lets_nothing_start() -> None:
     """Time is looked at before each batch, after the review: a decider may have taken an hour."""
     clock, functions = FakeClock(), FakeFunctions()
     gate = FakeGate(on_review=lambda: setattr(clock, "time", clock.time + 3600))
-    limits = Limits(deadline=datetime.fromtimestamp(clock.now() + 60, UTC), on_limit="stop")
+    limits = Budget(deadline=datetime.fromtimestamp(clock.now() + 60, UTC), on_limit="stop")
     engine = engine_of(["f"], clock=clock, functions=functions, gate=gate, rules={"limits": limits})
     state = await engine.run()
     assert functions.trace == []

@@ -20,7 +20,7 @@ from planner_ext.core.facts import (
     RunStarted,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.values import EditedReply
 from planner_ext.engine.journal import (
     SCHEMA,
@@ -36,7 +36,9 @@ from support.journal import CALL, FACTS, LIMITS, RULES, altered, read, refusal, 
 def test_the_sample_has_every_fact_and_every_field() -> None:
     """The journal of these tests speaks of everything that can be written."""
     assert {type(fact) for fact in FACTS} == set(get_args(Fact))
-    assert all(getattr(LIMITS, item.name) != getattr(Limits(), item.name) for item in fields(Limits))
+    assert all(
+        getattr(LIMITS, item.name) != getattr(Budget(), item.name) for item in fields(Budget) if item.name != "price"
+    )
     assert all(getattr(RULES, item.name) != getattr(Rules(), item.name) for item in fields(Rules))
     defaults = {
         f"{fact.type}.{item.name}"
@@ -229,3 +231,24 @@ def test_a_deadline_is_the_same_moment_after_reading() -> None:
     assert again.limits.deadline == LIMITS.deadline
     assert again.limits.deadline is not None
     assert again.limits.deadline.astimezone(UTC).isoformat() == "2030-01-01T06:45:15.123456+00:00"
+
+
+def test_a_price_is_never_in_a_journal() -> None:
+    """A budget's price is a function: it is not written, and a journal that names one is refused."""
+    (written,) = dump_facts([Resumed(limits=Budget(price=lambda model, usage: 1.0), at=0.0)])
+    assert "price" not in written["limits"]
+    written["limits"]["price"] = None
+    with pytest.raises(InvalidJournalError, match="price"):
+        load_facts([written])
+
+
+def test_limits_of_earlier_versions_are_read_without_a_limit_of_calls_per_reply() -> None:
+    """A journal without this limit is of a run that had none; it is not given the default of a new budget."""
+    started, *rest = dump_facts([FACTS[0], Resumed(limits=LIMITS, at=0.0)])
+    for limits in (started["rules"]["limits"], rest[0]["limits"]):
+        del limits["max_calls_per_reply"]
+    one, other = load_facts([started, *rest])
+    assert isinstance(one, RunStarted)
+    assert isinstance(other, Resumed)
+    assert one.rules.limits.max_calls_per_reply is None
+    assert other.limits == replace(LIMITS, max_calls_per_reply=None)

@@ -11,7 +11,7 @@ from semantic_kernel.contents import (
     TextContent,
 )
 
-from planner_ext.core.limits import Ledger, Limits, RemainingLimit, remaining_limits
+from planner_ext.core.limits import Budget, Ledger, RemainingLimit, remaining_limits
 from planner_ext.core.values import Usage
 from planner_ext.sk.chat import with_budget_note
 
@@ -78,7 +78,7 @@ def test_nothing_left_to_tell_is_nothing_said() -> None:
 def test_each_limit_is_named_in_words() -> None:
     """Trips, calls, tokens, dollars, seconds and the deadline are told in plain words, without needless digits."""
     left = remaining_limits(
-        Limits(
+        Budget(
             max_iterations=10,
             max_tool_calls=4,
             max_total_tokens=5000,
@@ -104,14 +104,14 @@ def test_each_limit_is_named_in_words() -> None:
 @pytest.mark.parametrize(("spent", "heard"), [(0, False), (7, False), (8, True), (10, True)])
 def test_a_share_is_told_of_once_it_is_left(spent: int, heard: bool) -> None:
     """With tell_budget=0.25 a limit is told of from the request on at which a quarter of it or less is left."""
-    limits = Limits(max_iterations=10, max_tool_calls=100, tell_budget=0.25)
+    limits = Budget(max_iterations=10, max_tool_calls=100, tell_budget=0.25)
     left = remaining_limits(limits, Ledger(iterations=spent), 0.0)
     assert [item.name for item in left] == (["max_iterations"] if heard else [])
 
 
 def test_a_deadline_is_near_by_the_time_worked() -> None:
     """Of a deadline the whole is the time worked so far and the time left: after 30 s, 10 s are a quarter."""
-    limits = Limits(deadline=datetime.fromtimestamp(100, UTC), tell_budget=0.25)
+    limits = Budget(deadline=datetime.fromtimestamp(100, UTC), tell_budget=0.25)
     worked = Ledger(usage=Usage(active_seconds=30))
     assert remaining_limits(limits, worked, 89.0) == ()
     assert remaining_limits(limits, worked, 90.0) == (RemainingLimit(name="deadline", left=10.0, limit=40.0),)
@@ -120,5 +120,5 @@ def test_a_deadline_is_near_by_the_time_worked() -> None:
 
 def test_nothing_is_told_unless_it_is_asked_for() -> None:
     """Without tell_budget the model hears nothing of the budget; what is not limited is never told of."""
-    assert remaining_limits(Limits(max_iterations=1), Ledger(iterations=1), 0.0) == ()
-    assert remaining_limits(Limits(max_calls_per_function={"f": 1}, tell_budget=True), Ledger(), 0.0) == ()
+    assert remaining_limits(Budget(max_iterations=1), Ledger(iterations=1), 0.0) == ()
+    assert remaining_limits(Budget(max_calls_per_function={"f": 1}, tell_budget=True), Ledger(), 0.0) == ()

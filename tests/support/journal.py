@@ -29,11 +29,11 @@ from planner_ext.core.facts import (
     RunStarted,
     StopRequested,
 )
-from planner_ext.core.limits import BudgetShare, Consumption, Limits
+from planner_ext.core.limits import Budget, BudgetShare, Consumption
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
 
-LIMITS = Limits(
+LIMITS = Budget(
     max_iterations=9,
     max_tool_calls=0,
     max_total_tokens=10**12,

@@ -26,7 +26,7 @@ from planner_ext.core.facts import (
     RunStarted,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Limits
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State, asks
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
@@ -127,10 +127,10 @@ _LIMITS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def _limits(draw: st.DrawFn) -> Limits:
+def _limits(draw: st.DrawFn) -> Budget:
     """A few limits at a time: with all of them set, every run would end at once."""
     names = draw(st.lists(st.sampled_from(sorted(_LIMITS)), max_size=3, unique=True))
-    return Limits(
+    return Budget(
         **{name: draw(_LIMITS[name]) for name in names},
         on_limit=draw(st.sampled_from(["answer", "raise", "stop", "return_calls"])),
         batch_over_limit=draw(st.sampled_from(["reject_batch", "fill_remaining"])),
