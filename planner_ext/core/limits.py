@@ -116,7 +116,7 @@ class Budget:
     batch_over_limit: Literal["reject_batch", "fill_remaining"] = "reject_batch"
     last_trip: Literal["withdraw", "none"] = "withdraw"
     tell_budget: bool | float = False
-    price: Price | None = field(default=None, metadata={"exclude": True, "init": False})  # pydantic's: not in a journal
+    price: Price | None = field(default=None, metadata={"exclude": True})  # which pydantic reads: no journal has it
 
     def __post_init__(self) -> None:
         for item in fields(Budget):

@@ -234,10 +234,10 @@ def test_a_deadline_is_the_same_moment_after_reading() -> None:
 
 
 def test_a_price_is_never_in_a_journal() -> None:
-    """A budget's price is a function: it is not written, and a journal that names one is refused."""
+    """A budget's price is a function: it is not written, and a journal with one is refused."""
     (written,) = dump_facts([Resumed(limits=Budget(price=lambda model, usage: 1.0), at=0.0)])
     assert "price" not in written["limits"]
-    written["limits"]["price"] = None
+    written["limits"]["price"] = 1.0
     with pytest.raises(InvalidJournalError, match="price"):
         load_facts([written])
 
