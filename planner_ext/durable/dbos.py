@@ -17,9 +17,10 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, SetWorkflowID, WorkflowStatus
@@ -92,8 +93,7 @@ class ActivationQueue:
         self._serving: Callable[[str], Awaitable[object]] | None = None
         self._gone: dict[str, float] = {}
         self._refused: dict[str, float] = {}
-        self._passing: set[asyncio.Task[None]] = set()
-        self._watching: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Acquire the worker's name, and launch DBOS.
@@ -108,14 +108,11 @@ class ActivationQueue:
         except BaseException:
             await self.workers.leave()
             raise
-        self._watching = asyncio.create_task(self._watch())
+        self._in_background(self._watch())
 
     async def close(self) -> None:
         """Interrupt the activations that run here, and release the worker's name; other workers recover them."""
-        tasks = [*self._passing, *([] if self._watching is None else [self._watching])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancelled(self._background)
         try:
             await self._host.interrupt()
         finally:
@@ -181,13 +178,17 @@ class ActivationQueue:
         except Exception as error:  # it was logged; to DBOS the activation is done
             logger.debug("The activation of run %s was left: %s", run_id, error)
             if isinstance(error, RunRefusedError):  # once DBOS has noted that, it is queued again
-                task = asyncio.create_task(self._pass_on(run_id))
-                self._passing.add(task)
-                task.add_done_callback(self._passed)
+                self._in_background(self._passed_on(run_id))
 
-    def _passed(self, task: asyncio.Task[None]) -> None:
-        self._passing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _passed_on(self, run_id: str) -> None:
+        try:
+            await self._pass_on(run_id)
+        except Exception as error:
             logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
 
     async def _pass_on(self, run_id: str) -> None:
@@ -268,6 +269,14 @@ class ActivationQueue:
             await self._renew(row.workflow_id, row.workflow_id.rpartition(":")[0])
 
 
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait for their end."""
+    tasks = tuple(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class _DbosHost:
     """The DBOS instance of this process; DBOS allows one.
 
@@ -287,7 +296,7 @@ class _DbosHost:
         self._given: dict[str, tuple[_Work, contextvars.Context]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
-        self._filter = _PasswordFilter(url)
+        self._filter = partial(_redact, url)
         self._home: asyncio.AbstractEventLoop
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -321,10 +330,7 @@ class _DbosHost:
     async def interrupt(self) -> None:
         """Cancel and await the activations that run here, and start no more; to DBOS they still run."""
         self._interrupted = True
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancelled(self._tasks)
 
     async def close(self) -> None:
         """Shut DBOS down."""
@@ -457,21 +463,14 @@ def _config(url: str, executor: str) -> DBOSConfig:
     )
 
 
-class _PasswordFilter(logging.Filter):
-    """Removes the passwords of an address from DBOS's own log lines."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._url = url
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the record's passwords; always keep the record."""
-        record.msg, record.args = without_passwords(record.getMessage(), self._url), ()
-        if record.exc_info:
-            text = logging.Formatter().formatException(record.exc_info)
-            if (shown := without_passwords(text, self._url)) != text:
-                record.exc_info, record.exc_text = None, shown
-        return True
+def _redact(url: str, record: logging.LogRecord) -> bool:
+    """Remove the passwords of an address from a log record of DBOS; a filter that keeps every record."""
+    record.msg, record.args = without_passwords(record.getMessage(), url), ()
+    if record.exc_info:
+        text = logging.Formatter().formatException(record.exc_info)
+        if (shown := without_passwords(text, url)) != text:
+            record.exc_info, record.exc_text = None, shown
+    return True
 
 
 @contextmanager
@@ -480,25 +479,20 @@ def _no_pickle() -> Generator[None]:
 
     With ``DBOSPortableJSONSerializer`` configured, DBOS 3.4 still unpickles a row that says ``py_pickle``.
     """
-    methods = {name: vars(DefaultSerializer)[name] for name in _INSTEAD}
-    for name, method in _INSTEAD.items():
-        setattr(DefaultSerializer, name, method)
+    methods = DefaultSerializer.serialize, DefaultSerializer.deserialize
+    DefaultSerializer.serialize, DefaultSerializer.deserialize = _write_text, _refuse_pickle
     try:
         yield
     finally:
-        for name, method in methods.items():
-            setattr(DefaultSerializer, name, method)
+        DefaultSerializer.serialize, DefaultSerializer.deserialize = methods
 
 
-def _write_text(_: DefaultSerializer, data: object) -> str:
+def _write_text(self: DefaultSerializer, data: object) -> str:  # noqa: ARG001  (replaces a method)
     return json.dumps(str(data))
 
 
-def _refuse_pickle(_: DefaultSerializer, serialized_data: str) -> NoReturn:
+def _refuse_pickle(cls: DefaultSerializer, serialized_data: str) -> NoReturn:  # noqa: ARG001  (likewise)
     raise StoreError(
         f"A row of DBOS is written as pickle ({len(serialized_data)} characters). It was not read, since that may run "
         "code, and planner_ext writes JSON only: find out who wrote it."
     )
-
-
-_INSTEAD: Mapping[str, Callable[..., Any]] = {"serialize": _write_text, "deserialize": _refuse_pickle}

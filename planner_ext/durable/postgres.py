@@ -9,17 +9,16 @@ import asyncio
 import hashlib
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache, partial
 from typing import LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
-from planner_ext.durable.records import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
+from planner_ext.durable.records import GET_SCHEMA, TABLES, Row, Step, check_tables
 
 __all__ = ["PostgresDatabase", "PostgresWorkers"]
 
@@ -118,8 +117,9 @@ class PostgresDatabase:
         if self._closed:
             raise StoreError("The store was closed. Use it inside its async with block.")
         if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
-            return await self._seated(lambda seat: _patiently(lambda: seat.read(steps), seconds=self._patience))
-        task = asyncio.create_task(self._seated(lambda seat: self._commit(seat, steps)))
+            async with self._seated() as seat:
+                return await _patiently(partial(seat.read, steps), seconds=self._patience)
+        task = asyncio.create_task(self._commit(steps))
         self._writing.add(task)
         task.add_done_callback(self._written)
         return await asyncio.shield(task)
@@ -136,27 +136,29 @@ class PostgresDatabase:
         if not task.cancelled():
             task.exception()  # so that asyncio does not log the error of a cancelled caller
 
-    async def _seated(self, work: Callable[["_Seat"], Awaitable[_Result]]) -> _Result:
+    @asynccontextmanager
+    async def _seated(self) -> "AsyncGenerator[_Seat]":
         seat = await self._free.get()
         try:
             with _named_errors(self._url):
-                return await work(seat)
+                yield seat
         finally:
             self._free.put_nowait(seat)
 
-    async def _commit(self, seat: "_Seat", steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
+    async def _commit(self, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
         """Perform steps and commit. If the connection breaks, find out whether they were committed; if not, retry."""
-        while True:
-            token = uuid.uuid4().hex
-            connection, rows = await _patiently(lambda token=token: seat.write(steps, token), seconds=self._patience)
-            try:
-                await connection.execute("COMMIT")
-            except (psycopg.Error, OSError) as error:
-                if not _is_passing(error):
-                    raise
-                if not await _patiently(lambda token=token: seat.signed(token), seconds=self._patience):
-                    continue
-            return rows
+        async with self._seated() as seat:
+            while True:
+                token = uuid.uuid4().hex
+                connection, rows = await _patiently(partial(seat.write, steps, token), seconds=self._patience)
+                try:
+                    await connection.execute("COMMIT")
+                except (psycopg.Error, OSError) as error:
+                    if not _is_passing(error):
+                        raise
+                    if not await _patiently(partial(seat.signed, token), seconds=self._patience):
+                        continue
+                return rows
 
 
 class _Seat:
@@ -325,14 +327,8 @@ async def _prepare(connection: _Connection) -> None:
             await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
             for statement in (_COMMITS, *TABLES):
                 await connection.execute(_query(statement))
-            await connection.execute(_query(PUT_SCHEMA), {"number": TABLE_SCHEMA})
     row = await (await connection.execute(_query(GET_SCHEMA))).fetchone()
-    number = row[0] if row is not None else None
-    if isinstance(number, int) and number > TABLE_SCHEMA:
-        raise NewerSchemaError(
-            f"This database has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
-            "Use the version that made them, or a newer one."
-        )
+    check_tables("This database", None if row is None else row[0])
 
 
 @cache

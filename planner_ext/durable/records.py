@@ -11,14 +11,14 @@ Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, wi
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, digests_of, fingerprint_of, problem_of
 from planner_ext.approval.pending import DecisionRecord
-from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, shown
+from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, NewerSchemaError, shown
 from planner_ext.core.facts import CallDecided, Clarified, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, State
@@ -27,7 +27,7 @@ from planner_ext.engine.journal import check_schema, load_facts
 
 __all__ = [
     "GET_SCHEMA",
-    "PUT_SCHEMA",
+    "RUN_COLUMNS",
     "TABLES",
     "TABLE_SCHEMA",
     "Database",
@@ -38,6 +38,7 @@ __all__ = [
     "StoredRun",
     "Value",
     "approval_id",
+    "check_tables",
     "decided_text",
     "fold_journal",
     "read_approval",
@@ -136,8 +137,9 @@ TABLES: tuple[str, ...] = (
     "CREATE INDEX IF NOT EXISTS planner_runs_by_status ON planner_runs (status, wake_at)",
     "CREATE INDEX IF NOT EXISTS planner_approvals_by_status ON planner_approvals (status, asked_at, id)",
     "CREATE INDEX IF NOT EXISTS planner_approvals_by_run ON planner_approvals (run_id)",
+    f"INSERT INTO planner_schema (number) VALUES ({TABLE_SCHEMA}) ON CONFLICT DO NOTHING",  # noqa: S608  (a number)
 )
-"""Created where they do not exist.
+"""Creates the tables that do not exist, and stores their number.
 
 ``planner_runs.status``: ``running``, ``paused``, or how the run ended. ``owner``: the worker that drives it, or null.
 ``wake_at``: when the first question of a paused run expires. ``planner_approvals.status``: ``open``, ``decided``
@@ -147,7 +149,20 @@ Times are seconds since the epoch.
 """
 
 GET_SCHEMA = "SELECT MAX(number) FROM planner_schema"
-PUT_SCHEMA = "INSERT INTO planner_schema (number) VALUES (:number) ON CONFLICT DO NOTHING"
+
+
+def check_tables(database: str, number: object) -> None:
+    """Check the schema number of a database's tables.
+
+    Raises:
+        NewerSchemaError: If a newer version of this package made them.
+    """
+    if isinstance(number, int) and number > TABLE_SCHEMA:
+        raise NewerSchemaError(
+            f"{database} has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
+            "Use the version that made them, or a newer one."
+        )
+
 
 _LONGEST_NAME = 500
 """Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
@@ -240,6 +255,10 @@ class PendingApproval:
     refused: tuple[DecisionRecord, ...] = ()
 
 
+RUN_COLUMNS = tuple(one.name for one in fields(RunRecord))
+"""The columns of a run's row."""
+
+
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
     """Build a call's id across all runs; anything but plain text in the model's call id is escaped, as in JSON.
 
@@ -257,21 +276,15 @@ def read_run(row: Row) -> RunRecord:
     Raises:
         StoreError: If the row is damaged.
     """
-    run_id, goal, status, owner, *times = row
+    values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
     try:
-        wake_at, created_at, updated_at = (None if at is None else float(at) for at in times)
-        return RunRecord(
-            run_id=str(run_id),
-            goal=str(json.loads(str(goal))),
-            status=str(status),
-            owner=None if owner is None else str(owner),
-            wake_at=wake_at,
-            created_at=created_at or 0.0,
-            updated_at=updated_at or 0.0,
-        )
-    except (ValueError, RecursionError) as error:
+        values["goal"] = str(json.loads(values["goal"]))
+        for name in ("wake_at", "created_at", "updated_at"):
+            values[name] = None if values[name] is None else float(values[name])
+        return RunRecord(**values)
+    except (ValueError, TypeError, RecursionError) as error:
         raise StoreError(
-            f"The row of run {run_id!r} is damaged: {error}. Mend it from the run's journal, which is the truth."
+            f"The row of run {row[0]!r} is damaged: {error}. Mend it from the run's journal, which is the truth."
         ) from error
 
 

@@ -67,12 +67,9 @@ class Runs:
         clock: Clock | None = None,
     ) -> None:
         self._store = store
-        self._workers = workers
-        self._queue = queue
-        self._poll_seconds = poll_seconds
         self._clock = clock or SystemClock()
         runner = Runner(store, in_doubt, self._clock)
-        self._pool = WorkerPool(runner, workers, queue=queue, poll_seconds=poll_seconds)
+        self._pool = WorkerPool(runner=runner, workers=workers, queue=queue, poll_seconds=poll_seconds)
 
     @classmethod
     @asynccontextmanager
@@ -164,7 +161,7 @@ class Runs:
     @property
     def worker_id(self) -> str:
         """This worker's name."""
-        return self._workers.worker_id
+        return self._pool.workers.worker_id
 
     async def start(
         self, planner: DurablePlanner[R], kernel: Any, goal: str, *, run_id: str | None = None, arguments: Any = None
@@ -299,14 +296,15 @@ class Runs:
             job = Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
             await self._pool.run_queued(job)
 
-        if self._queue is not None:
-            await self._queue.serve(run_queued, at_most=max_concurrency)
+        queue = self._pool.queue
+        if queue is not None:
+            await queue.serve(run_queued, at_most=max_concurrency)
         while True:
             if (free := max_concurrency - len(self._pool)) > 0:
                 await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
-            if self._queue is not None:
+            if queue is not None:
                 await asyncio.Event().wait()  # from now on the queue holds the due activations
-            await self._clock.sleep(self._poll_seconds)
+            await self._clock.sleep(self._pool.poll_seconds)
 
     async def count(self, *, status: str | None = None) -> int:
         """Count all runs, or those with a status.
@@ -342,8 +340,6 @@ class Runs:
     async def close(self) -> None:
         """Interrupt the runs that this worker drives, and close the store."""
         await self._pool.close()
-        if self._queue is not None:
-            await self._queue.close()
         await self._store.close()
 
 

@@ -16,9 +16,8 @@ from glob import escape
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
-from planner_ext.durable.records import GET_SCHEMA, PUT_SCHEMA, TABLE_SCHEMA, TABLES, Row, Step
+from planner_ext.durable.records import GET_SCHEMA, TABLES, Row, Step, check_tables
 
 __all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "take_lock"]
 
@@ -66,6 +65,8 @@ class SqliteDatabase:
             file = path.absolute()  # as SQLite has it, wherever the process goes
             try:
                 return cls(file, _connect(file, create))
+            except sqlite3.Error as error:
+                raise _named(file, error) from error
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "a path has no NUL characters"
                 raise StoreError(
@@ -177,24 +178,17 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
             raise StoreError(f"There is no store {_shown(path)}. Give the file that the workers use.")
         with suppress(FileExistsError):  # another process was faster
             os.close(_create_private(path))
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     try:
-        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-    except sqlite3.Error as error:
-        raise _named(path, error) from error
-    try:
-        _patiently(lambda: _prepare(connection, create=create))
-    except BaseException as error:
+        _patiently(lambda: _prepare(connection, f"The store {_shown(path)}", create=create))
+    except BaseException:
         connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise _named(path, error) from error
-        if isinstance(error, NewerSchemaError | StoreError):
-            raise type(error)(f"The store {_shown(path)} {error}") from None
         raise
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, *, create: bool) -> None:
-    _check(connection, create=create)
+def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
+    _check(connection, store, create=create)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -202,29 +196,24 @@ def _prepare(connection: sqlite3.Connection, *, create: bool) -> None:
         connection.execute("BEGIN IMMEDIATE")
         for statement in TABLES:
             connection.execute(statement)
-        connection.execute(PUT_SCHEMA, {"number": TABLE_SCHEMA})
 
 
-def _check(connection: sqlite3.Connection, *, create: bool) -> None:
+def _check(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
     """Refuse a file whose tables are not those of a store; a file without tables may become a new store."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "planner_schema" not in there:
         if create and there.isdisjoint(_NEEDED):
             return
         raise StoreError(
-            "is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, or restore "
-            "it from a backup; it was not changed."
+            f"{store} is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, "
+            "or restore it from a backup; it was not changed."
         )
     (number,) = connection.execute(GET_SCHEMA).fetchone()
     if not isinstance(number, int):
-        raise StoreError(f"is damaged: the number of its tables is {number!r}. Restore it from a backup.")
-    if number > TABLE_SCHEMA:
-        raise NewerSchemaError(
-            f"has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
-            "Use the version that made it, or a newer one."
-        )
-    if missing := sorted(_NEEDED - there):
-        raise StoreError(f"is damaged: it lacks {', '.join(missing)}. Restore it from a backup; it was not changed.")
+        raise StoreError(f"{store} is damaged: the number of its tables is {number!r}. Restore it from a backup.")
+    check_tables(store, number)
+    if missing := ", ".join(sorted(_NEEDED - there)):
+        raise StoreError(f"{store} is damaged: it lacks {missing}. Restore it from a backup; it was not changed.")
 
 
 _NEEDED = frozenset({"planner_runs", "planner_journal", "planner_approvals"})

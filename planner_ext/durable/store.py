@@ -11,7 +11,17 @@ from typing import cast
 
 from planner_ext.core.limits import is_count
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, is_address
-from planner_ext.durable.records import Database, Row, RunRecord, Step, StoredRun, Value, read_facts, read_run
+from planner_ext.durable.records import (
+    RUN_COLUMNS,
+    Database,
+    Row,
+    RunRecord,
+    Step,
+    StoredRun,
+    Value,
+    read_facts,
+    read_run,
+)
 
 __all__ = ["JournalStore", "open_database", "opened_store"]
 
@@ -20,7 +30,7 @@ logger = logging.getLogger(__name__)
 _STATUSES = ("running", "paused", "answered", "incomplete", "limit_reached", "stopped")
 """The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
 
-_RUN = "SELECT run_id, goal, status, owner, wake_at, created_at, updated_at FROM planner_runs"
+_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
 _APPROVAL = """

@@ -251,27 +251,24 @@ def _watched(writer: JournalWriter) -> RunStore:
     return CrashingStore.of_environment(writer)
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class WorkerPool:
     """The runs that this worker drives, each in a task; a run of another worker is awaited.
 
-    Args:
+    Attributes:
         runner: Drives activations.
         workers: Knows which workers live.
         queue: Queues activations; None if the worker polls the store for due runs.
         poll_seconds: How often to poll the store for changes by other workers and approvers.
     """
 
-    def __init__(
-        self, runner: Runner, workers: WorkerRegistry, *, queue: "ActivationQueue | None", poll_seconds: float
-    ) -> None:
-        self._runner = runner
-        self._store, self._clock = runner.store, runner.clock
-        self._workers = workers
-        self._queue = queue
-        self._poll_seconds = poll_seconds
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._faulted: set[str] = set()
-        self._refused: dict[str, DurablePlanner[Any]] = {}
+    runner: Runner
+    workers: WorkerRegistry
+    queue: "ActivationQueue | None"
+    poll_seconds: float
+    _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
+    _faulted: set[str] = field(default_factory=set[str])
+    _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
 
     def __len__(self) -> int:
         """Return the number of runs that are driven at this moment."""
@@ -300,26 +297,28 @@ class WorkerPool:
     async def run_queued(self, job: Job[Any]) -> None:
         """Drive a queued activation, unless its run is already driven."""
         run_id = job.run_id
-        if run_id in self._tasks or not await self._claimed(await self._store.record(run_id)):
+        if run_id in self._tasks or not await self._claimed(await self.runner.store.record(run_id)):
             return
         if run_id not in self._tasks:
             await self._begun(run_id, self._see_through(job, queued=True))
 
     async def wait_until_due(self, run_id: str) -> bool:
         """Wait until a paused run can continue; False if it has ended."""
-        while (record := await self._store.record(run_id)).unfinished:
-            expired = record.wake_at is not None and record.wake_at <= self._clock.now()
-            if record.status == "running" or expired or await self._store.decisions(run_id):
+        while (record := await self.runner.store.record(run_id)).unfinished:
+            expired = record.wake_at is not None and record.wake_at <= self.runner.clock.now()
+            if record.status == "running" or expired or await self.runner.store.decisions(run_id):
                 return True
-            await self._clock.sleep(self._poll_seconds)
+            await self.runner.clock.sleep(self.poll_seconds)
         return False
 
     async def close(self) -> None:
-        """Interrupt the runs that are driven."""
+        """Interrupt the runs that are driven, and leave the queue."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.queue is not None:
+            await self.queue.close()
 
     def _begun(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
         task = self._tasks[run_id] = asyncio.create_task(work)
@@ -341,26 +340,26 @@ class WorkerPool:
         """
         given = job.decisions is not None or job.budget is not None
         while True:
-            record = await self._store.record(job.run_id)
+            record = await self.runner.store.record(job.run_id)
             if not await self._claimed(record):
-                await self._clock.sleep(self._poll_seconds)
+                await self.runner.clock.sleep(self.poll_seconds)
                 continue
             try:
-                if self._queue is None or queued or not (given or record.unfinished):
+                if self.queue is None or queued or not (given or record.unfinished):
                     return await self._drive(job)
-                return await self._queue.run(job.run_id, partial(self._drive, job))
+                return await self.queue.run(job.run_id, partial(self._drive, job))
             except RunFencedError as error:
                 logger.info("Run %s is continued elsewhere: %s", job.run_id, error)
                 if queued:
                     raise
             finally:
                 with suppress(StoreError):
-                    await self._store.release(job.run_id, self._workers.worker_id)
+                    await self.runner.store.release(job.run_id, self.workers.worker_id)
 
     async def _drive(self, job: Job[R]) -> R:
         """Drive a run; log once if it is refused to this planner."""
         try:
-            return await self._runner.drive(job)
+            return await self.runner.drive(job)
         except RunRefusedError as error:
             if self._refused.get(job.run_id) is not job.planner:
                 logger.error("Run %s is left to another worker: %s", job.run_id, error)
@@ -369,11 +368,11 @@ class WorkerPool:
 
     async def _claimed(self, record: RunRecord) -> bool:
         """Claim a run if it has no owner, or its owner died."""
-        if record.owner == self._workers.worker_id:
+        if record.owner == self.workers.worker_id:
             return True
-        if record.owner is not None and await self._workers.alive(record.owner):
+        if record.owner is not None and await self.workers.alive(record.owner):
             return False
-        return await self._store.claim(record.run_id, self._workers.worker_id, seen=record.owner)
+        return await self.runner.store.claim(record.run_id, self.workers.worker_id, seen=record.owner)
 
 
 class RunHandle(Generic[R]):
