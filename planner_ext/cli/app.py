@@ -1,18 +1,19 @@
 """The commands; each imports its implementation when it is called, since importing Semantic Kernel is slow."""
 
-import asyncio
 import io
 import sys
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 
-from planner_ext.cli.approvals import approvals
+from planner_ext.approval.decisions import Approve, Deny, Supply
 from planner_ext.cli.options import (
     RUN_EXIT_CODES,
     STORE_VARIABLE,
     By,
+    CallId,
     CompareArgs,
+    DecisionArgs,
     Exit,
     GoalArgs,
     Json,
@@ -25,7 +26,7 @@ from planner_ext.cli.options import (
     WorkerArgs,
     command,
 )
-from planner_ext.cli.text import stdout_console
+from planner_ext.cli.text import Terminal
 
 __all__ = ["app"]
 
@@ -39,11 +40,24 @@ app = typer.Typer(
 
 runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show, resume and cancel runs of a store.")
 
+approvals = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, show and decide the calls and questions that wait in a store; needs no kernel and no functions.",
+)
+
 RUNS_EXIT_CODES = """\b
 Exit codes:
   0    done
   1    the run had ended before; nothing changed
   2    the store or the run cannot be used
+"""
+
+APPROVALS_EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    the call was decided before; nothing changed
+  2    the store, the id or the decision cannot be used
 """
 
 WORKER_EXIT_CODES = """\b
@@ -101,7 +115,7 @@ def demo() -> Exit:
     """
     from planner_ext.cli.demo import run_demo  # noqa: PLC0415  (see above)
 
-    return 0 if asyncio.run(run_demo(stdout_console())) else 1
+    return run_demo(Terminal())
 
 
 @command(app, epilog=RUN_EXIT_CODES)
@@ -122,7 +136,7 @@ def run(goal: GoalArgs, options: RunOptions) -> Exit:
     if goal.run_id is not None:
         problem = f"it names a run in a store; give --store, too, or {STORE_VARIABLE}."
         raise typer.BadParameter(problem, param_hint="--run-id")
-    from planner_ext.cli.run import run_goal  # noqa: PLC0415  (see above)
+    from planner_ext.cli.local_run import run_goal  # noqa: PLC0415  (see above)
 
     return run_goal(goal, options)
 
@@ -140,7 +154,7 @@ def resume(args: ResumeArgs, options: RunOptions) -> Exit:
       planner-ext resume run.json --kernel shop:make_kernel --ask-all --approve call_1
       planner-ext resume run.json --cancel 'too late'
     """
-    from planner_ext.cli.resume import resume_run  # noqa: PLC0415  (see above)
+    from planner_ext.cli.local_run import resume_run  # noqa: PLC0415  (see above)
 
     return resume_run(args, options)
 
@@ -172,7 +186,7 @@ def worker(args: WorkerArgs) -> Exit:
       planner-ext worker --store runs.db --app shop:make_app
       planner-ext worker --store postgresql://ann@host/runs --app shop:make_app --once
     """
-    from planner_ext.cli.worker import work  # noqa: PLC0415  (see above)
+    from planner_ext.cli.runs import work  # noqa: PLC0415  (see above)
 
     return work(args)
 
@@ -232,9 +246,109 @@ def cancel_run(run: RunName, store: Store, by: By, reason: Annotated[str, typer.
     Options:
         reason: Why, for the record.
     """
-    from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
+    from planner_ext.cli import store as stored  # noqa: PLC0415  (see above)
 
     return stored.cancel_run(run, store, by=by, reason=reason)
+
+
+@command(approvals, epilog=APPROVALS_EXIT_CODES, name="list")
+def list_pending_calls(args: ListArgs) -> Exit:
+    """List the calls and questions that wait, the oldest first.
+
+    Examples:
+      planner-ext approvals list --store runs.db
+    """
+    from planner_ext.cli.store import list_pending  # noqa: PLC0415  (see above)
+
+    return list_pending(args)
+
+
+@command(approvals, epilog=APPROVALS_EXIT_CODES, name="show")
+def show_call(id: CallId, store: Store, as_json: Json = False) -> Exit:
+    """Show one call in full: exactly what will run, or what the model asks, and what was decided.
+
+    Examples:
+      planner-ext approvals show order-7/1/call_2 --store runs.db
+    """
+    from planner_ext.cli.store import show_pending  # noqa: PLC0415  (see above)
+
+    return show_pending(id, store, as_json=as_json)
+
+
+@command(approvals, epilog=APPROVALS_EXIT_CODES, name="approve")
+def approve_call(
+    args: DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
+) -> Exit:
+    """Let a call run with the arguments that are shown; a worker continues the run.
+
+    Examples:
+      planner-ext approvals approve order-7/1/call_2 --store runs.db
+      planner-ext approvals approve order-7/1/call_2 --store runs.db --always function
+
+    Options:
+        always: For the rest of the run, ask no more about this function, or about it with these arguments.
+    """
+    from planner_ext.cli.store import decide  # noqa: PLC0415  (see above)
+
+    kind = cast('Literal["function", "arguments"] | None', always)  # the store refuses any other value
+    return decide(args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
+
+
+@command(approvals, epilog=APPROVALS_EXIT_CODES, name="deny")
+def deny_call(args: DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> Exit:
+    """Do not let a call run, or leave a question without an answer.
+
+    Examples:
+      planner-ext approvals deny order-7/1/call_2 --store runs.db --reason 'too much'
+
+    Options:
+        reason: Why; the model reads it.
+    """
+    from planner_ext.cli.store import decide  # noqa: PLC0415  (see above)
+
+    return decide(args, lambda _: Deny(reason, by=args.by))
+
+
+@command(approvals, epilog=APPROVALS_EXIT_CODES, name="edit")
+def edit_call(
+    args: DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
+) -> Exit:
+    """Let a call run with other arguments.
+
+    A worker checks them, since only it knows the function: if they do not fit, the call waits again and says why.
+
+    Examples:
+      planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db
+      planner-ext approvals edit order-7/1/call_2 '{"order": "A-7", "amount": 24.5}' --store runs.db
+
+    Options:
+        changes: What to change; the value is JSON, or text. Or one JSON object in place of all arguments.
+    """
+    from planner_ext.cli.store import decide, edited  # noqa: PLC0415  (see above)
+
+    return decide(
+        args,
+        lambda call: Approve(arguments=edited(call.arguments, changes), by=args.by, fingerprint=call.fingerprint),
+    )
+
+
+@command(approvals, epilog=APPROVALS_EXIT_CODES, name="supply")
+def supply_result(
+    args: DecisionArgs, result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)]
+) -> Exit:
+    """Answer a question of the model, or give the model this result in place of running a call.
+
+    A result is useful, for instance, for a call in doubt that did take effect.
+
+    Examples:
+      planner-ext approvals supply order-7/1/call_2 'paid by hand' --store runs.db
+
+    Options:
+        result: JSON, or text; for a question, text.
+    """
+    from planner_ext.cli.store import decide, value_of  # noqa: PLC0415  (see above)
+
+    return decide(args, lambda call: Supply(result if call.kind == "question" else value_of(result), by=args.by))
 
 
 app.add_typer(runs, name="runs")

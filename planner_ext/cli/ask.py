@@ -2,34 +2,21 @@
 
 import sys
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from planner_ext.cli.show import Signs, framed, width_of
-from planner_ext.cli.text import (
-    complain,
-    cut_in_the_middle,
-    exact,
-    exact_json,
-    folded_lines,
-    moment_text,
-    say,
-    visible,
-)
+from planner_ext.cli.show import print_pending
+from planner_ext.cli.text import Terminal, exact, exact_json
 from planner_ext.core.state import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.sk.arguments import InvalidArguments, parse_object
 
-__all__ = ["ApprovalPrompt", "print_pending", "terminal_prompt"]
+__all__ = ["ApprovalPrompt", "is_terminal"]
 
 _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
 _STICKY = {"f": "function", "a": "arguments", "": "back"}
 
 _AROUND = 14
 """Lines of a screen that a question takes beside the arguments: the frame, the other rows, and the question itself."""
-_BESIDE = 18
-"""Cells of a line of the frame that the arguments do not get."""
 _LONGEST_NAME = 48
 """Characters of a name that is repeated next to the question."""
 
@@ -41,7 +28,7 @@ class ApprovalPrompt:
     shown is discarded.
     """
 
-    def __init__(self, console: Console, *, by: str | None) -> None:
+    def __init__(self, console: Terminal, *, by: str | None) -> None:
         """Ask on this console; decisions carry the name of the person."""
         self._console = console
         self._by = by
@@ -134,15 +121,10 @@ class ApprovalPrompt:
         return input().strip()
 
     def _say(self, text: str) -> None:
-        say(self._console, _shown(self._console, text, "dim"))
+        self._console.say(self._console.encodable(text), "dim")
 
     def _complain(self, text: str) -> None:
-        complain(self._console, text, lead="Not taken: ")
-
-
-def terminal_prompt(console: Console, *, by: str | None) -> ApprovalPrompt | None:
-    """Return a prompt if a person sees questions here and can answer them, else None."""
-    return ApprovalPrompt(console, by=by) if is_terminal() else None
+        self._console.complain(text, lead="Not taken: ")
 
 
 def is_terminal() -> bool:
@@ -150,53 +132,9 @@ def is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  (None without a console)
 
 
-def print_pending(console: Console, call: PendingCall, *, more: int = 0, lines: int | None = None) -> bool:
-    """Print a pending call: invisible characters are escaped, function and id come last.
-
-    Args:
-        console: Where to print.
-        call: The call.
-        more: The number of other pending calls.
-        lines: Maximum lines of the prompt and the arguments together; more is cut from their middle, with a note at
-            that place. None prints them whole.
-
-    Returns:
-        Whether anything was cut.
-    """
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(overflow="fold")
-    asks = call.fully_qualified_name == ASK_USER
-    texts = {"question": visible(call.prompt)} if call.prompt else {}
-    if not asks:
-        texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"
-    cells, cut = width_of(console) - _BESIDE, False
-    for label, text in texts.items():
-        shown = text
-        if lines is not None and not asks:
-            most = lines if label == "arguments" else lines // 2  # the arguments get the lines that the question leaves
-            shown = cut_in_the_middle(text, cells=cells, lines=most)
-            lines -= folded_lines(shown, cells)
-            cut = cut or shown != text
-        rows.add_row(label, _shown(console, shown))
-    if not asks:
-        rows.add_row("function", _shown(console, exact(call.fully_qualified_name), "bold"))
-    rows.add_row("call", _shown(console, f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
-    if call.expires_at is not None:
-        rows.add_row("open until", moment_text(call.expires_at))
-    title = "The model asks you" if asks else "A call waits for your decision"
-    framed(console, rows, f"{title}, and {more} more" if more else title, "yellow")
-    return cut
-
-
-def _shown(console: Console, text: str, style: str = "") -> Text:
-    """Escape characters that the console's encoding lacks: a replacement character would deceive."""
-    return Text(text.encode(console.encoding, "backslashreplace").decode(console.encoding), style)
-
-
-def _short_name(console: Console, call: PendingCall) -> str:
+def _short_name(console: Terminal, call: PendingCall) -> str:
     """Return a call's name, cut to half a line."""
-    half, mark = _LONGEST_NAME // 2, Signs(console).more
+    half, mark = _LONGEST_NAME // 2, console.signs.more
     names = (exact(call.fully_qualified_name), exact(call.id))
     return ", call ".join(
         name if len(name) <= _LONGEST_NAME else f"{name[:half]}{mark}{name[-half:]}" for name in names

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from planner_ext.cli.kernels import kernel_of, openai_service, start_factory
 from planner_ext.cli.options import CompareArgs, ExitCode
-from planner_ext.cli.text import one_line, stderr_console, stdout_console
+from planner_ext.cli.text import Terminal, one_line
 from planner_ext.compare import Comparison, Live, OptionInfo, Run, ScriptInfo, run_comparison
 from planner_ext.compare.markdown import markdown_of, with_table
 from planner_ext.compare.page import page_of
@@ -34,7 +34,7 @@ def run_compare(args: CompareArgs) -> int:
     Raises:
         PlannerInvalidConfigurationError: If options are invalid, or a file cannot be read or written.
     """
-    errors = stderr_console()
+    errors = Terminal(sys.stderr)
     try:
         _check(args)
         with redirect_stdout(sys.stderr):  # the output of a kernel's own code must not mix with a document
@@ -52,7 +52,7 @@ def run_compare(args: CompareArgs) -> int:
     if args.as_json:
         print(json.dumps(comparison.as_dict(), indent=2))
     else:
-        print_comparison(stdout_console(), comparison)
+        print_comparison(Terminal(), comparison)
     for file in filter(None, (args.html, args.markdown)):
         errors.print(f"Written: {file}", style="dim", soft_wrap=True)
     return 0 if comparison.holds else 1

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import semantic_kernel
 from openai import AsyncOpenAI
 from rich import box
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -37,8 +36,9 @@ from planner_ext import (
     FunctionInvokingChatCompletion,
 )
 from planner_ext.cli import demo_shop as shop
-from planner_ext.cli.show import Progress, Signs, print_answer
-from planner_ext.cli.text import TextFlow
+from planner_ext.cli.options import ExitCode
+from planner_ext.cli.show import Progress, print_answer
+from planner_ext.cli.text import Terminal, TextFlow
 from planner_ext.compare import run_comparison
 from planner_ext.core.facts import CallFinished
 from planner_ext.durable.records import fold_journal
@@ -57,8 +57,8 @@ _RUN, _STORE = "order-7", "runs.db"
 """The run of the third part, and the file that its processes share."""
 
 
-async def run_demo(console: Console) -> bool:
-    """Show all parts; return whether all charges of this package equal the independent counts."""
+async def run_demo(console: Terminal) -> int:
+    """Show all parts; return 0 if all charges of this package equal the independent counts, else 1."""
     _print(
         console,
         "Nothing here needs a key or leaves this machine: a scripted model behind a real HTTP server, asked by "
@@ -67,7 +67,7 @@ async def run_demo(console: Console) -> bool:
     )
     agrees = [await _limits(console), await _goal(console), await _survival(console)]
     _print(console, 'Your own: planner-ext run "a goal" --kernel module:factory --model NAME', style="dim")
-    return all(agrees)
+    return ExitCode.ANSWERED if all(agrees) else ExitCode.NO_ANSWER
 
 
 class _Loop(NamedTuple):
@@ -91,7 +91,7 @@ class _Loop(NamedTuple):
         return self.reported == self.requests
 
 
-async def _limits(console: Console) -> bool:
+async def _limits(console: Terminal) -> bool:
     """Ask a model that never stops calling; return whether our loops kept within the budget."""
     _print_title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
     stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
@@ -152,8 +152,8 @@ async def _loop(*, ours: bool, streamed: bool) -> _Loop:
         )
 
 
-def _print_loops(console: Console, loops: list[_Loop]) -> None:
-    signs, table = Signs(console), Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+def _print_loops(console: Terminal, loops: list[_Loop]) -> None:
+    signs, table = console.signs, Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column("loop")
     table.add_column("the server\ncounted", justify="right")
     table.add_column("the loop\nreports", justify="right")
@@ -166,7 +166,7 @@ def _print_loops(console: Console, loops: list[_Loop]) -> None:
     _print_table(console, table)
 
 
-async def _goal(console: Console) -> bool:
+async def _goal(console: Terminal) -> bool:
     """Let the planner reach a goal with functions that really run."""
     _print_title(console, "2", "A goal, a plan, and functions that really run")
     _print(console, f"Goal: {shop.ORDER_GOAL}")
@@ -195,7 +195,7 @@ async def _goal(console: Console) -> bool:
     return agrees and result.status == "answered"
 
 
-async def _survival(console: Console) -> bool:
+async def _survival(console: Terminal) -> bool:
     """Pause, edit, approve, kill and finish; return whether the refund was made once, and the ledger is exact."""
     _print_title(console, "3", "A refund that waits for a person, and a process that is killed")
     if sys.platform == "win32":
@@ -229,7 +229,7 @@ async def _refund(shell: "_Shell") -> None:
     await shell.run(*work, code=0, note="the refund is asked for again under the same key, so it is not made again")
 
 
-async def _print_refund(console: Console, folder: Path, server: ScriptedOpenAIServer) -> bool:
+async def _print_refund(console: Terminal, folder: Path, server: ScriptedOpenAIServer) -> bool:
     """Print the run's charges beside the independent counts; return whether they are equal."""
     async with opened_store(str(folder / _STORE), create=False) as store:
         stored = await store.load(_RUN)
@@ -257,7 +257,7 @@ class _EndedOtherwise(Exception):
 class _Shell:
     """Runs commands in a folder, and prints each with its outcome."""
 
-    console: Console
+    console: Terminal
     folder: Path
     endpoint: str
 
@@ -317,11 +317,11 @@ async def _scripted(script: Script) -> AsyncGenerator[tuple[ScriptedOpenAIServer
             yield server, OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
 
 
-def _print_title(console: Console, number: str, text: str) -> None:
+def _print_title(console: Terminal, number: str, text: str) -> None:
     console.print(Text.assemble((f" {number} ", "reverse"), "  ", (text, "bold")))
 
 
-def _print(console: Console, text: str, *, style: str = "", indent: int = 2, after: bool = True) -> None:
+def _print(console: Terminal, text: str, *, style: str = "", indent: int = 2, after: bool = True) -> None:
     """Print a text, wrapped, with an empty line after it by default."""
     flow = TextFlow(console, width=min(console.width, 100), indent=indent, style=style)
     flow.write(text)
@@ -330,13 +330,13 @@ def _print(console: Console, text: str, *, style: str = "", indent: int = 2, aft
         console.print()
 
 
-def _print_table(console: Console, rows: Table) -> None:
+def _print_table(console: Terminal, rows: Table) -> None:
     console.print()
     console.print(Padding(rows, (0, 0, 0, 2), expand=False))
     console.print()
 
 
-def _print_ledger(console: Console, *rows: tuple[str, int, str, int]) -> bool:
+def _print_ledger(console: Terminal, *rows: tuple[str, int, str, int]) -> bool:
     """Print a run's charges beside the independent counts.
 
     Args:
@@ -346,7 +346,7 @@ def _print_ledger(console: Console, *rows: tuple[str, int, str, int]) -> bool:
     Returns:
         Whether all numbers agree.
     """
-    signs, grid = Signs(console), Table.grid(padding=(0, 1))
+    signs, grid = console.signs, Table.grid(padding=(0, 1))
     for justify in ("left", "left", "right", "left", "left", "right"):
         grid.add_column(justify=justify)
     for name, charged, who, counted in rows:

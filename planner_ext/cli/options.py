@@ -2,7 +2,9 @@
 
 import asyncio
 import getpass
+import os
 import re
+import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
@@ -14,10 +16,11 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ParameterInfo
 
-from planner_ext.cli.text import complain, stderr_console
+from planner_ext.cli.text import Terminal
 from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
+    "KEY_VARIABLES",
     "RUN_EXIT_CODES",
     "STORE_VARIABLE",
     "ApprovalArgs",
@@ -37,6 +40,7 @@ __all__ = [
     "StoredRunOptions",
     "WorkerArgs",
     "command",
+    "signing_key",
 ]
 
 
@@ -53,6 +57,9 @@ class ExitCode(IntEnum):
 
 STORE_VARIABLE = "PLANNER_EXT_STORE"
 """The environment variable in place of ``--store``: other users of the machine can read a command line."""
+
+KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
+"""The environment variables with the key that signs checkpoints: the first one that is set and not empty."""
 
 RUN_EXIT_CODES = """\b
 Exit codes:
@@ -130,10 +137,16 @@ def _exit_code(call: Callable[[], Exit]) -> int:
         code = call()
         return code if isinstance(code, int) else asyncio.run(code)
     except PlannerExtError as error:
-        complain(stderr_console(), str(error))
+        Terminal(sys.stderr).complain(str(error))
         return ExitCode.UNUSABLE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def signing_key() -> tuple[str, bytes | None]:
+    """Return the environment variable with the key that signs checkpoints, and the key; "" and None without one."""
+    name = next((name for name in KEY_VARIABLES if os.environ.get(name)), "")
+    return name, os.fsencode(os.environ[name]) if name else None
 
 
 def _login_name() -> str | None:

@@ -1,58 +1,63 @@
-"""One run in a store, from the command line: started, resumed, shown and cancelled."""
+"""Runs of a store that this process drives: started, resumed and shown by name, or taken by a worker."""
 
 import asyncio
 import json
+import signal
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from rich.text import Text
+from semantic_kernel import Kernel
 
-from planner_ext.cli.approvals import decision_text
-from planner_ext.cli.ask import print_pending
-from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptions, StoredRunOptions
-from planner_ext.cli.run import (
-    CliRun,
-    Job,
-    Result,
-    document,
-    execute,
-    goal_options,
-    new_limits,
-    print_result,
-    run_words,
+from planner_ext import ApprovalPolicy, FunctionCallingStepwisePlanner
+from planner_ext.cli.kernels import awaited, start_factory
+from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptions, StoredRunOptions, WorkerArgs
+from planner_ext.cli.run import CliRun, Result, approval_options, document, goal_options, new_limits, print_result
+from planner_ext.cli.show import Progress, print_pending, spent_line
+from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
+from planner_ext.cli.text import Terminal, exact, one_line, printable
+from planner_ext.durable import (
+    Approvals,
+    RunFencedError,
+    RunHandle,
+    RunRefusedError,
+    Runs,
+    StoredRun,
+    StoreError,
+    UnknownRunError,
 )
-from planner_ext.cli.show import Progress, spent_line
-from planner_ext.cli.store import command_on, opened_runs, store_name
-from planner_ext.cli.text import exact, print_command, printable, say, stderr_console
-from planner_ext.durable import Approvals, RunHandle, Runs, StoredRun, StoreError, UnknownRunError, writer
 from planner_ext.durable.records import fold_journal
 from planner_ext.durable.store import opened_store
-from planner_ext.engine.concurrency import SystemClock
+from planner_ext.durable.worker import Activation, ActivationRun
 from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.events import Fact
+from planner_ext.hitl_manager import ApprovalSettings, DecisionRefusedError
 from planner_ext.planner.result import result_of
 
-__all__ = ["cancel_run", "resume_run", "show_run", "start_run"]
+__all__ = ["resume_run", "show_run", "start_run", "work"]
+
+_ArgumentsFor = Callable[[str], Any] | None
 
 
-@dataclass(kw_only=True)
-class StoreJob(Job):
-    """A run that is kept in a store.
+class StoreRun(CliRun):
+    """A run that is kept in a store, and driven here to its next pause, or its end.
 
     Attributes:
         store: The store's path or address.
     """
 
-    store: str
+    def __init__(self, store: str, options: StoredRunOptions, *, facts: Sequence[Fact] = ()) -> None:
+        """Prepare a new run, or one with the facts of its journal."""
+        super().__init__(options, facts=facts)
+        self.store = store
 
-    def finish(self) -> Result:
-        """Drive the run here to its next pause, or its end."""
-        return self.first()
-
-    def drive(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
+    def drive_in_store(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
         """Start or resume the open run in its store, and drive it."""
-        return self.run.drive(self._driven(begin))
+        return self.drive(self._driven(begin))
 
     def interrupted(self) -> None:
         """Print the command that resumes the run."""
@@ -61,9 +66,8 @@ class StoreJob(Job):
     def explain_fault(self) -> None:
         """Print the command that resumes the run, if it is already in the store."""
         if self.run_id:
-            say(self.run.console, "The run is kept. A planner-ext worker resumes it, or:")
-            words = ("runs", "resume", self.run_id, *run_words(self.run.options))
-            print_command(self.run.console, command_on(self.store, *words))
+            self.console.say("The run is kept. A planner-ext worker resumes it, or:")
+            self.console.print_command(command_on(self.store, "runs", "resume", self.run_id, *self.resume_words()))
 
     def explain_pause(self, result: Result) -> None:
         """Print the pending calls, and the command that resumes the run."""
@@ -74,7 +78,7 @@ class StoreJob(Job):
         async with opened_runs(self.store) as runs:
             handle = await begin(runs)
             self.run_id = handle.run_id
-            say(self.run.console, f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
+            self.console.say(f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
             return await handle.result()
 
 
@@ -90,33 +94,31 @@ def start_run(goal: GoalArgs, store: str, options: RunOptions) -> int:
     if goal.run_id is not None:
         with suppress(StoreError, UnknownRunError):  # an unusable store raises when it is opened
             facts = asyncio.run(_stored(goal.run_id, store)).facts
-    run = CliRun(options, facts=facts)
+    run = StoreRun(store, options, facts=facts)
 
     def first() -> Result:
         run.open(**goal_options(goal))
-        return job.drive(lambda runs: runs.start(run.planner, run.kernel, goal.goal, run_id=goal.run_id))
+        return run.drive_in_store(lambda runs: runs.start(run.planner, run.kernel, goal.goal, run_id=goal.run_id))
 
-    job = StoreJob(run=run, first=first, store=store)
-    return execute(job)
+    return run.execute(first)
 
 
 def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterations: int | None) -> int:
     """Resume a run of a store; return the exit code."""
     facts = asyncio.run(_stored(run_id, store)).facts
     state = fold_journal(run_id, facts)
-    run = CliRun(options, facts=facts)
+    run = StoreRun(store, options, facts=facts)
 
     def first() -> Result:
         if facts:
             run.reopen(state)
         else:
             run.open()
-        return job.drive(
+        return run.drive_in_store(
             lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=new_limits(state, max_iterations))
         )
 
-    job = StoreJob(run=run, first=first, store=store)
-    return execute(job)
+    return run.execute(first)
 
 
 async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
@@ -130,29 +132,21 @@ async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
         shown = {"run_id": run_id, "goal": record.goal, **document(result), "status": record.status}
         print(json.dumps({**shown, "refused": [one.as_dict() for one in refused]}, indent=2))
         return ExitCode.ANSWERED
-    console = stderr_console()
-    say(console, Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
+    console = Terminal(sys.stderr)
+    console.say(Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
     with Progress(console) as progress:
         for fact in facts:
             progress.show(fact)
     for one in (*result.decisions, *refused):
         state = "Not taken" if one.refused else "Decided"
         what = " ".join(filter(None, (exact(one.call), exact(one.fully_qualified_name))))
-        say(console, f"{state}, of {what}: {decision_text(one)}")
+        console.say(f"{state}, of {what}: {decision_text(one)}")
     if record.unfinished:
         await _print_waiting(run_id, result, store)
-        say(console, spent_line(result, ended=record.status), "dim")
+        console.say(spent_line(result, ended=record.status), "dim")
     else:
         print_result(result, sys.stdout, console, as_json=False)
     return ExitCode.ANSWERED
-
-
-async def cancel_run(run_id: str, store: str, *, by: str | None, reason: str) -> int:
-    """End a run of a store."""
-    async with opened_store(store, create=False) as opened:
-        ended = await writer.cancel_run(opened, run_id, by=by or "", reason=reason, clock=SystemClock())
-    say(stderr_console(), f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
-    return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
 
 
 async def _stored(run_id: str, store: str) -> StoredRun:
@@ -162,7 +156,7 @@ async def _stored(run_id: str, store: str) -> StoredRun:
 
 async def _print_waiting(run_id: str, result: Result, store: str) -> None:
     """Print the pending calls and questions, each with the command that decides it."""
-    console = stderr_console()
+    console = Terminal(sys.stderr)
     for call in result.pending:
         print_pending(console, call)
     if not result.pending:
@@ -170,7 +164,148 @@ async def _print_waiting(run_id: str, result: Result, store: str) -> None:
     async with Approvals.connect(store) as approvals:
         waiting = await approvals.pending(run_id, limit=len(result.pending))
     if waiting:
-        say(console, "Decided from this or any other process; a call also with deny, edit or supply:")
+        console.say("Decided from this or any other process; a call also with deny, edit or supply:")
     for item in waiting:
         words = ("supply", item.id, "ANSWER") if item.kind == "question" else ("approve", item.id)
-        print_command(console, command_on(store, "approvals", *words))
+        console.print_command(command_on(store, "approvals", *words))
+
+
+def work(args: WorkerArgs) -> int:
+    """Work until a signal ends the process, or with ``--once`` until no run is due; return the exit code.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
+        InvalidPolicyError: If the file holds no policy.
+    """
+    with redirect_stdout(sys.stderr):  # the output of functions is not a result
+        made = start_factory(args.app, option="--app")
+        return asyncio.run(_worked(args, made))
+
+
+async def _worked(args: WorkerArgs, made: object) -> int:
+    planner, kernel, arguments_for = _application(await awaited(made, args.app, option="--app"), args)
+    watched = _WatchedPlanner(_with_options(planner, args), Terminal(sys.stderr))
+    working = asyncio.create_task(_drive(args, watched, kernel, arguments_for))
+
+    def end() -> None:
+        if not working.cancelling():  # a second signal does not interrupt the cleanup
+            working.cancel()
+
+    with suppress(NotImplementedError):  # Windows has no signal handlers for event loops; Ctrl-C interrupts there
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, end)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        return ExitCode.ANSWERED
+
+
+def _application(made: object, args: WorkerArgs) -> tuple[FunctionCallingStepwisePlanner, Kernel, _ArgumentsFor]:
+    """Read the factory's result as planner, kernel and arguments.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is of another shape.
+    """
+    parts = cast("tuple[object, ...]", made) if isinstance(made, tuple) else (made,)
+    match parts:
+        case (Kernel() as kernel,):
+            return FunctionCallingStepwisePlanner(), kernel, None
+        case (FunctionCallingStepwisePlanner() as planner, Kernel() as kernel):
+            return planner, kernel, None
+        case (FunctionCallingStepwisePlanner() as planner, Kernel() as kernel, arguments_for) if callable(
+            arguments_for
+        ):
+            return planner, kernel, arguments_for
+        case _:
+            names = ", ".join(type(part).__name__ for part in parts) or "an empty tuple"
+            raise PlannerInvalidConfigurationError(
+                f"--app {args.app} must give (planner, kernel), (planner, kernel, arguments_for) or a kernel; got "
+                f"{names}."
+            )
+
+
+def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> FunctionCallingStepwisePlanner:
+    """Add ``--policy`` and ``--ask-all`` to a copy of a planner, whose own interceptors are asked first.
+
+    Raises:
+        PlannerInvalidConfigurationError: If ``--ask-all`` contradicts a policy, or the file cannot be read.
+        InvalidPolicyError: If the file holds no policy.
+    """
+    if not (given := approval_options(args)):
+        return planner
+    options, settings = planner.options, planner.options.approval or ApprovalSettings()
+    if args.ask_all and any(isinstance(one, ApprovalPolicy) for one in options.interceptors):
+        raise PlannerInvalidConfigurationError(
+            f"--ask-all and the policy of {args.app} contradict each other: a policy decides every call. Leave "
+            "--ask-all out."
+        )
+    update: dict[str, Any] = {"interceptors": (*options.interceptors, *given.get("interceptors", ()))}
+    if args.ask_all and settings.unmatched == "approve":
+        update["approval"] = replace(settings, unmatched="defer")
+    planner = copy(planner)
+    planner.options = options.model_copy(update=update)
+    return planner
+
+
+async def _drive(args: WorkerArgs, planner: "_WatchedPlanner", kernel: Kernel, arguments_for: _ArgumentsFor) -> int:
+    """Drive runs until cancelled, or with ``--once`` until no run is due; a run with a fault is not taken twice."""
+    async with opened_runs(args.store, worker_id=args.worker_id) as runs:
+        planner.console.say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
+        if not args.once:
+            await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)
+        codes = {ExitCode.ANSWERED}
+        while taken := await runs.recover(planner, kernel, arguments_for=arguments_for):
+            results = await asyncio.gather(*(handle.result() for handle in taken), return_exceptions=True)
+            faults = [result for result in results if isinstance(result, BaseException)]
+            codes |= {ExitCode.UNUSABLE if isinstance(fault, RunRefusedError) else ExitCode.FAULT for fault in faults}
+        return max(codes)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedPlanner:
+    """A planner that prints lines about its runs; implements `planner_ext.durable.worker.DurablePlanner`."""
+
+    planner: FunctionCallingStepwisePlanner
+    console: Terminal
+
+    def journaled(self, kernel: Kernel, activation: Activation, *, arguments: Any = None) -> ActivationRun[Result]:
+        """Get ready to drive an activation."""
+        return _WatchedRun(self, kernel, activation, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedRun:
+    watched: _WatchedPlanner
+    kernel: Kernel
+    activation: Activation
+    arguments: Any
+
+    async def result(self) -> Result:
+        """Drive it."""
+        self._say("is resumed" if self.activation.facts else "starts", "dim")
+        try:
+            run = self.watched.planner.journaled(self.kernel, self.activation, arguments=self.arguments)
+            result = await run.result()
+        except Exception as error:
+            self._say(*_said(error))
+            raise
+        self._say(spent_line(result))
+        return result
+
+    def _say(self, text: str, style: str = "") -> None:
+        name = exact(self.activation.run_id)
+        self.watched.console.print(Text.assemble((name, "bold"), "  ", (text, style)), soft_wrap=True)
+
+
+def _said(error: Exception) -> tuple[str, str]:
+    """Return why a run stops here, and the style to print it in."""
+    text = one_line(str(error))
+    match error:
+        case RunFencedError():
+            return "continues elsewhere", "dim"
+        case RunRefusedError():
+            return f"is left to another worker: {text}", "red"
+        case DecisionRefusedError():
+            return f"waits again: {text}", "red"
+        case _:
+            return f"interrupted: {type(error).__name__}: {text}", "red"

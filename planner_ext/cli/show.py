@@ -1,4 +1,4 @@
-"""Prints a run for a person: each round trip with its text as it arrives, its calls and their outcomes."""
+"""Prints a run for a person: round trips with their text as it arrives, calls and their outcomes, what waits."""
 
 import json
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -7,45 +7,37 @@ from functools import singledispatchmethod
 from types import TracebackType
 from typing import Self, cast
 
-from rich.console import Console
-from rich.panel import Panel
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from planner_ext.approval.pending import record_of
-from planner_ext.cli.text import TextFlow, exact, exact_json, one_line, printable, shortened
+from planner_ext.cli.text import (
+    Terminal,
+    TextFlow,
+    cut_in_the_middle,
+    exact,
+    exact_json,
+    folded_lines,
+    moment_text,
+    one_line,
+    printable,
+    shortened,
+    visible,
+)
 from planner_ext.core import facts
 from planner_ext.core.errors import counted, seconds
 from planner_ext.core.limits import Budget, Consumption
+from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
+from planner_ext.hitl_manager import PendingCall
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 
-__all__ = ["Progress", "Signs", "framed", "print_answer", "spent_line", "width_of"]
+__all__ = ["Progress", "print_answer", "print_pending", "spent_line"]
 
-_WIDEST = 100
-"""Cells of a line of text: longer ones are hard to read, however wide the terminal is."""
-
-
-class Signs:
-    """The few symbols beside the words, in characters that a console's encoding has."""
-
-    def __init__(self, console: Console) -> None:
-        plain = not console.encoding.lower().startswith("utf")
-        self.call, self.good, self.bad, self.more = ("->", "ok", "xx", "...") if plain else ("→", "✓", "✗", "…")
-        self.spinner = "line" if plain else "dots"
-
-
-def width_of(console: Console) -> int:
-    """Return the cells that a line of text may take."""
-    return min(console.width, _WIDEST)
-
-
-def framed(console: Console, content: Table | Text, title: str, style: str) -> None:
-    """Print something in a frame with a title."""
-    panel = Panel(content, title=Text(title, "bold"), title_align="left", border_style=style, width=width_of(console))
-    console.print(panel)
+_BESIDE = 18
+"""Cells of a line of the frame that the arguments of a call do not get."""
 
 
 class Progress:
@@ -55,10 +47,10 @@ class Progress:
     whole.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._console = console
-        self._signs = Signs(console)
-        self._width = width_of(console)
+        self._signs = console.signs
+        self._width = console.text_width
         self._limit: int | None = None
         self._charge_plan = True
         self._charged = 0
@@ -138,7 +130,7 @@ class Progress:
             if self._limit is not None and what != "Plan":
                 what += f" of {self._limit}"
             self._console.print(Text(what, "bold"), Text(": the plan" if plan and what != "Plan" else ""), sep="")
-            self._flow = TextFlow(self._console, width=self._width, indent=4, style="")
+            self._flow = TextFlow(self._console, width=self._width, indent=4)
         return self._flow
 
     def _close_reply(self, fact: facts.Fact) -> None:
@@ -251,10 +243,50 @@ class Progress:
         self._spinner.start()
 
 
-def print_answer(console: Console, result: FunctionCallingStepwisePlannerResult) -> None:
+def print_pending(console: Terminal, call: PendingCall, *, more: int = 0, lines: int | None = None) -> bool:
+    """Print a pending call: invisible characters are escaped, function and id come last.
+
+    Args:
+        console: Where to print.
+        call: The call.
+        more: The number of other pending calls.
+        lines: Maximum lines of the prompt and the arguments together; more is cut from their middle, with a note at
+            that place. None prints them whole.
+
+    Returns:
+        Whether anything was cut.
+    """
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    asks = call.fully_qualified_name == ASK_USER
+    texts = {"question": visible(call.prompt)} if call.prompt else {}
+    if not asks:
+        texts["arguments"] = exact_json(call.arguments, indent=2) if call.arguments else "none"
+    cells, cut = console.text_width - _BESIDE, False
+    for label, text in texts.items():
+        shown = text
+        if lines is not None and not asks:
+            most = lines if label == "arguments" else lines // 2  # the arguments get the lines that the question leaves
+            shown = cut_in_the_middle(text, cells=cells, lines=most)
+            lines -= folded_lines(shown, cells)
+            cut = cut or shown != text
+        rows.add_row(label, console.encodable(shown))
+    if not asks:
+        rows.add_row("function", Text(console.encodable(exact(call.fully_qualified_name)), "bold"))
+    rows.add_row("call", console.encodable(f"{exact(call.id)}, fingerprint {exact(call.fingerprint[:12])}"))
+    if call.expires_at is not None:
+        rows.add_row("open until", moment_text(call.expires_at))
+    title = "The model asks you" if asks else "A call waits for your decision"
+    console.print_framed(rows, f"{title}, and {more} more" if more else title, "yellow")
+    return cut
+
+
+def print_answer(console: Terminal, result: FunctionCallingStepwisePlannerResult) -> None:
     """Print the answer in a frame."""
     title = "Answer" if result.limit is None else f"Answer, as far as {result.limit} allowed"
-    framed(console, Text(printable(result.final_answer)), title, "green" if result.status == "answered" else "red")
+    style = "green" if result.status == "answered" else "red"
+    console.print_framed(Text(printable(result.final_answer)), title, style)
 
 
 def spent_line(result: FunctionCallingStepwisePlannerResult, *, ended: str = "") -> str:

@@ -1,31 +1,47 @@
-"""The store of ``--store``: opens it, names it in commands, and lists its runs."""
+"""Commands on a store that need no kernel and do not import Semantic Kernel: they list, show, decide and cancel."""
 
 import json
 import os
 import shlex
-from collections.abc import AsyncGenerator
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.text import Text
 
-from planner_ext.cli.options import STORE_VARIABLE, ExitCode, ListArgs
-from planner_ext.cli.text import (
-    exact,
-    moment_text,
-    one_line,
-    printable,
-    say,
-    stderr_console,
-    stdout_console,
-    warnings_shown,
+from planner_ext.approval.decisions import Approve, Decision, Supply
+from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs
+from planner_ext.cli.text import Terminal, exact, exact_json, moment_text, one_line, printable, visible, warnings_shown
+from planner_ext.core.errors import shown
+from planner_ext.durable import (
+    ApprovalRefusedError,
+    Approvals,
+    DecisionRecord,
+    PendingApproval,
+    RunRecord,
+    Runs,
+    writer,
 )
-from planner_ext.durable import RunRecord, Runs
 from planner_ext.durable.errors import is_address, redacted
 from planner_ext.durable.store import opened_store
+from planner_ext.engine.concurrency import SystemClock
 
-__all__ = ["command_on", "list_runs", "opened_runs", "print_part", "store_name"]
+__all__ = [
+    "cancel_run",
+    "command_on",
+    "decide",
+    "decision_text",
+    "edited",
+    "list_pending",
+    "list_runs",
+    "opened_runs",
+    "show_pending",
+    "store_name",
+    "value_of",
+]
 
 
 @asynccontextmanager
@@ -53,47 +69,229 @@ def command_on(where: str, *words: str) -> str:
     return shlex.join(["planner-ext", *words, *option])
 
 
-def print_part(shown: int, *, limit: int, offset: int, total: int) -> None:
-    """Print on stderr which part of a list is shown; print nothing if it is the whole list."""
-    if shown == total:
-        return
-    text = f"{shown} of {total}" + (f", after the first {offset}" if offset else "")
-    more = f"; --offset {offset + limit} shows the next" if offset + limit < total else ""
-    say(stderr_console(), f"{text}{more}.")
-
-
 async def list_runs(args: ListArgs, *, status: str | None) -> int:
     """Print the runs of a store; a damaged row is reported as an error."""
     async with opened_store(args.store, create=False) as store:
         with warnings_shown("planner_ext.durable"):
             records = await store.runs(status=status, limit=args.limit, offset=args.offset)
         total = await store.count_runs(status=status)
-    print_part(len(records), limit=args.limit, offset=args.offset, total=total)
-    if args.as_json:
-        print(json.dumps([_document(record) for record in records], indent=2))
-    elif not total:
-        say(stderr_console(), f"No run{f' is {status}' if status else ''} in {store_name(args.store)}.")
+    none = f"No run{f' is {status}' if status else ''} in {store_name(args.store)}."
+    return _print_list(args, map(_run_row, records), _run_lines(records), total=total, none=none)
+
+
+async def list_pending(args: ListArgs) -> int:
+    """Print the calls and questions that wait in a store; a damaged row is reported as an error."""
+    async with Approvals.connect(args.store) as store:
+        with warnings_shown("planner_ext.durable"):
+            waiting = await store.pending(limit=args.limit, offset=args.offset)
+        total = await store.count()
+    none = f"Nothing waits in {store_name(args.store)}."
+    lines = (line for call in waiting for line in _call_lines(call))
+    return _print_list(args, map(asdict, waiting), lines, total=total, none=none)
+
+
+async def show_pending(id: str, store: str, *, as_json: bool) -> int:
+    """Print one call or question in full."""
+    async with Approvals.connect(store) as opened:
+        call = await opened.show(id)
+    if as_json:
+        print(_document(asdict(call)))
     else:
-        _print_runs(records)
+        _print_whole(Terminal(), call)
     return ExitCode.ANSWERED
 
 
-def _print_runs(records: list[RunRecord]) -> None:
-    console = stdout_console()
+async def decide(args: DecisionArgs, decision_on: Callable[[PendingApproval], Decision]) -> int:
+    """Store a decision on a call or question, and print what follows from it.
+
+    Args:
+        args: The call, its store, and who decides.
+        decision_on: Makes the decision for the call as it is stored.
+
+    Raises:
+        ApprovalRefusedError: If the decision does not fit the call, or there is no such call.
+    """
+    async with Approvals.connect(args.store) as store:
+        call = await store.show(args.id)
+        decision = decision_on(call)
+        if call.kind == "question" and isinstance(decision, Approve):
+            raise ApprovalRefusedError(
+                f"{args.id} is a question of the model: there is nothing in it to approve. Answer it with supply, or "
+                "deny it if it gets no answer."
+            )
+        counts = await store.decide(args.id, decision)
+    if not counts:
+        Terminal(sys.stderr).say(f"{exact(args.id)} was decided already; nothing changed.")
+        return ExitCode.NO_ANSWER
+    Terminal().say(f"{exact(args.id)} {_effect(call, decision)}")
+    return ExitCode.ANSWERED
+
+
+async def cancel_run(run_id: str, store: str, *, by: str | None, reason: str) -> int:
+    """End a run of a store."""
+    async with opened_store(store, create=False) as opened:
+        ended = await writer.cancel_run(opened, run_id, by=by or "", reason=reason, clock=SystemClock())
+    Terminal(sys.stderr).say(f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
+    return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
+
+
+def edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Apply ``NAME=VALUE`` to arguments, or replace them all by one JSON object.
+
+    An argument that is text stays text, so that an order named 7 does not become a number; other values are read as
+    JSON, or else as text.
+
+    Raises:
+        ApprovalRefusedError: If a change is neither ``NAME=VALUE`` nor a JSON object.
+    """
+    if len(changes) == 1 and changes[0].lstrip().startswith("{"):
+        try:
+            return json.loads(changes[0])
+        except (ValueError, RecursionError) as error:
+            problem = f"Expected the arguments as one JSON object: {error}. Quote it for the shell."
+            raise ApprovalRefusedError(problem) from None
+    changed = dict(arguments)
+    for change in changes:
+        name, sign, written = change.partition("=")
+        if not sign or not name:
+            raise ApprovalRefusedError(
+                f"Expected NAME=VALUE, such as amount=20, or one JSON object with all arguments; got {shown(change)}."
+            )
+        changed[name] = written if isinstance(arguments.get(name), str) else value_of(written)
+    return changed
+
+
+def value_of(written: str) -> object:
+    """Read a value as JSON, or else as text."""
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+
+
+def decision_text(record: DecisionRecord) -> str:
+    """Describe a decision: author, time, arguments, and the reason if it was refused."""
+    said = f"{record.kind} by {exact(record.by) or 'an unnamed person'}, {moment_text(record.at)}"
+    if record.arguments is not None and record.arguments != record.requested:
+        before = "" if record.requested is None else f" in place of {exact_json(dict(record.requested))}"
+        said += f", with {exact_json(dict(record.arguments))}{before}"
+    if record.reason:
+        said += f", because: {exact(record.reason)}"
+    if record.kind == "supply":
+        said += f", with {exact_json(record.result)}"
+    if record.always is not None:
+        said += f", for the rest of the run: {record.always}"
+    return f"{said}; refused: {one_line(record.refused)}" if record.refused else said
+
+
+def _print_list(
+    args: ListArgs, rows: Iterable[Mapping[str, object]], lines: Iterable[Text], *, total: int, none: str
+) -> int:
+    """Print a part of a list as JSON or as lines, and on stderr which part it is, unless it is the whole list."""
+    documents, errors = list(rows), Terminal(sys.stderr)
+    if len(documents) != total:
+        after = f", after the first {args.offset}" if args.offset else ""
+        rest = args.offset + args.limit
+        more = f"; --offset {rest} shows the next" if rest < total else ""
+        errors.say(f"{len(documents)} of {total}{after}{more}.")
+    if args.as_json:
+        print(_document(documents))
+    elif not total:
+        errors.say(none)
+    else:
+        for line in lines:
+            Terminal().print_line(line)
+    return ExitCode.ANSWERED
+
+
+def _run_lines(records: Sequence[RunRecord]) -> Iterable[Text]:
     names = max((len(exact(record.run_id)) for record in records), default=0)
     states = max((len(record.status) for record in records), default=0)
     for record in records:
-        changed = moment_text(_moment(record.updated_at))
         name = (f"{exact(record.run_id):<{names}}", "bold")
-        line = Text.assemble(name, f"  {record.status:<{states}}  {one_line(record.goal)}  ", (changed, "dim"))
-        console.print(line, soft_wrap=True)
+        changed = (moment_text(_moment(record.updated_at)), "dim")
+        yield Text.assemble(name, f"  {record.status:<{states}}  {one_line(record.goal)}  ", changed)
 
 
-def _document(record: RunRecord) -> dict[str, object]:
+def _run_row(record: RunRecord) -> dict[str, object]:
     times = {name: getattr(record, name) for name in ("wake_at", "created_at", "updated_at")}
-    written = {name: None if at is None else _moment(at).isoformat() for name, at in times.items()}
-    return {**asdict(record), **written}
+    return {**asdict(record), **{name: None if at is None else _moment(at) for name, at in times.items()}}
 
 
 def _moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
+
+
+def _effect(call: PendingApproval, decision: Decision) -> str:
+    name = exact(call.fully_qualified_name)
+    match decision:
+        case Supply(result=answer) if call.kind == "question":
+            return f"is answered: {visible(answer)}"
+        case _ if call.kind == "question":
+            return "is left without an answer"
+        case Approve(arguments=None):
+            return f"is approved as it was asked about: {name} will run with {exact_json(dict(call.arguments))}"
+        case Approve(arguments=arguments):
+            return (
+                f"is edited, and not checked yet: {name} will run with {exact_json(arguments)} if a worker finds that "
+                "they fit it, and wait again if not"
+            )
+        case Supply(result=result):
+            return f"is answered: {name} will not run, its result is {exact_json(result)}"
+        case _:
+            return f"is denied: {name} will not run"
+
+
+def _call_lines(call: PendingApproval) -> Iterable[Text]:
+    """Format a call in a few lines; its arguments are never cut."""
+    doubt = "  IN DOUBT: it may have run already" if call.in_doubt else ""
+    until = "" if call.expires_at is None else f"; open until {moment_text(call.expires_at)}"
+    called = f"{exact(call.fully_qualified_name)} {exact_json(dict(call.arguments))}"
+    lines = [
+        Text.assemble((exact(call.id), "bold"), (doubt, "bold red")),
+        Text(f"    {_question(call) or called}"),
+        Text(f"    {visible(call.prompt)}" if call.kind == "function" and call.prompt else ""),
+        Text(f"    not taken: {one_line(call.problem)}" if call.problem else "", "red"),
+        Text(f"    waits since {moment_text(call.asked_at)}{until}", "dim"),
+    ]
+    return filter(None, lines)
+
+
+def _question(call: PendingApproval) -> str:
+    """Return the model's question, as the fingerprint covers it; "" for a call."""
+    if call.kind == "function":
+        return ""
+    question = call.arguments.get("question")
+    return f"The model asks: {visible(question) if isinstance(question, str) else exact_json(question)}"
+
+
+def _print_whole(console: Terminal, call: PendingApproval) -> None:
+    if question := _question(call):
+        console.print_line((question, "bold"))
+    called = {
+        "question": visible(call.prompt),
+        "arguments": exact_json(dict(call.arguments), indent=2),
+        "function": exact(call.fully_qualified_name),
+    }
+    rows = {
+        "run": exact(call.run_id),
+        "goal": printable(call.goal),
+        **({} if question else called),
+        "call": exact(call.id),
+        "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
+        "not taken": printable(call.problem),
+        "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),
+        "decided": "" if call.decision is None else decision_text(call.decision),
+        "refused": "\n".join(map(decision_text, call.refused)),
+        "waits since": moment_text(call.asked_at),
+        "open until": moment_text(call.expires_at) if call.expires_at else "",
+        "fingerprint": exact(call.fingerprint),
+    }
+    for name, value in rows.items():
+        if value:
+            text = value.replace("\n", "\n" + " " * 13)
+            console.print_line((f"{name:<13}", "dim"), text)
+
+
+def _document(value: object) -> str:
+    return json.dumps(value, indent=2, default=datetime.isoformat)

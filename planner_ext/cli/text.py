@@ -9,49 +9,78 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
+from typing import IO, Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.panel import Panel
 from rich.text import Text
 
 __all__ = [
+    "Terminal",
     "TextFlow",
-    "complain",
     "cut_in_the_middle",
     "exact",
     "exact_json",
     "folded_lines",
     "moment_text",
     "one_line",
-    "print_command",
     "printable",
-    "say",
     "shortened",
-    "stderr_console",
-    "stdout_console",
     "visible",
     "warnings_shown",
 ]
 
 
-def stdout_console() -> Console:
-    """Make the console for the requested output."""
-    return Console(markup=False, highlight=False, emoji=False)
+class Signs(NamedTuple):
+    """The few symbols beside the words, and the spinner, in characters that a console's encoding has."""
+
+    call: str = "→"
+    good: str = "✓"
+    bad: str = "✗"
+    more: str = "…"
+    spinner: str = "dots"
 
 
-def stderr_console() -> Console:
-    """Make the console for everything that is not the answer."""
-    return Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+class Terminal(Console):
+    """A console that prints text literally, without markup, highlighting or emoji codes.
 
+    Attributes:
+        text_width: The cells that a line of text may take: longer lines are hard to read, however wide the screen is.
+        signs: The symbols beside the words.
+    """
 
-def complain(console: Console, text: str, *, lead: str = "Error: ") -> None:
-    """Print an error as a paragraph."""
-    say(console, Text.assemble((lead, "bold red"), printable(text)))
+    def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
+        """Print to a file; None prints to the current stdout."""
+        super().__init__(file=file, markup=False, highlight=False, emoji=False, **options)
+        self.text_width = min(self.width, 100)
+        unicode = self.encoding.lower().startswith("utf")
+        self.signs = Signs() if unicode else Signs("->", "ok", "xx", "...", "line")
 
+    def say(self, text: Text | str, style: str = "") -> None:
+        """Print a paragraph; it is wrapped only for a terminal, so that a log can be searched."""
+        self.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=not self.is_terminal)
 
-def say(console: Console, text: Text | str, style: str = "") -> None:
-    """Print a paragraph; it is wrapped only for a terminal, so that a log can be searched."""
-    console.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
+    def complain(self, text: str, *, lead: str = "Error: ") -> None:
+        """Print an error as a paragraph."""
+        self.say(Text.assemble((lead, "bold red"), printable(text)))
+
+    def encodable(self, text: str) -> str:
+        """Escape characters that the encoding lacks: a replacement character would deceive."""
+        return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+
+    def print_line(self, *parts: Text | str | tuple[str, str]) -> None:
+        """Print texts, each with its style if it has one, as one line, which is not wrapped."""
+        self.print(Text.assemble(*parts), soft_wrap=True)
+
+    def print_command(self, command: str) -> None:
+        """Print a command on a separate line, so that it can be copied."""
+        self.print_line(f"  {printable(command)}")
+
+    def print_framed(self, content: RenderableType, title: str, style: str) -> None:
+        """Print something in a frame with a title."""
+        heading = Text(title, "bold")
+        self.print(Panel(content, title=heading, title_align="left", border_style=style, width=self.text_width))
 
 
 @contextmanager
@@ -60,7 +89,7 @@ def warnings_shown(logger_name: str) -> Generator[None]:
 
     class Complaints(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            complain(stderr_console(), record.getMessage())
+            Terminal(sys.stderr).complain(record.getMessage())
 
     logger, handler = logging.getLogger(logger_name), Complaints(logging.WARNING)
     logger.addHandler(handler)
@@ -68,11 +97,6 @@ def warnings_shown(logger_name: str) -> Generator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-def print_command(console: Console, command: str) -> None:
-    """Print a command on a separate line, so that it can be copied."""
-    console.print(Text(f"  {printable(command)}"), soft_wrap=True)
 
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
@@ -207,7 +231,7 @@ class TextFlow:
         empty: Whether no text has arrived so far.
     """
 
-    def __init__(self, console: Console, *, width: int, indent: int, style: str) -> None:
+    def __init__(self, console: Console, *, width: int, indent: int, style: str = "") -> None:
         """Start at the beginning of a line; the text takes ``width`` cells, including the indent."""
         self._console = console
         self._indent = indent

@@ -7,10 +7,10 @@ from io import StringIO
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 from planner_ext.cli import demo, demo_shop
 from planner_ext.cli.demo_shop import Calendar, Currency, Orders, Warehouse
+from planner_ext.cli.text import Terminal
 from planner_ext.testing import ScriptedOpenAIServer
 from support.command_line import command_line
 
@@ -119,7 +119,7 @@ def test_a_killed_process_costs_nothing_and_the_refund_is_made_once(shown: subpr
 async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about the processes is staged: where one does not end as it should, the demo says how, and fails."""
     monkeypatch.setattr(demo, "_RUN", "a/b")
-    console = Console(file=StringIO(), width=80)
+    console = Terminal(StringIO(), width=80)
     assert not await demo._survival(console)
     assert "ended with 2, not 4: Error: run_id must be" in unwrapped(console.file.getvalue())
 
@@ -135,11 +135,11 @@ async def test_a_number_that_disagrees_is_shown_and_fails_the_demo(monkeypatch: 
     monkeypatch.setattr(demo, "_survival", _survived)
     monkeypatch.setattr(demo_shop, "_THINKS_FOR", 0)
     monkeypatch.setattr(ScriptedOpenAIServer, "total_tokens", property(lambda _: 7))
-    console = Console(file=StringIO(), width=80)
-    assert not await demo.run_demo(console)
+    console = Terminal(StringIO(), width=80)
+    assert await demo.run_demo(console) == 1
     assert re.search(r"tokens +charged [\d,]+ ✗ the server counted +7", console.file.getvalue())
 
 
-async def _survived(_: Console) -> bool:
+async def _survived(_: Terminal) -> bool:
     """Leave the last part of the demo out."""
     return True

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from planner_ext.cli.ask import ApprovalPrompt, print_pending
-from planner_ext.cli.text import cut_in_the_middle, exact, exact_json, visible
+from planner_ext.cli.ask import ApprovalPrompt
+from planner_ext.cli.show import print_pending
+from planner_ext.cli.text import Terminal, cut_in_the_middle, exact, exact_json, visible
 from planner_ext.hitl_manager import PendingCall
 from planner_ext.testing import Script, ScriptedOpenAIServer, call, calls, say
 from support.command_line import Command
@@ -73,7 +73,7 @@ def printed(call: PendingCall, *, lines: int | None = None, encoding: str = "utf
     """What print_pending prints on 80 columns."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
-    print_pending(Console(file=file, width=80, markup=False, highlight=False, emoji=False), call, lines=lines)
+    print_pending(Terminal(file, width=80), call, lines=lines)
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -200,7 +200,7 @@ def test_scripted_answers_in_a_pipe_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     os.close(write)
     with os.fdopen(read) as answers:
         monkeypatch.setattr(sys, "stdin", answers)
-        prompt = ApprovalPrompt(Console(file=io.StringIO(), width=80), by="ann")
+        prompt = ApprovalPrompt(Terminal(io.StringIO(), width=80), by="ann")
         decisions = [prompt.decide(pending(), more=1), prompt.decide(pending(id="c2"), more=0)]
     assert [type(decision).__name__ for decision in decisions] == ["Approve", "Deny"]
 

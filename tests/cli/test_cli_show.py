@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -21,7 +20,7 @@ from planner_ext import (
     requires_approval,
 )
 from planner_ext.cli.show import Progress, print_answer, spent_line
-from planner_ext.cli.text import TextFlow, one_line, printable, shortened
+from planner_ext.cli.text import Terminal, TextFlow, one_line, printable, shortened
 from planner_ext.core.facts import Ended, Fact, Paused
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.events import CallDecided, CallFinished, CallStarted, ModelReplied, ResultReady, TextDelta
@@ -41,13 +40,13 @@ class Shop:
         return f"one {article}"
 
 
-def console(*, terminal: bool = False, encoding: str = "utf-8", width: int = 80) -> Console:
+def console(*, terminal: bool = False, encoding: str = "utf-8", width: int = 80) -> Terminal:
     """A console that keeps what it prints, in an encoding."""
     file = TextIOWrapper(BytesIO(), encoding=encoding, errors="replace")
-    return Console(file=file, width=width, force_terminal=terminal, color_system=None, markup=False, highlight=False)
+    return Terminal(file, width=width, force_terminal=terminal, color_system=None)
 
 
-def text_of(shown: Console) -> str:
+def text_of(shown: Terminal) -> str:
     """What a console printed."""
     assert isinstance(shown.file, TextIOWrapper)
     shown.file.flush()
@@ -56,7 +55,7 @@ def text_of(shown: Console) -> str:
 
 
 async def show(
-    script: Script, *, on: Console, stop: StopHandle | None = None, **options: object
+    script: Script, *, on: Terminal, stop: StopHandle | None = None, **options: object
 ) -> FunctionCallingStepwisePlannerResult:
     """Run a scripted planner streamed, on a console."""
     kernel = Kernel()
@@ -73,7 +72,7 @@ async def show(
     raise AssertionError("no result")
 
 
-def lines_of(shown: Console) -> list[str]:
+def lines_of(shown: Terminal) -> list[str]:
     """The lines on a console, durations set to nought."""
     return re.sub(r"\d+\.\d\d s", "0.00 s", text_of(shown)).splitlines()
 
@@ -272,7 +271,7 @@ def test_a_call_for_the_caller_is_said_to_be_one() -> None:
 def flowed(write: Callable[[TextFlow], None], *, width: int = 30) -> str:
     """What a flow prints."""
     on = console(width=80)
-    flow = TextFlow(on, width=width, indent=4, style="")
+    flow = TextFlow(on, width=width, indent=4)
     write(flow)
     flow.close()
     return text_of(on)
@@ -307,7 +306,7 @@ def test_a_texts_own_lines_and_indents_stay() -> None:
 def test_a_word_that_is_too_long_is_cut() -> None:
     """Nothing is wider than the flow, and a text without blanks does not wait for its end."""
     on = console()
-    flow = TextFlow(on, width=14, indent=4, style="")
+    flow = TextFlow(on, width=14, indent=4)
     flow.write("x" * 25)
     assert text_of(on) == "    xxxxxxxxxx\n    xxxxxxxxxx\n    xxxxx"
 
@@ -332,7 +331,7 @@ def test_a_line_is_cut_at_its_cells() -> None:
 
 def test_a_panel_for_a_forced_answer_names_the_limit() -> None:
     """An answer that a limit forced is framed as one."""
-    on = Console(file=StringIO(), width=60)
+    on = Terminal(StringIO(), width=60)
     print_answer(
         on, FunctionCallingStepwisePlannerResult(final_answer="Half.", status="limit_reached", limit="max_iterations")
     )
