@@ -288,9 +288,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> ServiceRun:
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
+        price = (given.budget and given.budget.price) or self._options.budget.price
         at, given = self._options.clock.now(), given.within(self._options.outer_budget)
         state = given.resumed_state(at)
-        price = (given.budget and given.budget.price) or self._options.budget.price
         options = replace(self._options, budget=replace(state.rules.limits, price=price))
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)

@@ -33,7 +33,7 @@ from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, RunEndedError
-from planner_ext.sk.nested import current_parent_run, planner_of, tab_in
+from planner_ext.sk.nested import ParentRun, current_parent_run, planner_of, tab_in
 from planner_ext.sk.options import RunSettings, instance_of
 from planner_ext.sk.prompts import (
     PlannerPrompts,
@@ -345,9 +345,10 @@ class FunctionCallingStepwisePlanner:
             given = instance_of("chat_history", chat_history, ChatHistory)
             before = checked_messages(given.messages, self.options.on_invalid_history, kernel)
         context = self._prepare(kernel, question, arguments, streaming=streaming)
-        goes_on = chat_history is not None
-        started = await run_started(self.options, context, question, uuid4().hex, before=before, goes_on=goes_on)
-        return PlannerRun(context=context, new=(started,), stop=_checked(stop))
+        continues = chat_history is not None
+        stop = None if stop is None else instance_of("stop", stop, StopHandle)
+        started = await run_started(self.options, context, question, uuid4().hex, before=before, continues=continues)
+        return PlannerRun(context=context, new=(started,), stop=stop)
 
     def _resume(
         self,
@@ -358,6 +359,7 @@ class FunctionCallingStepwisePlanner:
         *,
         streaming: bool,
     ) -> PlannerRun:
+        stop = None if stop is None else instance_of("stop", stop, StopHandle)
         state = instance_of("checkpoint", given.checkpoint, Checkpoint).state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
@@ -372,7 +374,7 @@ class FunctionCallingStepwisePlanner:
         before = given.checkpoint.verified(options.checkpoint_key).facts
         facts = given.facts(context.functions, options.clock.now())
         taking = Taking(options.taken, calls_taken(before, facts))
-        return PlannerRun(context=context, facts=before, new=facts, stop=_checked(stop), taking=taking)
+        return PlannerRun(context=context, facts=before, new=facts, stop=stop, taking=taking)
 
     def _prepare(
         self,
@@ -399,40 +401,24 @@ class FunctionCallingStepwisePlanner:
             store: Records the run.
 
         Raises:
-            PlannerInvalidConfigurationError: If there is no such service, an option cannot be used with it, or the run
-                began with a ``response_format`` that the options lack.
+            PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
         """
-        planner, templates, options = self.options, self._templates, self._settings()
-        if price is not None:
-            options = replace(options, budget=replace(options.budget, price=price))
-        if budget is not None:
-            options = replace(options, budget=_resumed_budget(budget, options.budget))
         # A run in a store has its own budget, even if it begins inside another run.
         parent = None if store is not None else current_parent_run(tab_in(kernel))
-        options = options if parent is None else parent.within(options)
-        service, chosen = select_service(kernel, self.service_id, arguments, planner.execution_settings)
-        if kept is not None and budget is None:
-            options = replace(options, budget=replace(kept.limits, price=options.budget.price))
+        options = self._run_settings(parent, budget, price, kept)
+        service, chosen = select_service(kernel, self.service_id, arguments, self.options.execution_settings)
         service, options = unwrapped(service, options)
         settings = connector_settings(service, chosen)
-        if planner.max_completion_tokens:
-            settings = _with_completion_limit(settings, planner.max_completion_tokens)
+        if self.options.max_completion_tokens:
+            settings = _with_completion_limit(settings, self.options.max_completion_tokens)
+        final_answer, ask_user = _own_functions(self.options, options, kernel)
         behavior = settings.function_choice_behavior or _ALL_FUNCTIONS
-        form = None if planner.response_format is None else response_form(planner.response_format)
-        if form is None and kept is not None and kept.structured:
-            raise InvalidOptionError(
-                "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
-                "response_format. Resume it with the one that it began with."
-            )
         running = (self,) if parent is None else (*parent.planners, self)
-        final_answer, ask_user = _own_functions(planner, options, kernel)
-        tools = ToolSet(
-            kernel,
-            None if behavior.type_ is FunctionChoiceType.NONE else behavior,
-            settings,
-            own=[function for function in (final_answer, ask_user) if function is not None],
-            select=partial(_selected, options=planner, running=running, kernel=kernel, goal=goal),
-        )
+        select = partial(_selected, options=self.options, running=running, kernel=kernel, goal=goal)
+        offered = None if behavior.type_ is FunctionChoiceType.NONE else behavior
+        own = [function for function in (final_answer, ask_user) if function is not None]
+        tools = ToolSet(kernel, offered, settings, own=own, select=select)
+        form = None if self.options.response_format is None else response_form(self.options.response_format)
         return RunContext(
             kernel=kernel,
             service=service,
@@ -448,26 +434,47 @@ class FunctionCallingStepwisePlanner:
                 kernel=kernel,
                 arguments=arguments,
                 goal=goal,
-                plan_template=templates.plan,
-                step_template=templates.step,
+                plan_template=self._templates.plan,
+                step_template=self._templates.step,
                 functions=lambda: tools.metadata,
                 hands_over=final_answer is not None,
             ),
             final_answer=final_answer,
             ask_user=ask_user,
-            plan_settings=templates.plan_settings,
+            plan_settings=self._templates.plan_settings,
             form=None if form is None else form.within(settings),
             planner=self,
             store=store,
         )
 
+    def _run_settings(
+        self, parent: ParentRun | None, budget: Budget | None, price: Price | None, kept: Rules | None
+    ) -> RunSettings:
+        """Read the options for one run, with the budget that applies to it; see `_prepare` for the arguments.
+
+        Raises:
+            PlannerInvalidConfigurationError: If ``budget`` is not a budget, or the run began with a
+                ``response_format`` that the options lack.
+        """
+        options = self._settings()
+        if budget is not None or price is not None:
+            own, given = options.budget, instance_of("budget", budget or options.budget, Budget)
+            most = given.max_iterations or own.max_iterations
+            price = (budget and budget.price) or price or own.price
+            options = replace(options, budget=replace(given, max_iterations=most, price=price))
+        options = options if parent is None else parent.within(options)
+        if kept is not None and budget is None:
+            options = replace(options, budget=replace(kept.limits, price=options.budget.price))
+        if kept is not None and kept.structured and self.options.response_format is None:
+            raise InvalidOptionError(
+                "The run has to answer in a form, which neither a checkpoint nor a store holds; the options have no "
+                "response_format. Resume it with the one that it began with."
+            )
+        return options
+
 
 _ALL_FUNCTIONS = BoundedFunctionChoiceBehavior.Auto()
 """The behaviour of settings that have none. Nothing changes it."""
-
-
-def _checked(stop: StopHandle | None) -> StopHandle | None:
-    return None if stop is None else instance_of("stop", stop, StopHandle)
 
 
 def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> KernelArguments:
@@ -475,17 +482,6 @@ def _merged(arguments: KernelArguments | None, kwargs: dict[str, Any]) -> Kernel
     for name, value in kwargs.items():
         merged[name] = value
     return merged
-
-
-def _resumed_budget(given: object, own: Budget) -> Budget:
-    """Return a resumed run's new budget; ``max_iterations`` and ``price`` default to those of the options.
-
-    Raises:
-        PlannerInvalidConfigurationError: If it is not a budget.
-    """
-    budget = instance_of("budget", given, Budget)
-    most, price = budget.max_iterations or own.max_iterations, budget.price or own.price
-    return replace(budget, max_iterations=most, price=price)
 
 
 def _own_functions(

@@ -42,7 +42,7 @@ async def run_started(
     run_id: str,
     *,
     before: Sequence[ChatMessageContent] = (),
-    goes_on: bool = False,
+    continues: bool = False,
     guards: Guards | None = None,
 ) -> RunStarted:
     """Build the first fact of a run: its rules and its opening messages.
@@ -53,7 +53,7 @@ async def run_started(
         goal: The run's goal.
         run_id: The run's name.
         before: The history that it begins with.
-        goes_on: Whether it continues a history, so that no plan is asked for.
+        continues: Whether it continues a history, so that no plan is asked for.
         guards: The policies and interceptors that decide on its calls, if it is kept in a store.
     """
     behavior, rules = context.behavior, context.rules()
@@ -64,7 +64,7 @@ async def run_started(
     rules = replace(
         rules,
         attempts_limit=rules.attempts_limit and "maximum_use_attempts",
-        plan=options.plan is True and not goes_on,
+        plan=options.plan is True and not continues,
         charge_plan=options.charge_plan or context.parent is not None,
         rounds_per_step=1 if options.control == "use_attempts" else None,
         close_on_denial=options.control == "pre_invoke",

@@ -115,7 +115,8 @@ class RunContext:
             asked = (*self.options.pre_invoke, self.behavior.pre_invoke_callback)
             self.options = replace(self.options, pre_invoke=asked)
         options, tools, form = self.options, self.tools, self.form
-        self._check_names()
+        if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
+            self._check_names()
         check_service(self.service, self.settings, tools)
         self.chat = KernelChat(
             self.service,
