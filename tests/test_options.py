@@ -111,6 +111,16 @@ def test_the_planners_options_are_the_same() -> None:
         assert own[name] in (kinds[name], SkipValidation[kinds[name]])
 
 
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "clock"])
+def test_an_option_of_a_wrapped_service_holds_unless_it_is_the_doors_alone(name: str) -> None:
+    """Each option has a rule for the merge: a door without options has those of the service that it wraps."""
+    wrapped = FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **GIVEN)
+    merged = made_by(FunctionInvokingChatCompletion), FunctionInvokingChatCompletion(wrapped).options
+    own = ("execution", "min_iteration_time_ms", "on_invalid_history", "strict_finish_reason")
+    where = {"check_for_intervention": "checks"}.get(name, name)
+    assert (getattr(merged[0], where) == getattr(merged[1], where)) == (name in own)
+
+
 @every_door
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_no_door_loses_an_option(door: type, name: str) -> None:

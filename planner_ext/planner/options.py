@@ -40,10 +40,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     """The options of a planner; a run never changes them.
 
     Attributes:
-        max_iterations: Round trips of one run, plan and answer included; never exceeded. Charged from ``iterations`` in
-            each reply's metadata. Checked before each request; the last one offers no functions, so that it gives an
-            answer. The same limit as ``budget.max_iterations``: if both are given, the smaller applies. A budget that
-            replaces a run's in ``resume`` defaults to this value. None means no limit.
+        max_iterations: The limit that `planner_ext.Budget` has under this name. If both are given, the smaller applies;
+            a budget given to ``resume`` defaults to this value. None means no limit.
         control: How many tool rounds one step may chain. ``iterations_metadata``: as many as the budget leaves, charged
             from the metadata (option 2 of the ADR "Automatic tool calling controls", corrected). ``use_attempts``: one,
             then a plain reply closes the step (option 1). ``pre_invoke``: until ``pre_invoke`` refuses a call; then one

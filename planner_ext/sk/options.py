@@ -2,8 +2,9 @@
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from planner_ext.approval.decisions import Interceptor
@@ -179,7 +180,7 @@ class RunSettings:
     observers: tuple[Observer, ...]
     clock: Clock
     min_iteration_time_ms: int
-    max_prompt_tokens: int
+    max_prompt_tokens: int | None
     on_invalid_history: Literal["refuse", "repair"]
     strict_finish_reason: bool
     checkpoint_key: SigningKey | None
@@ -219,7 +220,7 @@ class RunSettings:
             observers=_callables("observers", given["observers"]),
             clock=_clock(given["clock"]),
             min_iteration_time_ms=non_negative("min_iteration_time_ms", given["min_iteration_time_ms"]),
-            max_prompt_tokens=non_negative("max_prompt_tokens", given["max_prompt_tokens"]),
+            max_prompt_tokens=non_negative("max_prompt_tokens", given["max_prompt_tokens"]) or None,
             on_invalid_history=on_invalid_history,
             strict_finish_reason=given["strict_finish_reason"],
             checkpoint_key=SigningKey.of(given["checkpoint_key"]),
@@ -233,22 +234,10 @@ class RunSettings:
         checkpoint key are used if this door has none. Execution, clock, pacing, repair of histories and strictness of
         finish reasons come from this door alone. A decision that either object has taken is refused by both.
         """
-        return replace(
-            self,
-            budget=tightest(self.budget, inner.budget),
-            outer_budget=tightest(inner.budget, self.outer_budget),
-            max_prompt_tokens=min(filter(None, (self.max_prompt_tokens, inner.max_prompt_tokens)), default=0),
-            interceptors=(*self.interceptors, *inner.interceptors),
-            pre_invoke=(*self.pre_invoke, *inner.pre_invoke),
-            observers=(*self.observers, *inner.observers),
-            checks=(*self.checks, *inner.checks),
-            approval=self.approval.within(inner.approval),
-            iteration_completed=self.iteration_completed or inner.iteration_completed,
-            clarifier=self.clarifier or inner.clarifier,
-            max_clarifications=least(self.max_clarifications, inner.max_clarifications),
-            checkpoint_key=inner.checkpoint_key if self.checkpoint_key is None else self.checkpoint_key,
-            taken=(*self.taken, *inner.taken),
-        )
+        merged: dict[str, Any] = {
+            item.name: _MERGED[item.name](getattr(self, item.name), getattr(inner, item.name)) for item in fields(self)
+        }
+        return replace(self, **merged | {"outer_budget": tightest(inner.budget, self.outer_budget)})
 
     @property
     def takes_questions(self) -> bool:
@@ -263,6 +252,37 @@ def _listed(value: Any) -> tuple[Any, ...]:
 def least(first: int | None, second: int | None) -> int | None:
     """Return the smaller of two limits; None means no limit."""
     return min((limit for limit in (first, second) if limit is not None), default=None)
+
+
+def _door(first: _T, _: _T) -> _T:
+    return first
+
+
+def _either(first: _T, second: _T) -> _T:
+    return second if first is None else first
+
+
+_MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "budget": tightest,
+    "execution": _door,
+    "approval": ApprovalSettings.within,
+    "interceptors": operator.add,
+    "pre_invoke": operator.add,
+    "checks": operator.add,
+    "iteration_completed": _either,
+    "clarifier": _either,
+    "max_clarifications": least,
+    "observers": operator.add,
+    "clock": _door,
+    "min_iteration_time_ms": _door,
+    "max_prompt_tokens": least,
+    "on_invalid_history": _door,
+    "strict_finish_reason": _door,
+    "checkpoint_key": _either,
+    "outer_budget": _either,
+    "taken": operator.add,
+}
+"""How each of the `RunSettings` of a door is merged with that of a wrapped service. A field without a rule fails."""
 
 
 def _instance(name: str, value: object, kind: type[_T]) -> _T:

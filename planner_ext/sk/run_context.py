@@ -129,7 +129,7 @@ class RunContext:
                 self.settings,
                 price=options.budget.price,
                 max_cost=options.budget.max_cost,
-                max_prompt_tokens=options.max_prompt_tokens,
+                max_prompt_tokens=options.max_prompt_tokens or 0,
                 estimates=options.budget.max_total_tokens is not None,
             ),
             streaming=self.streaming,
