@@ -5,8 +5,17 @@
 Offline, in seconds: a scripted model behind real HTTP, and everything counted independently of the options.
 """
 
-from planner_ext.compare.history import ShownCall, ShownMessage, ShownResult, Violation, find_violations
-from planner_ext.compare.report import Comparison, OptionInfo, Run, ScriptInfo
+from planner_ext.compare.report import (
+    Comparison,
+    OptionInfo,
+    Run,
+    ScriptInfo,
+    ShownCall,
+    ShownMessage,
+    ShownResult,
+    Violation,
+    find_violations,
+)
 from planner_ext.compare.trial import Live, Progress, run_comparison
 
 __all__ = [

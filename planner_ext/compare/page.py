@@ -9,18 +9,10 @@ from typing import cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from planner_ext.compare.history import ShownCall
-from planner_ext.compare.report import Comparison
+from planner_ext.compare.report import Comparison, ShownCall
 from planner_ext.core.errors import counted, seconds
 
 __all__ = ["page_of"]
-
-_COLUMNS = (
-    *("option", "round trips", "over budget", "charged", "functions run", "past budget"),
-    *("tokens summed", "tokens told", "status", "answer", "history", "seconds"),
-)
-_ROLES = {"user": "user", "assistant": "model", "tool": "function", "system": "system"}
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 _WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
 """Units of a chart, about a pixel each: its width, that of a telephone; where bars begin; the width of a digit."""
@@ -32,19 +24,9 @@ def page_of(comparison: Comparison) -> str:
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
     # The script with the greatest excess shows the most.
     worst = max(comparison.scripts, key=lambda script: max(run.over_budget for run in comparison.of_script(script.key)))
+    functions = {"scale": _scale, "signature": _signature, "counted": counted, "seconds": seconds}
     return template.render(
-        comparison=comparison,
-        worst=worst,
-        columns=_COLUMNS,
-        roles=_ROLES,
-        width=_WIDTH,
-        left=_LEFT,
-        scale=_scale,
-        counted=counted,
-        number="{:,}".format,
-        in_words=_in_words,
-        seconds=seconds,
-        signature=_signature,
+        comparison=comparison, worst=worst, width=_WIDTH, left=_LEFT, number="{:,}".format, **functions
     )
 
 
@@ -55,10 +37,6 @@ def _scale(totals: Sequence[int], excesses: Sequence[int], budget: int) -> float
     )
     room = _WIDTH - _LEFT - 6 - _CHARACTER * max(map(len, figures), default=0)
     return room / max(budget, 1, *totals)
-
-
-def _in_words(number: int, noun: str) -> str:
-    return f"{_NUMBERS[number] if number < len(_NUMBERS) else number} {noun}{'' if number == 1 else 's'}"
 
 
 def _signature(call: ShownCall) -> str:

@@ -1,17 +1,162 @@
 """A comparison as data: one `Run` for each option and script, and the conclusions that every renderer shows.
 
 Nothing here depends on how an option works. All numbers except ``charged`` and ``tokens_told`` were counted
-independently of the option.
+independently of the option. The check of a history, too, is independent of the compared loops: its rule of calls and
+results is the scripted server's (`planner_ext.testing.rules`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from planner_ext.compare.history import ShownMessage, Violation
-from planner_ext.core.errors import counted
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    TextContent,
+)
 
-__all__ = ["Comparison", "Finding", "OptionInfo", "Run", "ScriptInfo"]
+from planner_ext.core.errors import counted
+from planner_ext.testing.rules import CallPairing
+
+__all__ = [
+    "Comparison",
+    "Finding",
+    "OptionInfo",
+    "Run",
+    "ScriptInfo",
+    "ShownCall",
+    "ShownMessage",
+    "ShownResult",
+    "Violation",
+    "find_violations",
+    "shown_messages",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownCall:
+    """One function call in a message: its id, the function's name, and the arguments as JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownResult:
+    """The text that the model reads as the result of the call with this id."""
+
+    call_id: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownMessage:
+    """One message of a history.
+
+    Attributes:
+        role: ``user``, ``assistant``, ``tool`` or ``system``.
+        text: Its text; the results of calls are in ``results``.
+        trip: The 1-based round trip of this reply; None for every other message.
+    """
+
+    role: str
+    text: str = ""
+    calls: tuple[ShownCall, ...] = ()
+    results: tuple[ShownResult, ...] = ()
+    trip: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """Why servers would refuse a history: the reason, and the 0-based index of the message at fault."""
+
+    place: int
+    text: str
+
+
+def shown_messages(messages: Sequence[ChatMessageContent]) -> tuple[ShownMessage, ...]:
+    """Convert Semantic Kernel's messages; the replies are numbered as round trips, in order."""
+    trips = count(1)
+    return tuple(
+        ShownMessage(
+            role=message.role.value,
+            text="".join(item.text for item in message.items if isinstance(item, TextContent)),
+            calls=tuple(
+                ShownCall(id=item.id or "", name=item.name or "", arguments=_text(item.arguments))
+                for item in message.items
+                if isinstance(item, FunctionCallContent)
+            ),
+            results=tuple(
+                ShownResult(call_id=item.id or "", name=item.name or "", text=_text(item.result))
+                for item in message.items
+                if isinstance(item, FunctionResultContent)
+            ),
+            trip=next(trips) if message.role == AuthorRole.ASSISTANT else None,
+        )
+        for message in messages
+    )
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def find_violations(messages: Sequence[ShownMessage]) -> tuple[Violation, ...]:
+    """List why servers would refuse a history, in the order of the messages.
+
+    The rules are OpenAI's. Each call has an id that is unique in its message and exactly one result, before any message
+    without results. A result answers a call of the message right before the results. A reply has text or calls.
+
+    Args:
+        messages: The whole history.
+
+    Returns:
+        The violations; empty for a valid history. A call without a result is reported at the message that makes it.
+    """
+    found = [
+        Violation(place=place, text=f"message {place}: {text}")
+        for faults in (_message_faults, _pairing_faults)
+        for place, text in faults(messages)
+    ]
+    return tuple(sorted(found, key=attrgetter("place")))
+
+
+def _message_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str]]:
+    """Yield the faults of single messages, each with the message's index."""
+    for place, message in enumerate(messages):
+        if message.role == "assistant" and not message.text and not message.calls:
+            yield place, "a reply with neither text nor calls"
+        ids = [call.id for call in message.calls]
+        if not all(ids):
+            yield place, "a call without an id"
+        for name in sorted({one for one in ids if one and ids.count(one) > 1}):
+            yield place, f"two calls have the id {name}"
+
+
+def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str]]:
+    """Yield the calls without a result, and the results without a call, each with its message's index."""
+    caller, names, pairing = 0, dict[str, str](), CallPairing()
+    for place, message in enumerate((*messages, ShownMessage(role="end"))):
+        if message.role != "tool":
+            calls = {call.id: call.name for call in message.calls}
+            for call_id in pairing.begin(calls):
+                yield caller, f"the call {call_id} of {names[call_id]} has no result"
+            caller, names = place, calls
+        for result in message.results:
+            match pairing.answer(result.call_id):
+                case "answered":
+                    pass
+                case "uncalled":
+                    yield place, f"a result for {result.call_id}, which nothing called"
+                case "repeated":
+                    yield place, f"a second result for the call {result.call_id}"
+
 
 SCHEMA = 1
 """Version of the JSON document. 1: the first one."""
@@ -174,14 +319,15 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """Convert it to JSON values: the counted figures and the computed ones."""
         values = asdict(self)
-        computed = {
+        last = {name: values.pop(name) for name in ("violations", "messages")}
+        return {
+            **values,
             "over_budget": self.over_budget,
             "answer_present": bool(self.answer),
             "history_valid": self.history_valid,
             "first_violation": self.first_violation or None,
+            **last,
         }
-        last = {name: values.pop(name) for name in ("violations", "messages")}
-        return {**values, **computed, **last}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

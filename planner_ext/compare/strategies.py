@@ -25,22 +25,12 @@ from operator import add
 from typing import Literal, NamedTuple, TypeAlias
 
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import FunctionChoiceBehavior, PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import (
-    AuthorRole,
-    ChatHistory,
-    ChatMessageContent,
-    StreamingChatMessageContent,
-)
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.functions import KernelPlugin
 
-from planner_ext import (
-    FunctionCallingStepwisePlanner,
-    FunctionCallingStepwisePlannerOptions,
-    FunctionCallingStepwisePlannerResult,
-)
+from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
 from planner_ext.compare.report import OptionInfo
 from planner_ext.compare.scenarios import FINAL_ANSWER, Scenario
 from planner_ext.core.limits import Ledger
@@ -167,14 +157,12 @@ async def _stock_loop(trial: Trial) -> None:
     settings = trial.settings.model_copy(update={"function_choice_behavior": behavior})
 
     async def step(_: int) -> _StepReply:
-        known, chunks = len(trial.history.messages), list[StreamingChatMessageContent]()
-        message: ChatMessageContent | None = None
-        if trial.scenario.streaming:
-            chunks = [chunk for chunk in await trial.chunks(settings) if chunk.role == AuthorRole.ASSISTANT]
-        else:
+        known, message = len(trial.history.messages), None
+        chunks = await trial.chunks(settings) if trial.scenario.streaming else []
+        if not trial.scenario.streaming:
             message = await trial.service.get_chat_message_content(trial.history, settings, kernel=trial.kernel)
         rounds = sum(bool(calls_of(added)) for added in trial.history.messages[known:])
-        if last := [chunk for chunk in chunks if chunk.function_invoke_attempt == rounds]:
+        if last := [one for one in chunks if (one.role, one.function_invoke_attempt) == (AuthorRole.ASSISTANT, rounds)]:
             message = reduce(add, last)
         return _StepReply(message, free=rounds < behavior.maximum_auto_invoke_attempts)
 
@@ -223,11 +211,7 @@ async def _iterations_metadata(trial: Trial) -> None:
 @_option("pre_invoke", "option 3, corrected", "3 corrected", corrected=True)
 async def _pre_invoke(trial: Trial) -> None:
     """This package, control pre_invoke: the same budget, and the callback on top of it. A refused call is answered."""
-
-    def proceed(iteration: int, name: str, arguments: object) -> bool:  # noqa: ARG001  (the callback's signature)
-        return iteration < trial.max_iterations
-
-    await _planner(trial, "pre_invoke", proceed)
+    await _planner(trial, "pre_invoke", lambda iteration, _name, _arguments: iteration < trial.max_iterations)
 
 
 class _StepReply(NamedTuple):
@@ -303,8 +287,13 @@ async def _planner(
         max_iterations=trial.max_iterations, control=control, plan=False, pre_invoke=pre_invoke
     )
     planner = FunctionCallingStepwisePlanner(trial.service.service_id, options)
+    goal = trial.scenario.info.goal
     try:
-        result = await _result(planner, trial)
+        if trial.scenario.streaming:
+            async with aclosing(planner.invoke_stream(trial.kernel, goal)) as events:
+                (result,) = [event.result async for event in events if isinstance(event, ResultReady)]
+        else:
+            result = await planner.invoke(trial.kernel, goal)
     except PlannerException as error:
         ledger = error.checkpoint.state().ledger if error.checkpoint is not None else Ledger()
         trial.charged, trial.usage = ledger.iterations, ledger.usage
@@ -313,13 +302,3 @@ async def _planner(
     trial.status, trial.answer = result.status, result.final_answer
     trial.charged, trial.usage = result.iterations, result.usage
     trial.history = result.chat_history or trial.history
-
-
-async def _result(planner: FunctionCallingStepwisePlanner, trial: Trial) -> FunctionCallingStepwisePlannerResult:
-    if not trial.scenario.streaming:
-        return await planner.invoke(trial.kernel, trial.scenario.info.goal)
-    async with aclosing(planner.invoke_stream(trial.kernel, trial.scenario.info.goal)) as events:
-        async for event in events:
-            if isinstance(event, ResultReady):
-                return event.result
-    raise AssertionError("a stream ends with its result")

@@ -6,31 +6,29 @@ The endpoint counts requests to a scripted model, the connector counts those to 
 import json
 import platform
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import product
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
-from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.filters import FunctionInvocationContext
 from semantic_kernel.functions import KernelArguments, KernelPlugin
 
-from planner_ext.compare.history import find_violations, shown_messages
-from planner_ext.compare.report import Comparison, Run, ScriptInfo
+from planner_ext.compare.report import Comparison, Run, ScriptInfo, find_violations, shown_messages
 from planner_ext.compare.scenarios import SCRIPTS, OrderDeskPlugin, Scenario
 from planner_ext.compare.strategies import OPTIONS, Option, Trial
 from planner_ext.core.limits import Budget
-from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.messages import read_usage
@@ -86,7 +84,7 @@ async def run_comparison(
     runs: list[Run] = []
     began = time.perf_counter()
     async with AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0) as client:
-        backend = _backend(live, client)
+        backend = _Backend(live, client)
         for scenario, option in product(scenarios, chosen):
             if progress is not None:
                 progress(len(runs), len(scenarios) * len(chosen), f"{scenario.info.name}: {option.info.name}")
@@ -132,12 +130,11 @@ def _chosen(kind: str, keys: Sequence[str], known: Mapping[str, _Known]) -> Sequ
 
 
 async def _run(backend: "_Backend", option: Option, scenario: Scenario, budget: int) -> Run:
-    requests = _Requests()
-    functions = _FunctionCounter(requests, budget)
-    with backend.connected(scenario, requests) as service:
+    counters = _Counters(budget)
+    with backend.connected(scenario, counters) as service:
         kernel = kernel_with_service(backend.kernel, service)
         # Semantic Kernel keeps the innermost filter first.
-        kernel.function_invocation_filters.insert(0, (id(functions), functions))  # pyright: ignore[reportUnknownMemberType]
+        kernel.function_invocation_filters.insert(0, (id(counters), counters.count_function))  # pyright: ignore[reportUnknownMemberType]
         trial = _trial(kernel, service, scenario, budget)
         error = ""
         began = time.perf_counter()
@@ -147,21 +144,23 @@ async def _run(backend: "_Backend", option: Option, scenario: Scenario, budget: 
             trial.status, trial.answer, error = "failed", "", _cause(raised)
         seconds = time.perf_counter() - began
     messages = shown_messages(trial.history.messages)
+    replies = [message for message in trial.history.messages if message.role == AuthorRole.ASSISTANT]
+    usage = trial.usage or read_usage(replies[-1].metadata.get("usage") if replies else None)
     return Run(
         option=option.info.key,
         script=scenario.info.key,
         budget=budget,
-        trips=len(requests.tokens),
+        trips=len(counters.tokens),
         charged=trial.charged,
-        tools_run=functions.started,
-        tools_past_budget=functions.past_budget,
-        tokens_summed=sum(requests.tokens),
-        tokens_past_budget=sum(requests.tokens[budget:]),
-        tokens_told=(trial.usage or _last_usage(trial.history)).total_tokens or None,
+        tools_run=counters.functions,
+        tools_past_budget=counters.functions_past_budget,
+        tokens_summed=sum(counters.tokens),
+        tokens_past_budget=sum(counters.tokens[budget:]),
+        tokens_told=usage.total_tokens or None,
         status=trial.status,
         answer=trial.answer,
         error=error,
-        refused=tuple(requests.refused),
+        refused=tuple(counters.refused),
         violations=find_violations(messages),
         wall_seconds=seconds,
         messages=messages,
@@ -175,11 +174,6 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _last_usage(history: ChatHistory) -> Usage:
-    replies = [message for message in history.messages if message.role == AuthorRole.ASSISTANT]
-    return read_usage(replies[-1].metadata.get("usage")) if replies else Usage()
-
-
 def _trial(kernel: Kernel, service: ChatCompletionClientBase, scenario: Scenario, budget: int) -> Trial:
     selected, settings = select_service(kernel, service.service_id, KernelArguments())
     if selected is not service:
@@ -191,60 +185,80 @@ def _trial(kernel: Kernel, service: ChatCompletionClientBase, scenario: Scenario
     return Trial(kernel=kernel, service=service, settings=settings, scenario=scenario, max_iterations=budget)
 
 
+_inside_function: ContextVar[bool] = ContextVar("inside_function", default=False)
+
+
 @dataclass(slots=True)
-class _Requests:
-    """The requests of one run: the tokens of each answered one, and why OpenAI would refuse others."""
-
-    tokens: list[int] = field(default_factory=list[int])
-    refused: list[str] = field(default_factory=list[str])
-
-
-@dataclass(frozen=True, slots=True)
-class _Backend:
-    """Answers the requests of the runs.
+class _Counters:
+    """What one run really does.
 
     Attributes:
-        name: A description of the endpoint.
-        kernel: Holds the functions; copied for each run.
-        service: A real connector, at which round trips are counted. None starts a scripted server for each run, which
-            counts them.
+        budget: Round trips allowed.
+        tokens: The tokens of each answered request.
+        refused: Why OpenAI would refuse requests.
+        functions: Functions started that the model calls, without those that a function calls in turn.
+        functions_past_budget: The number of them that started when no round trip was left.
+    """
+
+    budget: int
+    tokens: list[int] = field(default_factory=list[int])
+    refused: list[str] = field(default_factory=list[str])
+    functions: int = 0
+    functions_past_budget: int = 0
+
+    async def count_function(
+        self, context: FunctionInvocationContext, next: Callable[[FunctionInvocationContext], Awaitable[None]]
+    ) -> None:
+        """Count a function that is about to start; a function invocation filter of Semantic Kernel."""
+        if not _inside_function.get():
+            self.functions += 1
+            self.functions_past_budget += len(self.tokens) >= self.budget
+        token = _inside_function.set(True)
+        try:
+            await next(context)
+        finally:
+            _inside_function.reset(token)
+
+
+class _Backend:
+    """Answers the requests of the runs: a real connector or, without `Live`, a scripted server for each run.
+
+    The server counts the requests that it gets; at a real connector, `_CountingChatCompletion` counts them.
+
+    Args:
+        live: The real model.
         client: Points at each scripted server in turn.
     """
 
-    name: str
-    kernel: Kernel
-    service: ChatCompletionClientBase | None
-    client: AsyncOpenAI
+    def __init__(self, live: Live | None, client: AsyncOpenAI) -> None:
+        own = live.kernel if live is not None else None
+        self.kernel = own or Kernel(plugins={"desk": KernelPlugin.from_object("desk", OrderDeskPlugin())})
+        self.name = "a scripted model behind real HTTP on this machine"
+        self._client = client
+        self._service: ChatCompletionClientBase | None = None
+        if live is not None:
+            service = live.service or select_service(self.kernel, None, KernelArguments())[0]
+            while isinstance(service, FunctionInvokingChatCompletion):
+                service = service.inner  # loops are compared, so a service with its own loop is unwrapped
+            self.name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
+            self._service = service
 
     @contextmanager
-    def connected(self, scenario: Scenario, requests: _Requests) -> Generator[ChatCompletionClientBase]:
+    def connected(self, scenario: Scenario, counters: _Counters) -> Generator[ChatCompletionClientBase]:
         """Yield the connector of one run."""
-        with ExitStack() as stack:
-            inner = self.service
+        inner, server = self._service, _ForgivingServer(scenario.model, counters)
+        with server if inner is None else nullcontext():
             if inner is None:
-                server = stack.enter_context(_ForgivingServer(scenario.model, requests))
-                client = self.client.with_options(base_url=server.url)
+                client = self._client.with_options(base_url=server.url)
                 inner = OpenAIChatCompletion(ai_model_id="scripted", service_id="scripted", async_client=client)
             yield _CountingChatCompletion(
                 ai_model_id=inner.ai_model_id,
                 service_id=inner.service_id,
                 instruction_role=inner.instruction_role,
                 inner=inner,
-                requests=requests if self.service is not None else None,
+                counters=counters if self._service is not None else None,
                 reports=scenario.reports,
             )
-
-
-def _backend(live: Live | None, client: AsyncOpenAI) -> _Backend:
-    kernel = live.kernel if live is not None else None
-    kernel = kernel or Kernel(plugins={"desk": KernelPlugin.from_object("desk", OrderDeskPlugin())})
-    if live is None:
-        return _Backend("a scripted model behind real HTTP on this machine", kernel, None, client)
-    service = live.service or select_service(kernel, None, KernelArguments())[0]
-    while isinstance(service, FunctionInvokingChatCompletion):
-        service = service.inner  # loops are compared, so a service with its own loop is unwrapped
-    name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
-    return _Backend(name, kernel, service, client)
 
 
 class _ForgivingServer(ScriptedOpenAIServer):
@@ -255,70 +269,30 @@ class _ForgivingServer(ScriptedOpenAIServer):
     accepted; a request that breaks another rule is refused.
     """
 
-    def __init__(self, script: Script, requests: _Requests) -> None:
+    def __init__(self, script: Script, counters: _Counters) -> None:
         super().__init__(script)
-        self._counted = requests
+        self._refused, self._counters = counters.refused, counters
 
     def _complete(self, raw: bytes) -> HttpResponse:
-        requests, tokens = len(self.requests), self.total_tokens
-        body = cast("dict[str, Any]", json.loads(raw))
+        body, before = json.loads(raw), self.total_tokens
         if (violation := find_violation(body)) is not None:
             body = {**body, "messages": list(_with_results(body["messages"]))}
             if find_violation(body) is None:
                 self._refused.append(violation.message)
         response = super()._complete(json.dumps(body).encode())
-        if len(self.requests) > requests:
-            self._counted.tokens.append(self.total_tokens - tokens)
-        self._counted.refused = self.refused
+        if spent := self.total_tokens - before:
+            self._counters.tokens.append(spent)
         return response
 
 
-def _with_results(messages: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Insert a result for each call that has none."""
-    waiting: list[str] = []
+def _with_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Insert a result after each call that has none; the ids of a script's calls are unique."""
+    answered = {message.get("tool_call_id") for message in messages}
     for message in messages:
-        if message["role"] == "tool":
-            waiting = [call for call in waiting if call != message["tool_call_id"]]
-        else:
-            yield from map(_missing_result, waiting)
-            waiting = [call["id"] for call in message.get("tool_calls") or ()]
         yield message
-    yield from map(_missing_result, waiting)
-
-
-def _missing_result(call_id: str) -> Mapping[str, Any]:
-    return {"role": "tool", "tool_call_id": call_id, "content": "(no result)"}
-
-
-@dataclass(slots=True)
-class _FunctionCounter:
-    """Counts the functions that a model calls, without those that a function calls in turn.
-
-    Attributes:
-        requests: The requests of the run.
-        budget: Round trips allowed.
-        started: Functions started.
-        past_budget: Functions started when no round trip was left.
-    """
-
-    requests: _Requests
-    budget: int
-    started: int = 0
-    past_budget: int = 0
-    _inside: ContextVar[bool] = field(default_factory=lambda: ContextVar("inside", default=False))
-
-    async def __call__(
-        self, context: FunctionInvocationContext, next: Callable[[FunctionInvocationContext], Awaitable[None]]
-    ) -> None:
-        """Count a function that is about to start; a function invocation filter of Semantic Kernel."""
-        if not self._inside.get():
-            self.started += 1
-            self.past_budget += len(self.requests.tokens) >= self.budget
-        token = self._inside.set(True)
-        try:
-            await next(context)
-        finally:
-            self._inside.reset(token)
+        for call in message.get("tool_calls") or ():
+            if call["id"] not in answered:
+                yield {"role": "tool", "tool_call_id": call["id"], "content": "(no result)"}
 
 
 class _CountingChatCompletion(ChatCompletionClientBase):
@@ -328,14 +302,14 @@ class _CountingChatCompletion(ChatCompletionClientBase):
 
     Attributes:
         inner: The connector that makes the requests.
-        requests: Counts the requests; None does not count them.
+        counters: Gets the tokens of each request; None does not count.
         reports: Whether replies keep their metadata.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
 
     inner: ChatCompletionClientBase
-    requests: _Requests | None
+    counters: _Counters | None
     reports: bool
 
     def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
@@ -350,9 +324,7 @@ class _CountingChatCompletion(ChatCompletionClientBase):
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
         messages = await self.inner._inner_get_chat_message_contents(chat_history, settings)
-        self._count(messages[0].metadata if messages else {})
-        for message in messages:
-            self._silence(message)
+        self._count(self._taken_metadata(messages))
         return messages
 
     async def _inner_get_streaming_chat_message_contents(
@@ -361,9 +333,7 @@ class _CountingChatCompletion(ChatCompletionClientBase):
         reported: dict[str, Any] = {}
         stream = self.inner._inner_get_streaming_chat_message_contents(chat_history, settings, function_invoke_attempt)
         async for chunks in stream:
-            for chunk in chunks:
-                reported |= {key: value for key, value in chunk.metadata.items() if value is not None}
-                self._silence(chunk)
+            reported |= self._taken_metadata(chunks)
             yield chunks
         self._count(reported)
 
@@ -378,10 +348,14 @@ class _CountingChatCompletion(ChatCompletionClientBase):
     def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
         self.inner._reset_function_choice_settings(settings)
 
-    def _count(self, metadata: dict[str, Any]) -> None:
-        if self.requests is not None:
-            self.requests.tokens.append(read_usage(metadata.get("usage")).total_tokens)
+    def _count(self, metadata: Mapping[str, Any]) -> None:
+        if self.counters is not None:
+            self.counters.tokens.append(read_usage(metadata.get("usage")).total_tokens)
 
-    def _silence(self, message: ChatMessageContent) -> None:
-        if not self.reports:
-            message.metadata = {}
+    def _taken_metadata(self, messages: Iterable[ChatMessageContent]) -> dict[str, Any]:
+        """Merge the metadata of a reply, and remove them from it if they are not to be reported."""
+        taken: dict[str, Any] = {}
+        for message in messages:
+            taken |= {key: value for key, value in message.metadata.items() if value is not None}
+            message.metadata = message.metadata if self.reports else {}
+        return taken
