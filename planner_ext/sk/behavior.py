@@ -7,7 +7,7 @@ each request.
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -15,6 +15,7 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 
 from planner_ext.core.errors import shown
+from planner_ext.core.limits import is_count
 from planner_ext.sk.errors import InvalidOptionError
 
 __all__ = ["UNLIMITED_ATTEMPTS", "BoundedFunctionChoiceBehavior", "PreInvokeCallback"]
@@ -234,15 +235,14 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     @field_validator("maximum_use_attempts", "maximum_auto_invoke_attempts", "pre_invoke_callback", mode="before")
     @classmethod
     def _check_value(cls, value: object, info: ValidationInfo) -> object:
-        match info.field_name:
-            case "maximum_use_attempts":
-                valid = value is None or (_is_whole_number(value) and value >= 1)
-            case "maximum_auto_invoke_attempts":
-                valid = _is_whole_number(value)
-            case _:
-                valid = value is None or callable(value)
-        if not valid:
-            _refuse(str(info.field_name), *_EXPECTED[str(info.field_name)], value)
+        field = str(info.field_name)
+        valid = {
+            "maximum_use_attempts": value is None or is_count(value, least=1),
+            "maximum_auto_invoke_attempts": isinstance(value, int) and not isinstance(value, bool),
+            "pre_invoke_callback": value is None or callable(value),
+        }
+        if not valid[field]:
+            _refuse(field, *_EXPECTED[field], value)
         return value
 
     def model_post_init(self, _context: Any, /) -> None:
@@ -277,13 +277,11 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
 
 
 def _type_named(name: object) -> FunctionChoiceType:
-    if isinstance(name, FunctionChoiceType):
-        return name
-    allowed = {kind.value: kind for kind in FunctionChoiceType}
-    kind = allowed.get(name.lower()) if isinstance(name, str) else None
-    if kind is None:
-        _refuse("type", f"one of {', '.join(sorted(allowed))}", "Leave it out for auto.", name)
-    return kind
+    try:
+        return FunctionChoiceType(name.lower() if isinstance(name, str) else name)
+    except ValueError:
+        allowed = ", ".join(sorted(kind.value for kind in FunctionChoiceType))
+        _refuse("type", f"one of {allowed}", "Leave it out for auto.", name)
 
 
 def _filters_with(functions: object, filters: _Filters | None) -> _Filters:
@@ -295,10 +293,6 @@ def _filters_with(functions: object, filters: _Filters | None) -> _Filters:
         _refuse("functions", "a list of one or more function names", way_out, cast("object", functions))
     given = filters or {}
     return {**given, "included_functions": list(dict.fromkeys([*given.get("included_functions", ()), *names]))}
-
-
-def _is_whole_number(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _refuse_unknown(where: str, data: object, allowed: Iterable[str]) -> None:

@@ -86,10 +86,10 @@ class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
 
 
 class NestedRunRefusedError(PlannerException):
-    """What a function of a run asked for was refused, and did not run; the message says why.
+    """A request of a function of a run was refused, and did not run; the message says why.
 
-    A planner where nothing is set aside for it, or inside a run of its own; a function that the run's gate denied, or
-    that needs a person; anything once the call has ended, or its run is to stop.
+    Refused are a planner without a share of the budget, or inside its own run; a function that the run's gate denied,
+    or that needs a person; and every request once the call has ended, or its run is to stop.
     """
 
 

@@ -9,6 +9,7 @@ repaired, by the same rules. The history of a resumed run is brought up to date,
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from operator import is_
 from typing import Any, Final
@@ -29,9 +30,9 @@ from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
 from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.execution import sendable
 from planner_ext.sk.messages import (
+    ACCEPTED_ID,
     AssistantMessage,
     calls_of,
-    has_accepted_id,
     load_message,
     name_of,
     requested_calls,
@@ -47,6 +48,7 @@ __all__ = [
     "find_problems",
     "given_arguments",
     "is_written_as",
+    "last_reply",
     "one_result_each",
     "render",
     "repair_history",
@@ -135,23 +137,14 @@ def accepted_reply(
         offered: The names of the functions that the request offered.
     """
     calls = requested_calls(message)
-    update: dict[str, Any] = {}
-    if message.role is not AuthorRole.ASSISTANT:
-        update["role"] = AuthorRole.ASSISTANT
-    if message.name is not None and not _SPEAKER.fullmatch(message.name):
-        update["name"] = None
-    if update:
-        message = message.model_copy(update=update)
+    name = message.name if message.name is None or _SPEAKER.fullmatch(message.name) else None
+    if message.role is not AuthorRole.ASSISTANT or name != message.name:
+        message = message.model_copy(update={"role": AuthorRole.ASSISTANT, "name": name})
     written = _accepted_message(message, offered)
     if written is message:
         return message, calls
-    names = [name_of(item) for item in calls_of(written)]
-    return written, tuple(
-        call
-        if name == call.name
-        else RequestedCall(id=call.id, name=call.name, arguments=call.arguments, sent_name=name)
-        for call, name in zip(calls, names, strict=True)
-    )
+    sent = zip(calls, map(name_of, calls_of(written)), strict=True)
+    return written, tuple(call if name == call.name else replace(call, sent_name=name) for call, name in sent)
 
 
 def is_written_as(message: ChatMessageContent, calls: Sequence[RequestedCall]) -> bool:
@@ -303,7 +296,8 @@ _OwedCall = tuple[FunctionCallContent, FunctionCallContent]
 
 def _with_own_calls(message: ChatMessageContent, offered: Container[str] | None) -> ChatMessageContent:
     calls = _calls(message)
-    if not all(map(has_accepted_id, calls)) or len({call.id for call in calls}) < len(calls):
+    ids = {call.id or "" for call in calls}
+    if len(ids) < len(calls) or not all(map(ACCEPTED_ID.fullmatch, ids)):
         message = with_items(message, with_own_ids(message.items), message.metadata)
     return _accepted_message(message, offered)
 
@@ -388,12 +382,12 @@ def bring_up_to_date(
         added = added[1:]
     if known < len(transcript) and added:
         raise InvalidHistoryError(
-            f"Expected the history of this checkpoint's run; its message {known} is {_described(transcript[known])}, "
-            f"the history's {_described(messages[known])}. {_WAY_OUT}"
+            f"Expected the history of this checkpoint's run; its message {known} is {_summary(transcript[known])}, "
+            f"the history's {_summary(messages[known])}. {_WAY_OUT}"
         )
-    if held := _held(added, state):
+    if present := _answered_elsewhere(added, state):
         raise InvalidHistoryError(
-            f"The history holds {', '.join(held)} already: this checkpoint was resumed before, or its calls were "
+            f"The history holds {', '.join(present)} already: this checkpoint was resumed before, or its calls were "
             f"answered elsewhere. {_WAY_OUT}"
         )
     history.messages[:] = [*messages[:known], *transcript[known:], *added]
@@ -412,19 +406,19 @@ def _content(message: ChatMessageContent) -> tuple[Any, ...]:
         for item in message.items
         if not isinstance(item, TextContent | FunctionCallContent | FunctionResultContent)
     ]
-    return message.role, *_said(message), results, others
+    return message.role, *_text_and_calls(message), results, others
 
 
-def _said(message: ChatMessageContent) -> tuple[str, list[tuple[str, str, str]]]:
+def _text_and_calls(message: ChatMessageContent) -> tuple[str, list[tuple[str, str, str]]]:
     """Return a message's text, and its calls with canonical arguments: a store may reformat JSON text."""
-    return text_of(message), _spelled(requested_calls(message))
+    return text_of(message), _canonical_calls(requested_calls(message))
 
 
-def _spelled(calls: Sequence[RequestedCall]) -> list[tuple[str, str, str]]:
-    return [(call.id, call.name, _respelled(call.arguments)) for call in calls]
+def _canonical_calls(calls: Sequence[RequestedCall]) -> list[tuple[str, str, str]]:
+    return [(call.id, call.name, _canonical_json(call.arguments)) for call in calls]
 
 
-def _respelled(arguments: str) -> str:
+def _canonical_json(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
     except (ValueError, RecursionError):
@@ -435,19 +429,24 @@ def _is_returned(message: ChatMessageContent, facts: Sequence[Fact], returned: C
     """Whether a message is the one that the run had returned, or the concatenated chunks of the last iteration."""
     if message.role != AuthorRole.ASSISTANT:
         return False
-    last = _said(returned)
+    last = _text_and_calls(returned)
     own = [last]
-    if (reply := next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)) is not None:
-        text, calls = text_of(load_message(reply.message)), _spelled(reply.calls)
+    if (reply := last_reply(facts)) is not None:
+        text, calls = text_of(load_message(reply.message)), _canonical_calls(reply.calls)
         own += [(text + last[0], []), (text, calls), (text + last[0], calls)]
-    return _said(message) in own
+    return _text_and_calls(message) in own
 
 
-def _held(messages: Sequence[ChatMessageContent], state: State) -> list[str]:
-    """List the ids of the open batch's calls that are in messages, and of those whose results are."""
+def last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
+    """Return the newest reply of the model in a journal, or None."""
+    return next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)
+
+
+def _answered_elsewhere(messages: Sequence[ChatMessageContent], state: State) -> list[str]:
+    """List the open batch's calls and results that are already in messages."""
     waiting = {call.request.id for call in state.batch.calls} if state.batch is not None else set[str]()
     found = [
-        (f"the result of the call {item.id!r}" if isinstance(item, FunctionResultContent) else f"the call {item.id!r}")
+        f"the {'result of the ' if isinstance(item, FunctionResultContent) else ''}call {item.id!r}"
         for message in messages
         for item in message.items
         if isinstance(item, FunctionCallContent | FunctionResultContent) and item.id in waiting
@@ -455,6 +454,6 @@ def _held(messages: Sequence[ChatMessageContent], state: State) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _described(message: ChatMessageContent) -> str:
+def _summary(message: ChatMessageContent) -> str:
     calls = "".join(f", calling {call.name} as {call.id!r}" for call in requested_calls(message))
     return f"of the {message.role.value}: {text_of(message)[:60]!r}{calls}"

@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from semantic_kernel.contents import AuthorRole, ChatMessageContent, FunctionResultContent
@@ -57,26 +57,20 @@ IterationCallback = Callable[[FunctionInvocationIterationContext], Awaitable[Non
 """A function, async or not, that is called after each iteration with function calls, plain and streamed."""
 
 
+@dataclass(slots=True, kw_only=True)
 class IterationCompletedHook:
     """Calls an application's callback (`planner_ext.engine.ports.IterationHook`).
 
-    Args:
+    Attributes:
         callback: The application's callback.
         messages: Renders a transcript as messages.
         streaming: Whether replies are streamed.
     """
 
-    def __init__(
-        self,
-        callback: IterationCallback,
-        messages: Callable[[Sequence[Any]], list[ChatMessageContent]],
-        *,
-        streaming: bool,
-    ) -> None:
-        self._callback = callback
-        self._messages = messages
-        self._streaming = streaming
-        self._shown: list[tuple[ChatMessageContent, ChatMessageContent]] = []
+    callback: IterationCallback
+    messages: Callable[[Sequence[Any]], list[ChatMessageContent]]
+    streaming: bool
+    _shown: Sequence[tuple[ChatMessageContent, ChatMessageContent]] = field(default=(), init=False)
 
     async def completed(self, state: State) -> Mapping[str, Any]:
         """Call the callback and return what it asked for: a termination, changed messages, or neither.
@@ -84,16 +78,16 @@ class IterationCompletedHook:
         Raises:
             InvalidHistoryError: If it left messages that servers refuse.
         """
-        before = tuple(self._messages(state.transcript))
+        before = tuple(self.messages(state.transcript))
         shown = self._copies(before)
         context = FunctionInvocationIterationContext(
             iteration=state.iteration - 1,
             total_usage=state.ledger.usage,
             messages=list(shown),
             response=next((m for m in reversed(shown) if m.role == AuthorRole.ASSISTANT), None),
-            is_streaming=self._streaming,
+            is_streaming=self.streaming,
         )
-        if (waiting := self._callback(context)) is not None and inspect.isawaitable(waiting):
+        if (waiting := self.callback(context)) is not None and inspect.isawaitable(waiting):
             await waiting
         asked: dict[str, Any] = {}
         if context.terminate:
@@ -163,8 +157,13 @@ def at_token_fraction(
     async def callback(context: FunctionInvocationIterationContext) -> None:
         reported = context.response.metadata.get("usage") if context.response is not None else None
         tokens = read_usage(reported).total_tokens
-        if tokens >= fraction * context_window:
-            await _act(context, then, f"{tokens} of {context_window} tokens of the context window are used.")
+        if tokens < fraction * context_window:
+            return
+        if then is None:
+            context.terminate = True
+            context.reason = f"{tokens} of {context_window} tokens of the context window are used."
+        elif (waiting := then(context)) is not None:
+            await waiting
 
     return callback
 
@@ -175,7 +174,7 @@ def at_cost(max_cost: float) -> IterationCallback:
     async def callback(context: FunctionInvocationIterationContext) -> None:
         cost = context.total_usage.cost
         if cost is not None and cost >= max_cost:
-            await _act(context, None, f"The run has cost {cost:g} of {max_cost:g} US dollars.")
+            context.terminate, context.reason = True, f"The run has cost {cost:g} of {max_cost:g} US dollars."
 
     return callback
 
@@ -186,7 +185,8 @@ def after_seconds(seconds: float) -> IterationCallback:
     async def callback(context: FunctionInvocationIterationContext) -> None:
         active = context.total_usage.active_seconds
         if active >= seconds:
-            await _act(context, None, f"The run has been active for {active:.1f} of {seconds:g} seconds.")
+            context.terminate = True
+            context.reason = f"The run has been active for {active:.1f} of {seconds:g} seconds."
 
     return callback
 
@@ -202,7 +202,7 @@ def when_flagged(flag: Callable[[str], bool | Awaitable[bool]]) -> IterationCall
         for text in _newest_texts(context):
             answer = flag(text)
             if (await answer) if inspect.isawaitable(answer) else answer:
-                await _act(context, None, "The moderation flagged what this iteration brought.")
+                context.terminate, context.reason = True, "The moderation flagged what this iteration brought."
                 return
 
     return callback
@@ -219,13 +219,6 @@ def all_of(*callbacks: IterationCallback) -> IterationCallback:
                 return
 
     return callback
-
-
-async def _act(context: FunctionInvocationIterationContext, then: IterationCallback | None, reason: str) -> None:
-    if then is None:
-        context.terminate, context.reason = True, reason
-    elif (waiting := then(context)) is not None:
-        await waiting
 
 
 def _newest_texts(context: FunctionInvocationIterationContext) -> list[str]:

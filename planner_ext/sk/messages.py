@@ -29,6 +29,7 @@ from planner_ext.core.limits import is_count
 from planner_ext.core.values import Message, RequestedCall, Usage
 
 __all__ = [
+    "ACCEPTED_ID",
     "AssistantMessage",
     "EstimatedUsage",
     "ReplyAssembly",
@@ -36,7 +37,6 @@ __all__ = [
     "as_reported",
     "assistant_text",
     "calls_of",
-    "has_accepted_id",
     "load_message",
     "loaded",
     "merge_reply",
@@ -103,8 +103,8 @@ def with_items(message: ChatMessageContent, items: list[Any], metadata: dict[str
 
 # The calls of a reply.
 
-_ID = re.compile("[!-~]+")
-"""Ids that can be sent back: visible ASCII characters of any number; some are signatures of thousands."""
+ACCEPTED_ID = re.compile("[!-~]+")
+"""Ids that servers accept: visible ASCII characters of any number; some are signatures of thousands."""
 
 
 def name_of(call: FunctionCallContent) -> str:
@@ -132,11 +132,6 @@ def requested_calls(message: ChatMessageContent) -> tuple[RequestedCall, ...]:
     )
 
 
-def has_accepted_id(call: FunctionCallContent) -> bool:
-    """Whether servers accept a call's id."""
-    return bool(_ID.fullmatch(call.id or ""))
-
-
 def with_own_ids(items: Iterable[Any]) -> list[Any]:
     """Give each call a unique id, and write arguments that a connector parsed as JSON text again."""
     seen: set[str] = set()
@@ -144,8 +139,8 @@ def with_own_ids(items: Iterable[Any]) -> list[Any]:
     for item in items:
         own = item
         if isinstance(item, FunctionCallContent):
-            fit = has_accepted_id(item) and item.id not in seen
-            update: dict[str, Any] = {} if fit else {"id": f"call_{uuid.uuid4().hex[:24]}"}
+            fits = ACCEPTED_ID.fullmatch(item.id or "") and item.id not in seen
+            update: dict[str, Any] = {} if fits else {"id": f"call_{uuid.uuid4().hex[:24]}"}
             if isinstance(item.arguments, Mapping):
                 update["arguments"] = _as_json(item.arguments)
             own = item.model_copy(update=update) if update else item

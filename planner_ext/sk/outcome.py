@@ -12,7 +12,7 @@ from planner_ext.core.values import Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import RunNotAnsweredError, not_answered
-from planner_ext.sk.history import render
+from planner_ext.sk.history import last_reply, render
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
 
 __all__ = [
@@ -60,7 +60,7 @@ def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -
         facts: Its journal.
         key: Signs the checkpoint in the metadata; None leaves it unsigned.
     """
-    reply = _last_reply(facts)
+    reply = last_reply(facts)
     received = {} if reply is None else load_message(reply.message).metadata
     message = returned_message(state, facts)
     return message.model_copy(update={"metadata": _metadata(state, facts, received, key)})
@@ -71,17 +71,13 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
     if state.phase is Phase.PAUSED:
         questions = [call.prompt for call in pending_calls(state)] if status_of(state) == "asked" else []
         return assistant_text("\n".join(questions) or PAUSED_TEXT)
-    reply = _last_reply(facts)
+    reply = last_reply(facts)
     if reply is None or not _is_last_word(state):
         return assistant_text(state.ended.answer if state.ended is not None else "")
     message = render((reply.message,))[0]
     if reply.calls and not (state.ended is not None and state.ended.returned):
         return assistant_text(text_of(message), finish_reason=message.finish_reason, ai_model_id=message.ai_model_id)
     return message
-
-
-def _last_reply(facts: Sequence[Fact]) -> ModelReplied | None:
-    return next((fact for fact in reversed(facts) if isinstance(fact, ModelReplied)), None)
 
 
 def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:

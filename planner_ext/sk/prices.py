@@ -29,9 +29,6 @@ from planner_ext.sk.transport import connector_of
 
 __all__ = ["RequestMeter", "estimated_tokens", "price_of"]
 
-_PROBES = (Usage(), Usage(prompt_tokens=1, completion_tokens=1))
-"""The usages that a price is tried with before the first request: no token, and if that raises, one of each."""
-
 
 def price_of(
     service: AIServiceClientBase,
@@ -69,7 +66,7 @@ def _checked(price: Price, model: str) -> Price:
     Raises:
         PlannerInvalidConfigurationError: If it cannot price these tokens. Nothing was sent.
     """
-    nothing, least = _PROBES
+    nothing, least = Usage(), Usage(prompt_tokens=1, completion_tokens=1)
     try:
         try:
             amount = _amount(price, model, nothing)
@@ -267,15 +264,12 @@ class RequestMeter:
     def _of_message(self, message: ChatMessageContent) -> int:
         tokens = _MESSAGE
         for item in message.items:
-            match item:
-                case TextContent():
-                    tokens += self._of(item.text)
-                case FunctionCallContent():
-                    tokens += _CALL + self._of(item.name or "") + self._of(_text(item.arguments))
-                case FunctionResultContent():
-                    tokens += self._of(_text(item.result))
-                case _:
-                    pass
+            if isinstance(item, TextContent):
+                tokens += self._of(item.text)
+            elif isinstance(item, FunctionCallContent):
+                tokens += _CALL + self._of(item.name or "") + self._of(_text(item.arguments))
+            elif isinstance(item, FunctionResultContent):
+                tokens += self._of(_text(item.result))
         return tokens
 
     def _of_schema(self, tool: Mapping[str, Any]) -> int:
@@ -294,7 +288,13 @@ class RequestMeter:
 
     @cached_property
     def _encoding(self) -> Any:
-        return _encoding_at_hand(self._model)
+        """The encoding of the model, loaded without the network; None if that is impossible, or it is unknown."""
+        try:
+            tiktoken, registry = import_module("tiktoken"), import_module("tiktoken.registry")
+            name: str = tiktoken.encoding_name_for_model(self._model)
+        except (ImportError, KeyError):
+            return None
+        return tiktoken.get_encoding(name) if name in registry.ENCODINGS or _is_cached(name) else None
 
 
 def _text(value: object) -> str:
@@ -322,16 +322,6 @@ _FILES = {
 
 _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 """The address of a file, of which the SHA-1 is its name in tiktoken's cache folder."""
-
-
-def _encoding_at_hand(model: str) -> Any:
-    """Load the encoding of a model without the network; None if that is impossible, or the model is unknown."""
-    try:
-        tiktoken, registry = import_module("tiktoken"), import_module("tiktoken.registry")
-        name: str = tiktoken.encoding_name_for_model(model)
-    except (ImportError, KeyError):
-        return None
-    return tiktoken.get_encoding(name) if name in registry.ENCODINGS or _is_cached(name) else None
 
 
 def _is_cached(name: str) -> bool:

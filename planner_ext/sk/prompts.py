@@ -141,7 +141,7 @@ class PlannerPrompts:
     ) -> tuple[ChatMessageContent, ...]:
         """Render a template with the application's arguments and the planner's own; the latter win.
 
-        No goal or plan can open a message of its own, and each arrives word for word.
+        A goal or plan arrives word for word and cannot open a further message.
 
         Raises:
             PlannerException: If it cannot be rendered, naming the option that it is of.
@@ -283,7 +283,7 @@ class ResponseForm:
         return value
 
     def request(self, problem: str) -> Message:
-        """Ask for the answer in its form, and say what was wrong with the last one."""
+        """Ask for the answer in its form, naming the problem of the last one."""
         schema = f"\nThe JSON schema: {json.dumps(self.schema, ensure_ascii=False)}" if not self.settings else ""
         text = f"Give the final answer again, as JSON in the form that is asked for, and nothing else.{schema}"
         return ChatMessageContent(role=AuthorRole.USER, content=f"{text}\nWhat was wrong: {problem}")
@@ -333,7 +333,7 @@ def _refused(problem: str) -> PlannerInvalidConfigurationError:
 
 
 def _valid_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what is not a valid schema, and one with references that lead out of it."""
+    """Refuse an invalid schema, and one with references that lead out of it."""
     from planner_ext.sk.schemas import schema_problem  # noqa: PLC0415  (loaded for runs with a form only)
 
     if problem := schema_problem(schema):

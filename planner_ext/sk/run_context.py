@@ -223,7 +223,7 @@ class RunContext:
             gate=self._gate,
             hook=None
             if completed is None
-            else IterationCompletedHook(completed, chat.messages, streaming=self.streaming),
+            else IterationCompletedHook(callback=completed, messages=chat.messages, streaming=self.streaming),
             answer_form=self.form,
             respondent=None
             if clarifier is None
