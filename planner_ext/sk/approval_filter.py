@@ -1,19 +1,16 @@
-"""``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a kernel; and the gate of a run.
+"""``ApprovalFilter``: an approval policy and a person's decisions, as a filter of a kernel.
 
-On a stock kernel the filter decides a call when it runs. In a run of this package the gate asks the approval filters of
-the kernel with the interceptors of the run, before any call runs: what a filter defers waits as the run's own call, and
-the filter does not ask again when the call runs. A filter that is wrapped in a function of the application is not
-recognised: it decides when its call runs, as any filter.
+On a stock kernel the filter decides a call when it runs. In a run of this package the run's gate asks it, see
+`planner_ext.sk.nested.RunGate`.
 """
 
 import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from semantic_kernel import Kernel
@@ -38,9 +35,7 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy
-from planner_ext.core.accounts import Account
 from planner_ext.core.errors import InvalidLimitError, shown
-from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval import PendingCall
@@ -74,7 +69,7 @@ from planner_ext.sk.waiting_results import (
     waiting_results,
 )
 
-__all__ = ["ApprovalFilter", "RunGate", "approval_filters"]
+__all__ = ["ApprovalFilter", "approval_filters", "converted_values", "tool_call"]
 
 _logger = logging.getLogger(__name__)
 
@@ -358,45 +353,56 @@ async def _guarded(context: Any, next: _Next, guard: CallGuard) -> None:
 def _described(context: AutoFunctionInvocationContext | FunctionInvocationContext) -> ToolCall | InvalidArguments:
     """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
-    function = context.function
-    name, tool = function.fully_qualified_name, tool_of(function)
-    values = cast("dict[str, Any]", context.arguments)
+    tool, values = tool_of(context.function), cast("dict[str, Any]", context.arguments)
     given = None if content is None else _given(content)
     names = tool.parameters if given is None else given
-    shown = _converted({name: values[name] for name in names if name in values}, tool)
+    shown = converted_values({name: values[name] for name in names if name in values}, tool)
     if isinstance(shown, InvalidArguments):
         return shown
-    call_id = (content.id if content is not None else None) or name
+    return tool_call(
+        context.function,
+        shown,
+        run_id="approval-filter",
+        call_id=(content.id if content is not None else None) or tool.name,
+        raw_arguments=arguments_text(shown if content is None else content.arguments),
+        iteration=getattr(context, "request_sequence_index", 0),
+        index=getattr(context, "function_sequence_index", 0),
+        batch_size=getattr(context, "function_count", 1) or 1,
+    )
+
+
+def tool_call(
+    function: KernelFunction, arguments: Mapping[str, Any], *, run_id: str, call_id: str, iteration: int, **more: Any
+) -> ToolCall:
+    """Describe a call that no reply of a run of this package holds; its arguments may be an application's objects."""
+    name = function.fully_qualified_name
     try:
-        digest = digest_of(name, shown)
-    except (TypeError, ValueError):  # an application may pass what is no JSON
-        digest = digest_of(name, {"": repr(shown)})
+        digest = digest_of(name, json.loads(json.dumps(arguments, default=str)))
+    except (TypeError, ValueError, RecursionError):  # it contains itself, or has keys that are not text
+        digest = digest_of(name, {"": repr(arguments)})
     return ToolCall(
         id=call_id,
         plugin_name=function.plugin_name,
         function_name=function.name,
         fully_qualified_name=name,
-        arguments=shown,
-        raw_arguments=arguments_text(shown if content is None else content.arguments),
-        iteration=getattr(context, "request_sequence_index", 0),
-        index=getattr(context, "function_sequence_index", 0),
-        batch_size=getattr(context, "function_count", 1) or 1,
-        fingerprint=fingerprint_of("approval-filter", 0, call_id, digest),
+        arguments=arguments,
+        iteration=iteration,
+        fingerprint=fingerprint_of(run_id, iteration, call_id, digest),
+        **more,
     )
 
 
-def _converted(values: dict[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
+def converted_values(values: dict[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
     """Convert what a model may have given to the types of the function; an application's own object stays as it is."""
     shown = dict(values)
     for name, value in values.items():
-        parameter = tool.parameters.get(name)
-        if parameter is None or not isinstance(value, str | int | float | list | dict | None):
+        if name not in tool.parameters or not isinstance(value, str | int | float | list | dict | None):
             continue
         try:
             given = parse_object(json.dumps({name: value}))
         except (TypeError, ValueError, RecursionError):
             continue
-        converted = convert_arguments(given, replace(tool, parameters={name: parameter}))
+        converted = convert_arguments(given, replace(tool, parameters={name: tool.parameters[name]}))
         if isinstance(converted, InvalidArguments):
             return converted
         if converted is not given:
@@ -438,122 +444,3 @@ def approval_filters(kernel: Kernel) -> tuple[ApprovalFilter, ...]:
         if isinstance(one, ApprovalFilter) and not any(one.decides_as(other) for other in found):
             found.append(one)
     return tuple(found)
-
-
-@dataclass(eq=False, repr=False)
-class RunGate:
-    """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
-
-    The chains are asked first, the outermost run's first, each about what those before it approved. A function's own
-    ``@requires_approval`` counts once, in the outermost chain. What the chains refuse or supply stands. What they defer
-    is refused where a filter's policy refuses it, and waits otherwise. What they let run, each filter decides: by its
-    policy, the function's mark, and its approver; without an approver the call waits as the run's own.
-
-    Attributes:
-        chains: Each with its run's account; None is the account of the run that is reviewed.
-        filters: See `approval_filters`.
-        functions: Gives the functions, by fully qualified name.
-        expires_in: Seconds after which a filter's question expires; None: never.
-        marked: Whether ``@requires_approval`` counts here; where the kernel has approval filters, it counts there.
-        can_wait: Whether calls may wait for a person. A run inside a function cannot: there they are denied, by name.
-    """
-
-    chains: Sequence[tuple[InterceptorChain, Account | None]]
-    filters: Sequence[ApprovalFilter]
-    _: KW_ONLY
-    functions: Callable[[], Mapping[str, KernelFunction]]
-    expires_in: float | None = None
-    marked: bool
-    can_wait: bool
-    _reviewed: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]], init=False)
-
-    def __post_init__(self) -> None:
-        if self.marked:
-            (outermost, account), *others = self.chains
-            self.chains = [(replace(outermost, marked=partial(_mark_in, self.functions)), account), *others]
-
-    def watches(self, function: str) -> bool:
-        """Whether a filter or a chain decides the calls of a function."""
-        return bool(self.filters) or any(chain.watches(function) for chain, _ in self.chains)
-
-    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
-        """Decide each call, in order, before any of them runs."""
-        decisions = [await self._by_chains(call, state) for call in calls]
-        if self.filters:
-            for number, call in enumerate(calls):
-                decisions[number] = await self._by_filters(call, decisions[number], state)
-                self._reviewed.add((call.iteration, call.id))
-        if self.can_wait:
-            return decisions
-        return [
-            _denied(call) if isinstance(decision, Defer) else decision
-            for call, decision in zip(calls, decisions, strict=True)
-        ]
-
-    def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
-        """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
-        if fact is not None and (fact.person or (fact.iteration, fact.call_id) in self._reviewed):
-            return self.filters
-        return ()
-
-    async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:
-        decided: Approve | None = None
-        for chain, account in self.chains:
-            if not chain.watches(call.fully_qualified_name):
-                continue
-            (decision,) = await chain.review([call], state if account is None else account.state)
-            if not isinstance(decision, Approve | None):
-                return decision
-            if decision is not None:
-                decided = _both(decided, decision)
-                call = call if decided.arguments is None else replace(call, arguments=decided.arguments)
-        return decided
-
-    async def _by_filters(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
-        edited = False
-        for one in self.filters:
-            edited = edited or (isinstance(decision, Approve) and decision.arguments is not None)
-            decision = await self._by_filter(one, call, decision, state)
-        if edited and isinstance(decision, Defer):  # an edit does not wait: each policy has to see the call that waits
-            for one in self.filters:
-                decision = await self._by_filter(one, call, decision, state)
-        return decision
-
-    async def _by_filter(
-        self, one: ApprovalFilter, call: ToolCall, decision: Decision | None, state: State
-    ) -> Decision | None:
-        if isinstance(decision, Deny | Supply):
-            return decision
-        function = self.functions()[call.fully_qualified_name]
-        if isinstance(decision, Approve) and decision.arguments is not None:
-            edited = parse_arguments(result_text(dict(decision.arguments)), tool_of(function))
-            if isinstance(edited, InvalidArguments):
-                return decision  # which is refused where it is applied
-            call = replace(call, arguments=edited)
-        said = await one.decide(function, call, state, asks=not isinstance(decision, Defer))
-        if isinstance(decision, Defer):
-            return said if isinstance(said, Deny | Supply) else decision
-        if said is None or (isinstance(said, Approve) and said.arguments is None and decision is not None):
-            return decision
-        if isinstance(said, Defer) and said.expires_in is None:
-            return replace(said, expires_in=self.expires_in)
-        return said
-
-
-def _mark_in(functions: Callable[[], Mapping[str, KernelFunction]], name: str) -> Defer | None:
-    return mark_of(functions().get(name))
-
-
-def _both(first: Approve | None, then: Approve) -> Approve:
-    """Merge two approvals of a call: the last edit of its arguments, and the last approver's name."""
-    if first is None:
-        return then
-    edited = first.arguments if then.arguments is None else then.arguments
-    return replace(then, arguments=edited, by=then.by or first.by)
-
-
-def _denied(call: ToolCall) -> Deny:
-    return Deny(
-        f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait for one. "
-        "Go on without it."
-    )

@@ -21,9 +21,10 @@ and charges it. Must not know the planner, nor how a budget is counted: that is 
 """
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any, Final, cast
 
 from pydantic import PrivateAttr
@@ -35,23 +36,28 @@ from semantic_kernel.filters.functions.function_invocation_context import Functi
 from semantic_kernel.functions import FunctionResult, KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.approval.decisions import Approve, Deny, Supply, ToolCall, digest_of, fingerprint_of
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
 from planner_ext.core.accounts import Account, Tab, current_tab
+from planner_ext.core.facts import CallDecided
 from planner_ext.core.limits import Consumption, Price, tightest
+from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
-from planner_ext.sk.approval_filter import RunGate, approval_filters
+from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, converted_values, tool_call
 from planner_ext.sk.arguments import INJECTED, InvalidArguments, parse_arguments, tool_of
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
+from planner_ext.sk.execution import result_text
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
+from planner_ext.sk.toolset import mark_of
 
 __all__ = [
     "Charge",
     "ChargedTextCompletion",
     "ParentRun",
+    "RunGate",
     "Wrap",
     "charged",
     "current_parent_run",
@@ -346,6 +352,119 @@ def _is_inline(context: FunctionInvocationContext) -> bool:
     return function.is_prompt and (plugin is None or function.name not in plugin.functions)
 
 
+@dataclass(eq=False, repr=False)
+class RunGate:
+    """Decides the calls of a run; implements `planner_ext.engine.ports.Gate`.
+
+    The chains are asked first, the outermost run's first, each about what those before it approved. A function's own
+    ``@requires_approval`` counts once, in the outermost chain. What the chains refuse or supply stands. What they defer
+    is refused where a filter's policy refuses it, and waits otherwise. What they let run, each filter decides: by its
+    policy, the function's mark, and its approver; without an approver the call waits as the run's own.
+
+    Attributes:
+        chains: Each with its run's account; None is the account of the run that is reviewed.
+        filters: See `approval_filters`.
+        functions: Gives the functions, by fully qualified name.
+        expires_in: Seconds after which a filter's question expires; None: never.
+        marked: Whether ``@requires_approval`` counts here; where the kernel has approval filters, it counts there.
+        can_wait: Whether calls may wait for a person. A run inside a function cannot: there they are denied, by name.
+    """
+
+    chains: Sequence[tuple[InterceptorChain, Account | None]]
+    filters: Sequence[ApprovalFilter]
+    _: KW_ONLY
+    functions: Callable[[], Mapping[str, KernelFunction]]
+    expires_in: float | None = None
+    marked: bool
+    can_wait: bool
+    _reviewed: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]], init=False)
+
+    def __post_init__(self) -> None:
+        if self.marked:
+            (outermost, account), *others = self.chains
+            self.chains = [(replace(outermost, marked=partial(_mark_in, self.functions)), account), *others]
+
+    def watches(self, function: str) -> bool:
+        """Whether a filter or a chain decides the calls of a function."""
+        return bool(self.filters) or any(chain.watches(function) for chain, _ in self.chains)
+
+    async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
+        """Decide each call, in order, before any of them runs."""
+        decisions = [await self._by_chains(call, state) for call in calls]
+        if self.filters:
+            for number, call in enumerate(calls):
+                decisions[number] = await self._by_filters(call, decisions[number], state)
+                self._reviewed.add((call.iteration, call.id))
+        for number, call in enumerate(calls):
+            if not self.can_wait and isinstance(decisions[number], Defer):
+                decisions[number] = Deny(
+                    f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait "
+                    "for one. Go on without it."
+                )
+        return decisions
+
+    def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
+        """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
+        if fact is not None and (fact.person or (fact.iteration, fact.call_id) in self._reviewed):
+            return self.filters
+        return ()
+
+    async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:
+        decided: Approve | None = None
+        for chain, account in self.chains:
+            if not chain.watches(call.fully_qualified_name):
+                continue
+            (decision,) = await chain.review([call], state if account is None else account.state)
+            if not isinstance(decision, Approve | None):
+                return decision
+            if decision is not None:
+                decided = _both(decided, decision)
+                call = call if decided.arguments is None else replace(call, arguments=decided.arguments)
+        return decided
+
+    async def _by_filters(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
+        edited = False
+        for one in self.filters:
+            edited = edited or (isinstance(decision, Approve) and decision.arguments is not None)
+            decision = await self._by_filter(one, call, decision, state)
+        if edited and isinstance(decision, Defer):  # an edit does not wait: each policy has to see the call that waits
+            for one in self.filters:
+                decision = await self._by_filter(one, call, decision, state)
+        return decision
+
+    async def _by_filter(
+        self, one: ApprovalFilter, call: ToolCall, decision: Decision | None, state: State
+    ) -> Decision | None:
+        if isinstance(decision, Deny | Supply):
+            return decision
+        function = self.functions()[call.fully_qualified_name]
+        if isinstance(decision, Approve) and decision.arguments is not None:
+            edited = parse_arguments(result_text(dict(decision.arguments)), tool_of(function))
+            if isinstance(edited, InvalidArguments):
+                return decision  # which is refused where it is applied
+            call = replace(call, arguments=edited)
+        said = await one.decide(function, call, state, asks=not isinstance(decision, Defer))
+        if isinstance(decision, Defer):
+            return said if isinstance(said, Deny | Supply) else decision
+        if said is None or (isinstance(said, Approve) and said.arguments is None and decision is not None):
+            return decision
+        if isinstance(said, Defer) and said.expires_in is None:
+            return replace(said, expires_in=self.expires_in)
+        return said
+
+
+def _mark_in(functions: Callable[[], Mapping[str, KernelFunction]], name: str) -> Defer | None:
+    return mark_of(functions().get(name))
+
+
+def _both(first: Approve | None, then: Approve) -> Approve:
+    """Merge two approvals of a call: the last edit of its arguments, and the last approver's name."""
+    if first is None:
+        return then
+    edited = first.arguments if then.arguments is None else then.arguments
+    return replace(then, arguments=edited, by=then.by or first.by)
+
+
 async def _gated(context: FunctionInvocationContext, next: _Next, parent: ParentRun) -> None:
     """Decide on a function that a function of the run calls itself, and count it."""
     parent.check()
@@ -384,32 +503,22 @@ async def _gated(context: FunctionInvocationContext, next: _Next, parent: Parent
 
 def _described(context: FunctionInvocationContext, tab: Tab) -> ToolCall:
     """Describe a function that is called by another one as interceptors see a model's call."""
-    function, state = context.function, tab.account.state
-    batch, name = state.batch, function.fully_qualified_name
+    function, state, tool = context.function, tab.account.state, tool_of(context.function)
+    batch = state.batch
     assert batch is not None, "a function runs while its batch is open"
     values = cast("dict[str, Any]", context.arguments)
-    taken = [one for one in function.parameters if one.name not in INJECTED and one.name in values]
-    shown: dict[str, Any] = {str(one.name): values[str(one.name)] for one in taken if one.include_in_function_choices}
-    try:
-        text = json.dumps(shown, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # objects of the application, passed as they are
-        text = json.dumps(shown, default=str)
-    else:
-        parsed = parse_arguments(text, tool_of(function))
-        if not isinstance(parsed, InvalidArguments):  # what is decided on is what runs
-            values.update(parsed)
-    arguments: dict[str, Any] = {str(one.name): values[str(one.name)] for one in taken}
-    call_id = f"{batch.calls[tab.index].request.id}/{name}"
-    digest = digest_of(name, json.loads(json.dumps(arguments, default=str)))
-    return ToolCall(
-        id=call_id,
-        plugin_name=function.plugin_name,
-        function_name=function.name,
-        fully_qualified_name=name,
-        arguments=arguments,
-        raw_arguments=text,
+    names = [str(one.name) for one in function.parameters if one.name not in INJECTED and one.name in values]
+    shown = {name: values[name] for name in names if name in tool.parameters}
+    converted = converted_values(shown, tool)
+    if not isinstance(converted, InvalidArguments):
+        values.update(converted)  # what is decided on is what runs
+    return tool_call(
+        function,
+        {name: values[name] for name in names},
+        run_id=state.run_id,
+        call_id=f"{batch.calls[tab.index].request.id}/{tool.name}",
+        raw_arguments=json.dumps(shown, default=str),
         iteration=batch.iteration,
         index=tab.index,
         batch_size=len(batch.calls),
-        fingerprint=fingerprint_of(state.run_id, batch.iteration, call_id, digest),
     )

@@ -27,7 +27,7 @@ from planner_ext.core.state import State
 from planner_ext.engine.engine import CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Emit, Ports, Prompts, RunStore
-from planner_ext.sk.approval_filter import ApprovalFilter, RunGate, approval_filters
+from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import (
@@ -38,7 +38,7 @@ from planner_ext.sk.errors import (
 )
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
 from planner_ext.sk.iteration import IterationCompletedHook
-from planner_ext.sk.nested import ParentRun, Wrap, nothing_left, whole
+from planner_ext.sk.nested import ParentRun, RunGate, Wrap, nothing_left, whole
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.outcome import carry_run
 from planner_ext.sk.prices import RequestMeter
