@@ -32,9 +32,9 @@ from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
-from planner_ext.sk.arguments import InvalidArguments, parse_object
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
+from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.errors import (
     InvalidHistoryError,
     InvalidOptionError,

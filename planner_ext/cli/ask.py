@@ -8,7 +8,7 @@ from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import Terminal, exact, exact_json
 from planner_ext.core.state import ASK_USER
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
-from planner_ext.sk.arguments import InvalidArguments, parse_object
+from planner_ext.sk.conversion import InvalidArguments, parse_object
 
 __all__ = ["ApprovalPrompt", "is_terminal"]
 

@@ -34,7 +34,7 @@ from planner_ext.events import Fact
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, PendingCall, Supply
 from planner_ext.planner.result import result_of
 from planner_ext.sk.approval import pending_calls
-from planner_ext.sk.arguments import InvalidArguments, parse_object
+from planner_ext.sk.conversion import InvalidArguments, parse_object
 
 __all__ = ["CheckpointFile", "resume_run", "run_goal"]
 

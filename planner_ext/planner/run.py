@@ -23,9 +23,9 @@ from planner_ext.engine.ports import Emit, Functions, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, ResultReady, result_of
 from planner_ext.sk.approval import NOTHING_TAKEN, ResumeRequest, Taking, check_calls
-from planner_ext.sk.arguments import InvalidArguments, parse_object
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.errors import RunEndedError
 from planner_ext.sk.outcome import raise_at_limit
 from planner_ext.sk.run_context import RunContext

@@ -38,8 +38,8 @@ from planner_ext.core.values import RequestedCall
 from planner_ext.engine.batch import apply_decision, is_as_decided
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Functions
-from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
 from planner_ext.sk.checkpoint import Checkpoint, InvalidCheckpointError, SharedByCopies
+from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.history import is_written_as
 from planner_ext.sk.messages import load_message

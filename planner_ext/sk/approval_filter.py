@@ -39,14 +39,7 @@ from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval import PendingCall
-from planner_ext.sk.arguments import (
-    InvalidArguments,
-    Tool,
-    convert_arguments,
-    parse_arguments,
-    parse_object,
-    tool_of,
-)
+from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
@@ -59,7 +52,7 @@ from planner_ext.sk.execution import (
     result_text,
     watch,
 )
-from planner_ext.sk.toolset import mark_of
+from planner_ext.sk.toolset import Tool, convert_arguments, mark_of, parse_arguments, tool_of
 from planner_ext.sk.waiting_results import (
     DecidedCall,
     arguments_text,

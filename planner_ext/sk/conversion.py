@@ -1,4 +1,4 @@
-"""One value for every reader: an argument is converted to its parameter's type once, before anything is decided on it.
+"""One value for every reader: arguments are parsed, and converted to their parameters' types, before any decision.
 
 Promises that the result is JSON again, that Semantic Kernel's own conversion of it (``_parse_parameter``) does not
 change its meaning, that converting it again changes nothing, and that the spellings of one value have one digest. A
@@ -9,7 +9,7 @@ no code of the application but its pydantic models and dataclasses. Must not kno
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -28,17 +28,23 @@ from semantic_kernel.functions import KernelParameterMetadata
 from planner_ext.approval.decisions import with_plain_numbers
 
 __all__ = [
+    "InvalidArguments",
     "Parameter",
     "UnfitError",
     "convertible_type",
     "json_text",
     "parameter_of",
+    "parse_object",
     "quoted",
     "validation_details",
 ]
 
+MAX_DEPTH: Final = 100
+"""Levels of nesting accepted: far more than any function takes, far fewer than exhaust the stack when written again."""
+
 _PROBLEMS_SHOWN: Final = 10
 _VALUES_SHOWN: Final = 50
+_CHARACTERS_REMEMBERED: Final = 500
 _CHARACTERS_SHOWN: Final = 80
 
 Convert = Callable[[Any], Any]
@@ -457,3 +463,68 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "object": lambda value: isinstance(value, dict),
 }
 """The values that JSON schema's types accept. Never "false" as a boolean: Semantic Kernel would make True of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidArguments:
+    """Arguments that cannot be used; ``message`` tells the model what is wrong and what is expected."""
+
+    message: str
+
+
+def parse_object(text: str) -> dict[str, Any] | InvalidArguments:
+    """Parse JSON text of one object, strictly; "" is an empty one."""
+    if len(text) > _CHARACTERS_REMEMBERED or "[" in text or text.count("{") > 1:
+        return _parsed(text)
+    flat = _parsed_flat(text)
+    return flat if isinstance(flat, InvalidArguments) else dict(flat)
+
+
+def _parsed(text: str) -> dict[str, Any] | InvalidArguments:
+    if not text or text.isspace():
+        return {}
+    too_deep = InvalidArguments(message=f"are nested deeper than {MAX_DEPTH} levels. Send a flatter JSON object.")
+    try:
+        value = _DECODER.decode(text)
+        if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
+            return too_deep
+        # Escapes may make lone surrogates, which no request can carry back to the model.
+        (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()
+    except RecursionError:
+        return too_deep
+    except json.JSONDecodeError as error:
+        return InvalidArguments(message=f"are not valid JSON, see character {error.pos + 1}. Send one JSON object.")
+    except UnicodeEncodeError:
+        return InvalidArguments(message="hold text that is not valid Unicode: a lone surrogate. Send valid text.")
+    except ValueError:
+        return InvalidArguments(message="hold a number that is not finite, or too long. Send one that can be written.")
+    if not isinstance(value, dict):
+        return InvalidArguments(message=f"must be one JSON object; got {quoted(value)}.")
+    return cast("dict[str, Any]", value)
+
+
+_parsed_flat = lru_cache(maxsize=64)(_parsed)
+"""A call is parsed when its reply is accepted, and again when it is resolved; values in a flat object can be shared."""
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_constant(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite_number)
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
+    return bool(level)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return cast("dict[str, Any]", value).values() if isinstance(value, dict) else value

@@ -26,8 +26,8 @@ from semantic_kernel.functions.kernel_function_from_method import KernelFunction
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import is_count, is_positive_number
 from planner_ext.engine.concurrency import in_thread
-from planner_ext.sk.arguments import Tool, unconverted_parameter
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
+from planner_ext.sk.toolset import Tool, unconverted_parameter
 
 __all__ = [
     "NOT_WRITABLE",

@@ -26,7 +26,7 @@ from semantic_kernel.contents import (
 from planner_ext.core.facts import Fact, ModelReplied
 from planner_ext.core.state import State
 from planner_ext.core.values import CallResult, EditedReply, Message, RequestedCall, TextMessage, TranscriptItem
-from planner_ext.sk.arguments import InvalidArguments, parse_object, quoted
+from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.errors import InvalidHistoryError
 from planner_ext.sk.execution import sendable
 from planner_ext.sk.messages import (

@@ -45,13 +45,13 @@ from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, converted_values, tool_call
-from planner_ext.sk.arguments import INJECTED, InvalidArguments, parse_arguments, tool_of
+from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.execution import result_text
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import mark_of
+from planner_ext.sk.toolset import INJECTED, mark_of, parse_arguments, tool_of
 
 __all__ = [
     "Charge",

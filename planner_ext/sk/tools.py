@@ -31,15 +31,7 @@ from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
-from planner_ext.sk.arguments import (
-    InvalidArguments,
-    Tool,
-    conversion_problem,
-    convert_arguments,
-    parse_object,
-    quoted,
-    tool_of,
-)
+from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
@@ -53,7 +45,7 @@ from planner_ext.sk.execution import (
     watch,
 )
 from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of
-from planner_ext.sk.toolset import ToolSet
+from planner_ext.sk.toolset import Tool, ToolSet, conversion_problem, convert_arguments, tool_of
 
 __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
 

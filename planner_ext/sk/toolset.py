@@ -1,21 +1,63 @@
-"""Which functions a request offers, and that no other can be called: computed afresh from the kernel each time."""
+"""The kernel functions that a request offers, the description of each, and the arguments that a model may pass to it.
 
-from collections.abc import Callable, Mapping, Sequence
+Promises that no other function can be called, since the offer is read from the kernel before each request; that
+accepted arguments are a dict of the function's own, visible parameters, and JSON; and that all others are answered by a
+message a model can act on, the same one each time. Must not know the application's arguments.
+"""
+
+import inspect
+import json
+import marshal
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from operator import is_not
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self, cast
+from weakref import ref
 
+from pydantic import ValidationError
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata
+from semantic_kernel.exceptions import FunctionExecutionException
+from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata, KernelParameterMetadata
+from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.approval.decisions import Defer, approval_required
-from planner_ext.sk.arguments import hidden_parameters
+from planner_ext.engine.effects import effect_of, injected
+from planner_ext.sk.conversion import (
+    InvalidArguments,
+    Parameter,
+    UnfitError,
+    convertible_type,
+    json_text,
+    parameter_of,
+    parse_object,
+    quoted,
+    validation_details,
+)
 from planner_ext.sk.errors import InvalidOptionError
 
-__all__ = ["RequestBehavior", "ToolSet", "mark_of"]
+__all__ = [
+    "INJECTED",
+    "RequestBehavior",
+    "Tool",
+    "ToolSet",
+    "conversion_problem",
+    "convert_arguments",
+    "mark_of",
+    "parse_arguments",
+    "tool_of",
+    "unconverted_parameter",
+]
+
+INJECTED = frozenset({"kernel", "service", "execution_settings", "arguments"})
+"""Parameters of a method that Semantic Kernel fills in by name (``gather_function_parameters``)."""
+
+_NAMES_SHOWN: Final = 10
 
 _TYPES = {"auto": FunctionChoiceType.AUTO, "required": FunctionChoiceType.REQUIRED, "none": FunctionChoiceType.NONE}
 
@@ -147,6 +189,251 @@ def mark_of(function: KernelFunction | None) -> Defer | None:
 
 def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
     """Leave out the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
-    metadata, hidden = function.metadata, hidden_parameters(function)
+    metadata, hidden = function.metadata, _hidden_parameters(function)
     shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
     return metadata if len(shown) == len(metadata.parameters) else metadata.model_copy(update={"parameters": shown})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A kernel function as its declaration describes it; see `tool_of`.
+
+    Attributes:
+        name: Its fully qualified name.
+        parameters: Those that the model may give, by name.
+        injected: Those that the run fills, of a function marked with `effect`.
+        absent: None for each parameter that the model may omit and Python requires.
+        kinds: The type of each declared parameter that Semantic Kernel can convert to.
+        signature: ``name=digest`` of each declared parameter, joined by commas; of type, schema and default, without
+            descriptions. A function of the same name that takes something else is another function.
+        blocks: Whether it works when it is called, and would block the event loop: it is not a coroutine or generator
+            function, nor an object whose ``__call__`` is one, nor wraps one.
+        restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
+        asks_model: Whether it may make requests to a model with what it is given: a prompt, or one that takes the
+            kernel or a service.
+    """
+
+    name: str
+    parameters: Mapping[str, Parameter]
+    injected: frozenset[str]
+    absent: Mapping[str, None]
+    kinds: tuple[Any, ...]
+    signature: str
+    blocks: bool
+    restarts: bool
+    asks_model: bool
+
+    def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
+        """Put converted values among a function's arguments, as items; leave out the nulls that are passed so."""
+        for name, value in given.items():
+            if value is None and name in self.parameters and self.parameters[name].drops_null:
+                arguments.pop(name, None)
+            else:
+                arguments[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownTool:
+    """A tool, with what it was worked out from: the method, or a function without one, and what that declared."""
+
+    target: ref[Any]
+    declaration: tuple[bytes, tuple[Any, ...]]
+    tool: Tool
+
+
+_KNOWN: dict[int, _KnownTool] = {}
+"""By the id of the target; weak, so that kernels are freed when their applications drop them."""
+
+_MOST_KNOWN: Final = 1000
+
+
+def tool_of(function: KernelFunction) -> Tool:
+    """Describe a kernel function; worked out again only if its declaration has changed, which may change in place."""
+    method, parameters = getattr(function, "method", None), function.parameters
+    target, effect = function if method is None else method, effect_of(method)
+    names = [function.fully_qualified_name, function.is_prompt, isinstance(function, KernelFunctionFromMethod)]
+    values = [
+        (one.name, one.type_, one.is_required, one.default_value, one.include_in_function_choices, one.schema_data)
+        for one in parameters
+    ]
+    try:
+        # Bytes tell 1 from True, and do not change with their source; version 2 writes equal values equally.
+        written = marshal.dumps((names, None if effect is None else effect.kind, values), 2)
+    except ValueError:  # of a default or schema that is not plain: its changes would not be noticed
+        return _described(function, method)
+    key, declaration = id(target), (written, tuple(one.type_object for one in parameters))
+    known = _KNOWN.get(key)
+    if known is not None and known.target() is target and known.declaration == declaration:
+        return known.tool
+    tool = _described(function, method)
+    with suppress(TypeError):  # of a target that has no weak references
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = _KnownTool(ref(target, lambda _: _KNOWN.pop(key, None)), declaration, tool)
+    return tool
+
+
+def _described(function: KernelFunction, method: Any) -> Tool:
+    of_method, hidden, effect = (
+        isinstance(function, KernelFunctionFromMethod),
+        _hidden_parameters(function),
+        effect_of(method),
+    )
+    parameters = {
+        one.name: parameter_of(one, of_method=of_method, of_prompt=function.is_prompt)
+        for one in function.parameters
+        if one.name is not None and one.include_in_function_choices and one.name not in hidden
+    }
+    return Tool(
+        name=function.fully_qualified_name,
+        parameters=parameters,
+        injected=injected(method),
+        absent=_optional_without_default(function.parameters, method) if of_method else {},
+        kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
+        signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
+        blocks=of_method and not _is_lazy(method),
+        restarts=effect is not None and effect.kind != "once",
+        asks_model=not of_method or any(one.name in ("kernel", "service") for one in function.parameters),
+    )
+
+
+def _hidden_parameters(function: KernelFunction) -> frozenset[str]:
+    """List the parameters that the model does not fill: Semantic Kernel's own, and those of `effect`."""
+    return INJECTED | injected(function.method) if isinstance(function, KernelFunctionFromMethod) else frozenset()
+
+
+def _is_lazy(method: Any) -> bool:
+    """Whether calling a method only makes a coroutine or a generator."""
+    target = inspect.unwrap(method)
+    called = getattr(target, "__call__", None)  # noqa: B004  (the method of an object that is called, async or not)
+    lazy = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return any(is_lazy(target) or is_lazy(called) for is_lazy in lazy)
+
+
+def _optional_without_default(declared: Iterable[KernelParameterMetadata], method: Any) -> dict[str, None]:
+    """Collect the parameters that Semantic Kernel tells the model it may leave out, and Python demands."""
+    optional = {
+        one.name
+        for one in declared
+        if not one.is_required and one.default_value is None and one.include_in_function_choices
+    }
+    if not optional:
+        return {}
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: None
+        for name, own in inspect.signature(method).parameters.items()
+        if name in optional and own.kind in keyword and own.default is inspect.Parameter.empty
+    }
+
+
+def _digest(declared: KernelParameterMetadata) -> str:
+    value = [declared.type_, declared.is_required, declared.include_in_function_choices]
+    value += [_undescribed(declared.schema_data), declared.default_value]
+    # A default that is not JSON is written by its type: its repr may hold an address, which differs by process.
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda one: type(one).__qualname__)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _undescribed(schema: Any) -> Any:
+    if isinstance(schema, Mapping):
+        items = cast("Mapping[str, Any]", schema).items()
+        return {key: _undescribed(value) for key, value in items if key != "description" or not isinstance(value, str)}
+    if isinstance(schema, list):
+        return [_undescribed(one) for one in cast("list[Any]", schema)]
+    return schema
+
+
+def parse_arguments(text: str, tool: Tool) -> dict[str, Any] | InvalidArguments:
+    """Parse, check and convert the arguments of one call.
+
+    Args:
+        text: JSON text of one object, as the model sent it; "" is no arguments.
+        tool: The function.
+
+    Returns:
+        The arguments as the function gets them, or what is wrong with them.
+    """
+    return convert_arguments(parse_object(text), tool)
+
+
+def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> dict[str, Any] | InvalidArguments:
+    """Check the arguments of one call, and convert each to its parameter's type.
+
+    Args:
+        given: JSON values by name, or what `parse_object` found wrong; they are not changed.
+        tool: The function.
+
+    Returns:
+        The arguments as the function gets them, in the order given: the same dict where nothing had to be converted.
+        Or what is wrong with them. A null stays a null, also where `Parameter.drops_null` says how to pass it.
+    """
+    if isinstance(given, InvalidArguments):
+        return InvalidArguments(message=f"The arguments of {tool.name} {given.message}")
+    by_name = tool.parameters
+    problems = _name_problems(given, by_name)
+    changed: dict[str, Any] = {}
+    for name, value in given.items():
+        parameter = by_name.get(name)
+        if parameter is None or type(value) is parameter.exact:
+            continue
+        try:
+            converted = parameter.convert(value)
+        except UnfitError as unfit:
+            problems.append(f"{quoted(name)}{unfit.place} {unfit.problem}")
+        else:
+            if converted is not value and json_text(converted) != json_text(value):
+                changed[name] = converted
+    if not problems:
+        return {**given, **changed} if changed else given
+    items = (f"{one.name} ({one.expected()}{', required' if one.required else ''})" for one in by_name.values())
+    taken = f"Its parameters: {', '.join(items)}." if by_name else "It takes no parameters."
+    return InvalidArguments(
+        message=f"The arguments of {tool.name} cannot be used: {'; '.join(problems)}. "
+        f"{taken} Call it again with corrected arguments."
+    )
+
+
+def _name_problems(given: Mapping[str, Any], by_name: Mapping[str, Parameter]) -> list[str]:
+    unknown = [name for name in given if name not in by_name]
+    problems = [f"{quoted(name)} is missing" for name, one in by_name.items() if one.required and name not in given]
+    problems += [f"{quoted(name)} is not a parameter" for name in unknown[:_NAMES_SHOWN]]
+    if len(unknown) > _NAMES_SHOWN:
+        problems.append(f"{len(unknown) - _NAMES_SHOWN} more are not parameters")
+    return problems
+
+
+def conversion_problem(error: BaseException, tool: Tool, given: Mapping[str, Any]) -> str | None:
+    """Tell the model which of its arguments Semantic Kernel could not convert, if that is what an error says.
+
+    The error is recognised by the place it was raised at: its class is used for everything, its text is no interface.
+
+    Args:
+        error: What the call raised.
+        tool: The function.
+        given: The arguments that the model gave; it reads nothing of the application's.
+
+    Returns:
+        What the model may read; None if the error is another one, or not about an argument of the model.
+    """
+    declared = unconverted_parameter(error)
+    if declared is None or declared.name not in given:
+        return None
+    cause = error.__cause__.__cause__ if error.__cause__ is not None else None
+    details = validation_details(cause) if isinstance(cause, ValidationError) else ""
+    return (
+        f"The argument {quoted(declared.name)} of {tool.name} cannot be converted to {declared.type_}"
+        f"{details}. The function was not run. Call it again with a corrected argument."
+    )
+
+
+def unconverted_parameter(error: BaseException) -> KernelParameterMetadata | None:
+    """Find the parameter that Semantic Kernel could not convert, so that the function did not run; None otherwise."""
+    place = error.__traceback__ if isinstance(error, FunctionExecutionException) else None
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    gather = getattr(KernelFunctionFromMethod.gather_function_parameters, "__code__", None)
+    if place is None or place.tb_frame.f_code is not gather:
+        return None
+    parameter = place.tb_frame.f_locals.get("param")
+    return parameter if isinstance(parameter, KernelParameterMetadata) else None

@@ -38,9 +38,10 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.core.errors import shown
 from planner_ext.sk.approval import DecisionRefusedError, PendingCall
-from planner_ext.sk.arguments import InvalidArguments, parse_arguments, parse_object, tool_of
+from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.execution import result_text
 from planner_ext.sk.messages import calls_of, text_of
+from planner_ext.sk.toolset import parse_arguments, tool_of
 
 __all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_result", "waiting_results"]
 

@@ -18,8 +18,9 @@ from semantic_kernel.functions import KernelArguments, KernelFunction
 from typing_extensions import TypedDict
 
 from planner_ext.approval.decisions import digest_of, with_plain_numbers
-from planner_ext.sk.arguments import InvalidArguments, convert_arguments, tool_of
+from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.execution import runnable
+from planner_ext.sk.toolset import convert_arguments, tool_of
 from support.arguments import Colour, Item, declaring, function_of, message_of, parse, taking
 
 Account = NewType("Account", int)

@@ -13,9 +13,9 @@ from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFun
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.engine.concurrency import in_thread
-from planner_ext.sk.arguments import tool_of
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.execution import Raised, ToolExecution, caught, runnable
+from planner_ext.sk.toolset import tool_of
 
 
 def function_of(method: Callable[..., Any]) -> KernelFunctionFromMethod:

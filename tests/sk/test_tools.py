@@ -9,7 +9,7 @@ import pytest
 from semantic_kernel.functions import KernelFunction, KernelParameterMetadata
 
 from planner_ext.engine.effects import effect
-from planner_ext.sk.arguments import tool_of
+from planner_ext.sk.toolset import tool_of
 from support.arguments import ADD, declaring, function_of, taking
 
 

@@ -14,11 +14,8 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.sk.arguments import (
-    InvalidArguments,
-    parse_arguments,
-    tool_of,
-)
+from planner_ext.sk.conversion import InvalidArguments
+from planner_ext.sk.toolset import parse_arguments, tool_of
 
 
 class Colour(enum.Enum):
