@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from planner_ext import FunctionCallingStepwisePlanner
-from planner_ext.approval.pending import waiting_calls
+from planner_ext.approval.decisions import waiting_calls
 from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.options import KEY_VARIABLES, GoalArgs, ResumeArgs, RunOptions, signing_key
 from planner_ext.cli.run import CliRun, Result, goal_options, new_limits
@@ -25,10 +25,10 @@ from planner_ext.cli.text import printable
 from planner_ext.core.facts import CallFinished, CallStarted
 from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.state import TRANSITIONS, State
-from planner_ext.core.termination import cancellation_reason
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.sqlite import drop_lock, take_lock
 from planner_ext.durable.worker import Activation
+from planner_ext.engine.journal import cancellation_reason
 from planner_ext.errors import DecisionRefusedError, InvalidCheckpointError, PlannerInvalidConfigurationError
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, PendingCall, Supply

@@ -31,7 +31,7 @@ from planner_ext.cli.show import Progress, print_answer, spent_line
 from planner_ext.cli.text import Terminal, printable
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
-from planner_ext.core.termination import stopping_facts
+from planner_ext.engine.journal import stopping_facts
 from planner_ext.errors import (
     DecisionRefusedError,
     InvalidJournalError,

@@ -11,7 +11,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.approval.pending import record_of
+from planner_ext.approval.decisions import record_of
 from planner_ext.cli.text import (
     Terminal,
     TextFlow,

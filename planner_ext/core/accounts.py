@@ -7,11 +7,11 @@ Nothing here is stored: a journal alone gives the same ledger.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from planner_ext.core.limits import LIMIT_OF_PART, BudgetShare, Consumption, Ledger
 from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
@@ -38,15 +38,19 @@ class Tab:
         account: The account of the call's run.
         index: The call's index in the open batch.
         share: What was reserved for the call; None if it takes what it needs from the run's budget.
+        restart: Records that the call is about to start once more; returns why it may not, or None.
         closed: Whether the call has ended: nothing more may be taken.
         lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
         around: Returns what the adapters know of the run, given the tab.
     """
 
-    def __init__(self, account: "Account", index: int, share: BudgetShare | None) -> None:
+    def __init__(
+        self, account: "Account", index: int, share: BudgetShare | None, restart: Callable[[], Awaitable[str | None]]
+    ) -> None:
         self.account = account
         self.index = index
         self.share = share
+        self.restart = restart
         self.closed = False
         self.lost = False
         self.around: Callable[[Tab], Any] | None = None
@@ -54,8 +58,11 @@ class Tab:
         self._expected: dict[object, Usage] = {}
         self._runs: list[Account] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._before = _CURRENT.set(self)
+        with self.account.lock:
+            self.account.tabs[self.index] = self
+        return self
 
     def __exit__(self, *raised: object) -> None:
         _CURRENT.reset(self._before)
@@ -65,16 +72,11 @@ class Tab:
     @property
     def spent(self) -> Consumption | None:
         """What the call has spent, as `CallFinished` records it: None is its whole share, round trips included."""
-        if self.share is None:
-            return self.taken if self.used else None
-        if not self.lost:
+        if self.share is None and self._taken is None and not self._runs:
+            return None
+        if self.share is None or not self.lost:
             return self.taken
         return None if self.share.iterations is not None else self.share.at_least(self.taken)
-
-    @property
-    def used(self) -> bool:
-        """Whether anything was taken."""
-        return self._taken is not None or bool(self._runs)
 
     @property
     def taken(self) -> Consumption:
@@ -147,7 +149,7 @@ class Account:
         self._state = state
         self._within = within
         self._before = Ledger()
-        self._tabs: dict[int, Tab] = {}
+        self.tabs: dict[int, Tab] = {}
         self._starting: tuple[int, ...] = ()
         self._share: BudgetShare | None = None
         self._under_way = 0
@@ -215,20 +217,14 @@ class Account:
         with self.lock:
             self._restarting = Consumption()
 
-    def tab(self, index: int, share: BudgetShare | None) -> Tab:
-        """Open the tab of a call that starts."""
-        with self.lock:
-            tab = self._tabs[index] = Tab(self, index, share)
-            return tab
-
     def forget(self, index: int) -> None:
         """Forget the tab of a call whose end is recorded."""
         with self.lock:
-            self._tabs.pop(index, None)
+            self.tabs.pop(index, None)
 
     def unrecorded(self) -> dict[int, Consumption]:
         """Give what the calls have spent that is not recorded yet, by index, without whole shares."""
-        spent = {index: tab.spent for index, tab in self._tabs.items()}
+        spent = {index: tab.spent for index, tab in self.tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
 
     def left(self) -> BudgetShare:
@@ -273,8 +269,8 @@ class Account:
         if batch is None:
             return Consumption(), 0
         taken, held, calls = self._restarting, 0, batch.calls
-        for index, tab in self._tabs.items():
-            if tab.used and index < len(calls) and calls[index].answer is None:
+        for index, tab in self.tabs.items():
+            if index < len(calls) and calls[index].answer is None:
                 own = tab.taken
                 taken += own if tab.share is None else Consumption(calls_by_function=own.calls_by_function)
                 held += tab.held if tab.share is None else 0

@@ -26,7 +26,6 @@ __all__ = [
     "divided",
     "is_count",
     "is_positive_number",
-    "out_of_time",
     "released",
     "remaining_limits",
     "spent_limit",
@@ -285,13 +284,14 @@ class Ledger(Consumption):
     denials_in_row: int = 0
 
 
-def spent_limit(limits: Budget, ledger: Ledger, at: float) -> str | None:
+def spent_limit(limits: Budget, ledger: Ledger, at: float, *, of_time: bool = False) -> str | None:
     """Name the first limit on tokens, cost, time, errors or denials that is used up, or None.
 
     Args:
         limits: What may be spent.
         ledger: What was spent.
         at: The time of the newest fact, in seconds since the epoch.
+        of_time: Look at active time and deadline only: unlike the other limits they leave no request for an answer.
     """
     spent: tuple[tuple[str, float | None, float], ...] = (
         ("max_total_tokens", limits.max_total_tokens, ledger.usage.total_tokens),
@@ -301,14 +301,8 @@ def spent_limit(limits: Budget, ledger: Ledger, at: float) -> str | None:
         ("max_consecutive_errors", limits.max_consecutive_errors, ledger.errors_in_row),
         ("max_repeated_denials", limits.max_repeated_denials, ledger.denials_in_row),
     )
-    return next((name for name, limit, used in spent if limit is not None and used >= limit), None)
-
-
-def out_of_time(limits: Budget, ledger: Ledger, at: float) -> bool:
-    """Return whether a time limit has passed: unlike the other limits, it leaves no request for an answer."""
-    most = limits.max_active_seconds
-    worked = most is not None and ledger.usage.active_seconds >= most
-    return worked or (limits.deadline is not None and at >= limits.deadline.timestamp())
+    looked_at = spent[2:4] if of_time else spent
+    return next((name for name, limit, used in looked_at if limit is not None and used >= limit), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,8 +393,8 @@ class BudgetShare:
         )
 
     def divided(self, by: int) -> "BudgetShare":
-        """Divide each part; what can only be spent whole is rounded down."""
-        return self._each(lambda name, own: own / by if name in ("cost", "seconds") else own // by)
+        """Divide each part; what can only be spent whole is rounded down, to 0 at least."""
+        return self._each(lambda name, own: own / by if name in ("cost", "seconds") else max(own // by, 0))
 
     def whole(self) -> Consumption:
         """Convert the share to a consumption of all of it."""
@@ -446,8 +440,6 @@ def divided(limits: Budget, ledger: Ledger, *, starting: int, by: int) -> Budget
     """
     left = BudgetShare.of(limits).less(ledger + Consumption(iterations=limits.iterations_kept, tool_calls=starting))
     share = left.divided(by)
-    if share.tool_calls is not None:
-        share = replace(share, tool_calls=max(share.tool_calls, 0))
     return share if share.used_up() is None else None
 
 
@@ -458,10 +450,7 @@ def released(ledger: Ledger, share: BudgetShare | None, spent: Consumption | Non
     """
     if share is None:
         return ledger if spent is None else ledger + spent
-    whole = share.whole()
-    if spent is None:
-        spent = updated(whole, usage=replace(whole.usage, active_seconds=0.0))
-    ledger = ledger - whole + spent
+    ledger = ledger - share.whole() + (share.at_least(Consumption()) if spent is None else spent)
     usage = ledger.usage  # adding and subtracting fractions leaves a picodollar or a picosecond behind
     if share.cost is not None and usage.cost is not None:
         usage = replace(usage, cost=round(usage.cost, 12))

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from planner_ext.core.facts import CallDecided, ModelReplied
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, out_of_time, remaining_limits, spent_limit
+from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, remaining_limits, spent_limit
 from planner_ext.core.state import Batch, Phase, State, asks
 from planner_ext.core.values import Status
 
@@ -212,7 +212,7 @@ def _no_request(state: State) -> str | None:
 
 
 def _no_time(state: State) -> bool:
-    return out_of_time(state.rules.limits, state.ledger, state.at)
+    return spent_limit(state.rules.limits, state.ledger, state.at, of_time=True) is not None
 
 
 def _plan(state: State) -> Action:

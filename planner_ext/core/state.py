@@ -24,8 +24,6 @@ __all__ = [
     "Phase",
     "State",
     "asks",
-    "only_asks",
-    "waiting_reply",
 ]
 
 
@@ -191,23 +189,3 @@ def asks(text: str) -> bool:
     Closing quotes, brackets and emphasis after the mark do not count.
     """
     return text.rstrip(_CLOSING).endswith(_MARKS)
-
-
-def only_asks(state: State) -> bool:
-    """Return whether a run waits for answers alone, and for no decision on a call."""
-    if state.phase is not Phase.PAUSED:
-        return False
-    if state.batch is None:
-        return True
-    waiting = [call.decided for call in state.batch.calls if call.answer is None and not _held(call)]
-    return all(decided is not None and decided.kind == "question" for decided in waiting)
-
-
-def _held(call: Call) -> bool:
-    """Return whether a call only waits for the others of its batch."""
-    return call.decided is not None and call.decided.verdict == "run" and not call.started
-
-
-def waiting_reply(state: State) -> ModelReplied | None:
-    """Return the plain reply that a paused run waits with, or None."""
-    return state.reply if state.phase is Phase.PAUSED and state.batch is None else None

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner_ext.approval.pending import DecisionRecord
+    from planner_ext.approval.decisions import DecisionRecord
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
         RunConflictError,
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "approval.pending": ("DecisionRecord",),
+    "approval.decisions": ("DecisionRecord",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.runs": ("Approvals", "Runs"),
     "durable.worker": ("DurablePlanner", "RunHandle"),

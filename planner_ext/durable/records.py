@@ -16,8 +16,16 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from planner_ext.approval.decisions import Approve, Decision, Deny, Supply, digests_of, fingerprint_of, problem_of
-from planner_ext.approval.pending import DecisionRecord
+from planner_ext.approval.decisions import (
+    Approve,
+    Decision,
+    DecisionRecord,
+    Deny,
+    Supply,
+    digests_of,
+    fingerprint_of,
+    problem_of,
+)
 from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, NewerSchemaError, shown
 from planner_ext.core.facts import CallDecided, Clarified, Fact
 from planner_ext.core.fold import fold

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from planner_ext.approval.decisions import Approve, Decision, is_duration
-from planner_ext.approval.pending import DecisionRecord, InDoubt
+from planner_ext.approval.decisions import Approve, Decision, DecisionRecord, InDoubt, is_duration
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget
 from planner_ext.durable.errors import (

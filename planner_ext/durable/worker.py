@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from planner_ext.approval.decisions import Approve, Decision, InvalidDecisionError
-from planner_ext.approval.pending import InDoubt
+from planner_ext.approval.decisions import Approve, Decision, InDoubt, InvalidDecisionError
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage

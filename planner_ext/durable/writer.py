@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from planner_ext.approval.pending import WaitingCall, question_id, waiting_calls
+from planner_ext.approval.decisions import WaitingCall, question_id, waiting_calls
 from planner_ext.core.facts import (
     CallDecided,
     CallStarted,
@@ -19,11 +19,10 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import apply
 from planner_ext.core.state import Phase, State
-from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.records import Step, Value, approval_id, decided_text, fold_journal
 from planner_ext.durable.store import JournalStore
-from planner_ext.engine.journal import SCHEMA, dump_facts
+from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, stopping_facts
 from planner_ext.engine.ports import Clock
 
 __all__ = ["ADD_FACT", "JournalWriter", "cancel_run"]
@@ -206,7 +205,7 @@ def _question_id(state: State, index: int | None, started: Mapping[tuple[int, in
     """Return the id of the question about a call; one asked again after a start ends in the number of that start."""
     if index is None:
         assert state.reply is not None
-        return approval_id(state.run_id, state.reply.iteration, question_id(state.reply))
+        return approval_id(state.run_id, state.reply.iteration, question_id(state.reply.iteration))
     assert state.batch is not None
     iteration, call = state.batch.iteration, state.batch.calls[index]
     name = approval_id(state.run_id, iteration, call.request.id)

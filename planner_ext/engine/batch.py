@@ -3,13 +3,12 @@
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -23,7 +22,7 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
     takes_no_more,
 )
-from planner_ext.core.accounts import Account
+from planner_ext.core.accounts import Account, Tab
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
@@ -39,7 +38,6 @@ __all__ = [
     "StopHandle",
     "apply_decision",
     "is_as_decided",
-    "restart_of_call",
 ]
 
 FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
@@ -138,17 +136,6 @@ def _edited(
     return Deny(f"The edited arguments cannot be used. {problem}", decision.by)
 
 
-Restart: TypeAlias = Callable[[], Awaitable[str | None]]
-"""Records that the running call is about to start once more; returns why it may not, or None."""
-
-_RESTART: ContextVar[Restart] = ContextVar("planner_ext_restart")
-
-
-def restart_of_call() -> Restart | None:
-    """Find how the call that is being run is started once more; None outside of every call."""
-    return _RESTART.get(None)
-
-
 class CallFailedError(PlannerExtError):
     """A function failed in a run that raises; the cause is the function's own exception."""
 
@@ -235,27 +222,26 @@ class Calls:
         """
         self._account.starting(action.indexes, action.share)
         try:
-            await self._run_calls(action)
+            if self._ports.max_concurrency == 1 or len(action.indexes) == 1:
+                for index in action.indexes:
+                    await self._run_call(index, action, nullcontext())
+            else:
+                await self._run_concurrently(action)
         finally:
             self._account.starting((), None)
         if self._failed is not None and self._ports.raise_errors:
             function, finished = self._failed
             raise CallFailedError(function, finished.error) from finished.exception
 
-    async def _run_calls(self, action: RunCalls) -> None:
+    async def _run_concurrently(self, action: RunCalls) -> None:
         limit = self._ports.max_concurrency
-        if limit == 1 or len(action.indexes) == 1:
-            for index in action.indexes:
-                await self._run_call(index, action, nullcontext())
-            return
         slots = nullcontext() if limit is None or limit >= len(action.indexes) else asyncio.Semaphore(limit)
         try:
             async with asyncio.TaskGroup() as group:
                 for index in action.indexes:
                     group.create_task(self._run_call(index, action, slots))
-        except (
-            BaseExceptionGroup
-        ) as faults:  # faults of an adapter, store or watcher: raise the first one bare, as if the call had run alone
+        except BaseExceptionGroup as faults:
+            # Faults of an adapter, a store or an observer: the first one is raised bare, as if its call had run alone.
             raise faults.exceptions[0] from None
 
     async def _run_call(self, index: int, action: RunCalls, slots: AbstractAsyncContextManager[object]) -> None:
@@ -293,14 +279,9 @@ class Calls:
         )
         await self._journal.record(started)
         state = self._journal.state  # which has by now what was reserved for the call
-        tab = self._account.tab(index, started.reserved)
-        before = _RESTART.set(partial(self._restart, started))
-        try:
-            with tab:
-                running = self._ports.functions.run(request, resolved, index=index, state=state)
-                ended = await self._journal.in_time(running, patience=GRACE if resolved.nested else 0.0)
-        finally:
-            _RESTART.reset(before)
+        with Tab(self._account, index, started.reserved, partial(self._restart, started)) as tab:
+            running = self._ports.functions.run(request, resolved, index=index, state=state)
+            ended = await self._journal.in_time(running, patience=GRACE if resolved.nested else 0.0)
         finished = _interrupted(resolved.function) if isinstance(ended, OutOfTime) else ended
         if finished.outcome != "ok" and self._failed is None:
             self._failed = (resolved.function, finished)

@@ -40,11 +40,10 @@ from planner_ext.core.machine import (
     WithholdCalls,
 )
 from planner_ext.core.state import Phase, State
-from planner_ext.core.termination import plain_fact
 from planner_ext.core.values import Reply, TranscriptItem
 from planner_ext.engine.batch import CallFailedError, Calls, StopHandle
 from planner_ext.engine.concurrency import OutOfTime
-from planner_ext.engine.journal import Recorder
+from planner_ext.engine.journal import Recorder, plain_fact
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 
 __all__ = ["CallFailedError", "Engine", "StopHandle", "watch"]

@@ -22,9 +22,9 @@ from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, Model
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption, is_count
 from planner_ext.core.state import State
-from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import EditedReply, Message, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
+from planner_ext.engine.journal import stopping_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [

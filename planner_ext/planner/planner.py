@@ -20,10 +20,10 @@ from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Price
-from planner_ext.core.termination import cancellation_reason, stopping_facts
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.concurrency import run_sync
 from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.journal import cancellation_reason, stopping_facts
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, result_of

@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.kernel_pydantic import KernelBaseModel
 
-from planner_ext.approval.pending import DecisionRecord, decisions_of
+from planner_ext.approval.decisions import DecisionRecord, decisions_of
 from planner_ext.core.facts import LINE_WIDTH, EventLine, Fact, Planned
 from planner_ext.core.state import State
 from planner_ext.core.values import Status, Usage

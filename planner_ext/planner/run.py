@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.contents import AuthorRole, ChatMessageContent
 
-from planner_ext.approval.pending import InDoubt
+from planner_ext.approval.decisions import InDoubt
 from planner_ext.approval.policy import missing_guards
 from planner_ext.core.facts import CallDecided, CallFinished, CallOutcome, Fact, Guards, Rules, RunStarted
 from planner_ext.core.machine import IN_DOUBT

@@ -19,15 +19,18 @@ from planner_ext.approval.decisions import (
     ApprovalSettings,
     Approve,
     Decision,
+    DecisionRecord,
     Deny,
     InvalidDecisionError,
     Supply,
+    WaitingCall,
     digest_of,
     digests_of,
     fingerprint_of,
     problem_of,
+    record_of,
+    waiting_calls,
 )
-from planner_ext.approval.pending import DecisionRecord, WaitingCall, record_of, waiting_calls
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import CallDecided, CallStarted, Clarified, Ended, Fact, Resumed
 from planner_ext.core.fold import apply, fold

@@ -5,9 +5,10 @@ from typing import Any
 
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 
+from planner_ext.approval.decisions import only_asks
 from planner_ext.core.facts import CallFinished, Clarified, Fact, ModelReplied, Planned
 from planner_ext.core.limits import Consumption
-from planner_ext.core.state import Phase, State, only_asks
+from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey

@@ -27,7 +27,6 @@ from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall
-from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
@@ -230,12 +229,13 @@ class KernelFunctions:
     def _guard(self, run: _Run) -> CallGuard:
         """Bind filters to what was decided: nothing else of an approved call, and no second run unless it is safe."""
         binds, filters = run.decided is not None and run.decided.binds, self.decided_by(run.decided)
+        tab = current_tab() if run.prepared.tool.restarts else None
         bound = {KEY_PARAMETER, *run.checked.arguments, *run.prepared.tool.parameters}
         return CallGuard(
             run.checked.function,
             unchanged=watch(run.arguments, bound) if binds or filters else None,
             binds=binds,
-            restart=restart_of_call() if run.prepared.tool.restarts else None,
+            restart=None if tab is None else tab.restart,
             decided=filters,
         )
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner_ext.approval.pending import IN_DOUBT_PROMPT, waiting_calls
+from planner_ext.approval.decisions import IN_DOUBT_PROMPT, waiting_calls
 from planner_ext.core.fold import fold
 from support.core import PAUSED, RESUMED, began, calls, decided, replied, run_started
 

@@ -30,8 +30,8 @@ from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import next_action
 from planner_ext.core.state import Phase, State
-from planner_ext.core.termination import stopping_facts
 from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.journal import stopping_facts
 from support.core import violations
 from support.property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
 

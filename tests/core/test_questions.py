@@ -2,11 +2,12 @@
 
 import pytest
 
+from planner_ext.approval.decisions import only_asks
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import NO_MORE_QUESTIONS, AskPerson
-from planner_ext.core.state import Phase, asks, only_asks
+from planner_ext.core.state import Phase, asks
 from planner_ext.core.values import TextMessage, Usage
 from support.core import (
     PAUSED,

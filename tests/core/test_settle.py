@@ -6,8 +6,8 @@ from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import CallFinished, Ended, Fact, StopRequested
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase
-from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import CallResult
+from planner_ext.engine.journal import stopping_facts
 from support.core import PAUSED, SAMPLES, Play, added, began, calls, decided, finished, replied, run_started, says
 from support.core import violations as violations_of
 

@@ -8,9 +8,8 @@ from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fac
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
-from planner_ext.core.termination import stopping_facts
 from planner_ext.core.values import Usage
-from planner_ext.engine.journal import dump_facts, load_facts
+from planner_ext.engine.journal import dump_facts, load_facts, stopping_facts
 from support.core import calls, decided, finished, replied, run_started
 
 SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall, digest_of
+from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -20,7 +21,6 @@ from planner_ext.core.facts import (
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
-from planner_ext.engine.batch import restart_of_call
 from planner_ext.engine.engine import StopHandle
 from support.engine import (
     FakeChat,
@@ -70,9 +70,9 @@ async def test_a_nested_run_that_starts_again_has_one_share() -> None:
             return replace(super().check(call, edited), nested=True)
 
     async def run_again() -> None:
-        restart = restart_of_call()
-        assert restart is not None
-        assert await restart() is None
+        tab = current_tab()
+        assert tab is not None
+        assert await tab.restart() is None
 
     engine = engine_of(["f"], "done", functions=Nested({"f": run_again}), rules={"limits": Budget(max_iterations=9)})
     state = await engine.run()
