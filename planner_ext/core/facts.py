@@ -15,6 +15,7 @@ __all__ = [
     "LINE_WIDTH",
     "AnswerChecked",
     "CallDecided",
+    "CallFact",
     "CallFinished",
     "CallOutcome",
     "CallStarted",
@@ -197,7 +198,17 @@ class ModelReplied(EventLine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallDecided(EventLine):
+class CallFact(EventLine):
+    """The base of the facts about one call: its iteration, its index in the batch, its id, and its function."""
+
+    iteration: int
+    index: int
+    call_id: str
+    function: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDecided(CallFact):
     """One call of the open batch was decided; a deferred one is decided a second time when its answer comes.
 
     Attributes:
@@ -222,10 +233,6 @@ class CallDecided(EventLine):
         asks_model: Whether the function may itself make requests to a model, which are charged to this run.
     """
 
-    iteration: int
-    index: int
-    call_id: str
-    function: str
     kind: CallKind
     verdict: Verdict
     answer: str = ""
@@ -271,7 +278,7 @@ class CallsWithheld(EventLine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallStarted(EventLine):
+class CallStarted(CallFact):
     """A function is about to run; recorded before it does, and again each time that a filter starts it anew.
 
     Attributes:
@@ -279,10 +286,6 @@ class CallStarted(EventLine):
         attempt: Which start of the call this is, from 1.
     """
 
-    iteration: int
-    index: int
-    call_id: str
-    function: str
     reserved: BudgetShare | None = None
     attempt: int = 1
     at: float
@@ -290,7 +293,7 @@ class CallStarted(EventLine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFinished(EventLine):
+class CallFinished(CallFact):
     """A started call ended; recorded in the order in which the calls end.
 
     Attributes:
@@ -301,10 +304,6 @@ class CallFinished(EventLine):
             reserved, unknown: all of it.
     """
 
-    iteration: int
-    index: int
-    call_id: str
-    function: str
     outcome: CallOutcome
     result: str
     error: str = ""

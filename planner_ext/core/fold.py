@@ -12,6 +12,7 @@ from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import (
     AnswerChecked,
     CallDecided,
+    CallFact,
     CallFinished,
     CallStarted,
     CallsWithheld,
@@ -45,7 +46,6 @@ __all__ = ["CUT_SHORT", "apply", "fold", "sticky_keys"]
 CUT_SHORT = frozenset({"length", "content_filter"})
 """Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
 
-_ERRED = frozenset({"unknown", "invalid"})
 _Changes: TypeAlias = dict[str, Any]
 
 
@@ -111,14 +111,9 @@ def _model_replied(state: State, fact: ModelReplied) -> _Changes:
     common = {"ledger": ledger, "iteration": fact.iteration + 1, "reask": False, "asked": False, "checked": None}
     if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
         calls = row_of(Call(request=call) for call in fact.calls)
-        count = len(calls)
+        n = len(calls)
         batch = Batch(
-            iteration=fact.iteration,
-            message=fact.message,
-            text=fact.text,
-            calls=calls,
-            undecided=count,
-            unanswered=count,
+            iteration=fact.iteration, message=fact.message, text=fact.text, calls=calls, undecided=n, unanswered=n
         )
         return {**common, "phase": Phase.REVIEWING, "batch": batch, "reply": None}
     transcript = (*state.transcript, *_spoken(fact))
@@ -136,7 +131,8 @@ def _spoken(fact: ModelReplied) -> tuple[TranscriptItem, ...]:
 
 def _call_decided(state: State, fact: CallDecided) -> _Changes:
     """Decide a call; a deferred call, and one in doubt, is decided a second time."""
-    batch, call = _named_call(state, fact)
+    batch = _open_batch(state)
+    call = _named_call(batch, fact, fact.index)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
     ledger = released(state.ledger, call.reserved, None)
@@ -144,14 +140,8 @@ def _call_decided(state: State, fact: CallDecided) -> _Changes:
         ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
-    call = updated(
-        call,
-        decided=fact,
-        starts=0,
-        reserved=None,
-        answer=fact.answer if answered else None,
-        erred=fact.kind in _ERRED,
-    )
+    answer, erred = fact.answer if answered else None, fact.kind in ("unknown", "invalid")
+    call = updated(call, decided=fact, starts=0, reserved=None, answer=answer, erred=erred)
     changes = _settled(state, _with_call(batch, fact.index, call), ledger)
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
@@ -169,7 +159,7 @@ def sticky_keys(function: str, digest: str, signature: str) -> dict[str, str]:
 def _calls_withheld(state: State, fact: CallsWithheld) -> _Changes:
     batch, ledger = _open_batch(state), state.ledger
     for index in fact.indexes:
-        call = _call_at(batch, index, fact)
+        call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
         ledger = released(ledger, call.reserved, None)
         batch = _with_call(batch, index, updated(call, reserved=None, answer=fact.answer))
@@ -178,7 +168,8 @@ def _calls_withheld(state: State, fact: CallsWithheld) -> _Changes:
 
 def _call_started(state: State, fact: CallStarted) -> _Changes:
     """Charge a call before it runs; a call that a filter runs again is charged again."""
-    batch, call = _named_call(state, fact)
+    batch = _open_batch(state)
+    call = _named_call(batch, fact, fact.index)
     _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
     _require(call.decided is not None and call.decided.verdict == "run", fact, "it was not decided to run")
     ledger = state.ledger if fact.reserved is None else state.ledger + fact.reserved.whole()
@@ -198,7 +189,8 @@ def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
 
 
 def _call_finished(state: State, fact: CallFinished) -> _Changes:
-    batch, call = _named_call(state, fact)
+    batch = _open_batch(state)
+    call = _named_call(batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
     ledger = released(state.ledger, call.reserved, fact.spent)
     call = updated(call, answer=fact.result, erred=fact.outcome != "ok")
@@ -214,7 +206,7 @@ def _clarified(state: State, fact: Clarified) -> _Changes:
     answered = {"clarifications": state.clarifications + (fact.answer is not None)}
     if fact.index is not None:
         batch = _open_batch(state)
-        call = _call_at(batch, fact.index, fact)
+        call = _named_call(batch, fact, fact.index)
         question = call.decided is not None and call.decided.kind == "question"
         _require(question and call.answer is None, fact, "it asks nothing")
         batch = _with_call(batch, fact.index, updated(call, asked=True, answer=fact.answer))
@@ -222,14 +214,8 @@ def _clarified(state: State, fact: Clarified) -> _Changes:
     if fact.answer is None:
         return {"ledger": ledger, "asked": True}
     transcript = (*state.transcript, TextMessage(role="user", text=fact.answer))
-    return {
-        **answered,
-        "ledger": ledger,
-        "phase": Phase.ASKING,
-        "reply": None,
-        "asked": False,
-        "transcript": transcript,
-    }
+    asking = {"phase": Phase.ASKING, "reply": None, "asked": False, "transcript": transcript}
+    return {**answered, **asking, "ledger": ledger}
 
 
 def _open_batch(state: State) -> Batch:
@@ -238,31 +224,19 @@ def _open_batch(state: State) -> Batch:
     return state.batch
 
 
-_OfCalls = CallDecided | CallStarted | CallFinished | CallsWithheld | Clarified
+_NamesCalls: TypeAlias = CallDecided | CallStarted | CallFinished | CallsWithheld | Clarified
 
 
-def _named_call(state: State, fact: CallDecided | CallStarted | CallFinished) -> tuple[Batch, Call]:
-    """Find the call that a fact names; the error of a damaged journal names the fact."""
-    batch, index = _open_batch(state), fact.index
-    there = fact.iteration == batch.iteration and 0 <= index < len(batch.calls)
-    call = batch.calls[index] if there else None
-    if call is None or call.request.id != fact.call_id:
-        raise _impossible(fact, "no such call")
-    return batch, call
-
-
-def _call_at(batch: Batch, index: int, fact: _OfCalls) -> Call:
+def _named_call(batch: Batch, fact: _NamesCalls, index: int) -> Call:
     _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
-    return batch.calls[index]
+    call = batch.calls[index]
+    _require(not isinstance(fact, CallFact) or fact.call_id == call.request.id, fact, "no such call")
+    return call
 
 
-def _require(condition: bool, fact: _OfCalls, problem: str) -> None:
+def _require(condition: bool, fact: _NamesCalls, problem: str) -> None:
     if not condition:
-        raise _impossible(fact, problem)
-
-
-def _impossible(fact: _OfCalls, problem: str) -> IllegalTransitionError:
-    return IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
+        raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
@@ -307,9 +281,8 @@ def _settled(state: State, batch: Batch, ledger: Ledger, ending: str | None = No
 
 def _items(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
     kept = [call for call in batch.calls if call.request.id not in removed]
-    edited = tuple(
-        (call.request.id, text) for call in kept if (text := call.decided and call.decided.edited) is not None
-    )
+    changed = ((call.request.id, call.decided and call.decided.edited) for call in kept)
+    edited = tuple((call_id, text) for call_id, text in changed if text is not None)
     message: TranscriptItem = batch.message
     if removed or edited:
         message = EditedReply(message=message, kept=tuple(call.request.id for call in kept), edited=edited)

@@ -16,15 +16,7 @@ from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelRepli
 from planner_ext.core.limits import BudgetShare, Ledger
 from planner_ext.core.values import Message, RequestedCall, TranscriptItem
 
-__all__ = [
-    "ASK_USER",
-    "TRANSITIONS",
-    "Batch",
-    "Call",
-    "Phase",
-    "State",
-    "asks",
-]
+__all__ = ["ASK_USER", "TRANSITIONS", "Batch", "Call", "Phase", "State", "asks"]
 
 
 class Phase(StrEnum):

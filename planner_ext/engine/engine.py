@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from planner_ext.core import machine
 from planner_ext.core.accounts import Account
 from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.facts import (
@@ -19,25 +20,10 @@ from planner_ext.core.facts import (
     CallStarted,
     Clarified,
     Fact,
-    IterationCompleted,
     MessageAdded,
     ModelReplied,
     Planned,
     StopRequested,
-)
-from planner_ext.core.machine import (
-    Action,
-    AddMessage,
-    AskModel,
-    AskPerson,
-    AskPlan,
-    CheckAnswer,
-    CompleteIteration,
-    Finish,
-    Pause,
-    ReviewCalls,
-    RunCalls,
-    WithholdCalls,
 )
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem
@@ -105,44 +91,47 @@ class Engine:
     def _running(self) -> bool:
         return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
 
-    async def _next(self, *, waits: bool = True) -> Action | None:
+    async def _next(self, *, waits: bool = True) -> machine.Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
         action = self.account.decide(self._journal.as_of_now())
         waits = waits and self._ports.min_iteration_seconds > 0
-        if waits and isinstance(action, AskPlan | AskModel) and await self._waited():
+        if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._waited():
             return await self._next(waits=False)  # a stop or a deadline may have come while it waited
         return action
 
-    async def _perform(self, action: Action) -> None:  # noqa: C901  (one case for each action)
+    async def _perform(self, action: machine.Action) -> None:  # noqa: C901  (one case for each action)
         match action:
-            case AskPlan():
+            case machine.AskPlan():
                 await self._ask_plan()
-            case AskModel():
+            case machine.AskModel():
                 await self._ask_model(action)
-            case AskPerson():
+            case machine.AskPerson():
                 await self._ask_person(action)
-            case ReviewCalls():
+            case machine.ReviewCalls():
                 await self._calls.review(action)
-            case RunCalls():
+            case machine.RunCalls():
                 await self._calls.run(action)
-            case CompleteIteration():
+            case machine.CompleteIteration():
                 await self._complete_iteration(action)
-            case AddMessage() | CheckAnswer():
+            case machine.AddMessage() | machine.CheckAnswer():
                 await self.record(self._written(action))
-            case WithholdCalls() | Pause() | Finish():
-                seconds = 0.0 if isinstance(action, WithholdCalls) else self._journal.lap()
-                at = self._journal.now()
+            case machine.WithholdCalls():
+                await self.record(plain_fact(action, at=self._journal.now()))
+            case machine.Pause():
+                await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap()))
+            case machine.Finish():
+                at, seconds = self._journal.now(), self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds, iterations=self._interrupted))
 
-    def _written(self, action: AddMessage | CheckAnswer) -> MessageAdded | AnswerChecked:
+    def _written(self, action: machine.AddMessage | machine.CheckAnswer) -> MessageAdded | AnswerChecked:
         """Write a message of the planner, or what the answer's form lacks."""
         at, form = self._journal.now(), self._ports.answer_form
-        if isinstance(action, AddMessage) and action.purpose != "structure":
+        if isinstance(action, machine.AddMessage) and action.purpose != "structure":
             message = self._ports.step_message(action.purpose)
             return MessageAdded(message=message, purpose=action.purpose, at=at)
         assert form is not None, "a run whose rules ask for a form has one"
-        if isinstance(action, CheckAnswer):
+        if isinstance(action, machine.CheckAnswer):
             return AnswerChecked(answer=action.answer, problem=form.problem(action.answer), at=at)
         return MessageAdded(message=form.request(action.problem), purpose=action.purpose, at=at)
 
@@ -150,7 +139,7 @@ class Engine:
         prompts = self._ports.prompts
         if prompts is None:
             raise InvalidJournalError("Expected a run without a plan request; resume this one with a planner.")
-        request = AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
+        request = machine.AskModel(iteration=-1, offer=False, tool_choice=None, withheld=None)
         reply = await self._requested(await prompts.plan_request(), request)
         if isinstance(reply, OutOfTime):
             return
@@ -163,7 +152,7 @@ class Engine:
                 Planned(plan=reply.text, messages=messages, iterations=iterations, usage=usage, at=at, seconds=seconds)
             )
 
-    async def _requested(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Reply | OutOfTime:
+    async def _requested(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Reply | OutOfTime:
         """Make a request; one that a time limit interrupts was made, and is charged with the end."""
         emit, interrupted = self._emit, False
 
@@ -178,7 +167,7 @@ class Engine:
             self._interrupted = 1
         return reply
 
-    async def _ask_model(self, action: AskModel) -> None:
+    async def _ask_model(self, action: machine.AskModel) -> None:
         reply = await self._requested(self._journal.state.transcript, action)
         if isinstance(reply, OutOfTime):
             return
@@ -203,7 +192,7 @@ class Engine:
             )
         )
 
-    async def _ask_person(self, action: AskPerson) -> None:
+    async def _ask_person(self, action: machine.AskPerson) -> None:
         """Put a question to the clarifier; the time of a person who answers is not the run's."""
         respondent, seconds = self._ports.respondent, self._journal.lap()
         given = Clarification(text=None)
@@ -238,18 +227,15 @@ class Engine:
         self._asked_at = clock.monotonic()
         return wait > 0
 
-    async def _complete_iteration(self, action: CompleteIteration) -> None:
+    async def _complete_iteration(self, action: machine.CompleteIteration) -> None:
         asked: dict[str, Any] = {}
         if action.called and self._ports.hook is not None:
             completed = await self._journal.in_time(self._ports.hook.completed(self.state))
             if isinstance(completed, OutOfTime):
-                logger.error("The iteration-completed callback was interrupted: the time of the run is over.")
+                logger.error("The iteration-completed callback was interrupted: a time limit of the run has passed.")
             else:
                 asked = dict(completed)
-        at, seconds = self._journal.now(), self._journal.lap()
-        await self.record(
-            IterationCompleted(iteration=action.iteration, called=action.called, at=at, seconds=seconds, **asked)
-        )
+        await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap(), **asked))
 
 
 T = TypeVar("T")

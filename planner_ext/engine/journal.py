@@ -1,26 +1,39 @@
-"""The journal of one run: facts as JSON, and the recorder that stores, applies and publishes each fact in order.
+"""The journal of one run: facts as JSON, the facts that end a run from outside, and the recorder of all facts.
 
-The recorder also measures the run's time: the active time since the last fact that has one, and what is left until a
-time limit.
+The recorder stores, applies and publishes each fact in order. It also measures the run's time: the active time since
+the last fact that has one, and what is left until a time limit.
 """
 
 import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
+from dataclasses import fields, replace
+from functools import cache, reduce
 from typing import Annotated, Any, Final, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
-from planner_ext.core.facts import Fact, IterationCompleted, MessageAdded, ModelReplied, Planned, RunStarted
+from planner_ext.core.facts import (
+    CallFinished,
+    CallsWithheld,
+    Ended,
+    Fact,
+    IterationCompleted,
+    MessageAdded,
+    ModelReplied,
+    Paused,
+    Planned,
+    RunStarted,
+    StopRequested,
+)
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption, is_count
+from planner_ext.core.machine import IN_DOUBT, CompleteIteration, Finish, Pause, WithholdCalls, next_action
 from planner_ext.core.state import State
 from planner_ext.core.values import EditedReply, Message, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
@@ -30,11 +43,14 @@ from planner_ext.engine.ports import Emit, Ports, RunInfo
 __all__ = [
     "SCHEMA",
     "Recorder",
+    "cancellation_reason",
     "check_schema",
     "dump_facts",
     "dump_message",
     "load_facts",
     "messages_of",
+    "plain_fact",
+    "stopping_facts",
 ]
 
 SCHEMA = 1
@@ -126,6 +142,62 @@ def _with_json_messages(fact: Fact) -> Fact:
             return replace(fact, messages=tuple(map(dump_message, fact.messages)))
         case _:
             return fact
+
+
+_FACT_OF: dict[type[object], Callable[..., Fact]] = {
+    WithholdCalls: CallsWithheld,
+    CompleteIteration: IterationCompleted,
+    Pause: Paused,
+    Finish: Ended,
+}
+
+
+def plain_fact(action: WithholdCalls | CompleteIteration | Pause | Finish, *, at: float, **more: Any) -> Fact:
+    """Turn an action that needs no adapter into its fact, which has the same values and those that are given."""
+    values = {item.name: getattr(action, item.name) for item in fields(action)}
+    return _FACT_OF[type(action)](**values, at=at, **more)
+
+
+def cancellation_reason(by: str, reason: str) -> str:
+    """Say who cancelled a run and why, as far as that is known: for the record and for the model."""
+    who = f"Cancelled by {by}" if by else "Cancelled"
+    return f"{who}: {reason}" if reason else f"{who}."
+
+
+def stopping_facts(
+    state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Consumption] | None = None
+) -> tuple[Fact, ...]:
+    """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end. Pure.
+
+    Args:
+        state: A run that has begun and has not ended.
+        reason: Why, for the record and for the model.
+        at: Now, in seconds since the epoch.
+        seconds: Active time since the last fact that has one; charged with the end.
+        spent: What the started calls have spent, by their index in the batch.
+    """
+    facts: list[Fact] = [StopRequested(reason=reason, at=at)]
+    batch = state.batch
+    for index, call in enumerate(batch.calls if batch is not None else ()):
+        if batch is not None and call.started and call.answer is None and call.decided is not None:
+            cancelled = CallFinished(
+                iteration=batch.iteration,
+                index=index,
+                call_id=call.request.id,
+                function=call.decided.function,
+                outcome="cancelled",
+                result=IN_DOUBT,
+                spent=(spent or {}).get(index),
+                at=at,
+            )
+            facts.append(cancelled)
+    state = reduce(apply, facts, state)
+    while (action := next_action(state)) is not None:
+        assert isinstance(action, CompleteIteration | WithholdCalls | Finish), "a stopping run asks for nothing else"
+        timed = {} if isinstance(action, WithholdCalls) else {"seconds": seconds if isinstance(action, Finish) else 0.0}
+        facts.append(plain_fact(action, at=at, **timed))
+        state = apply(state, facts[-1])
+    return tuple(facts)
 
 
 logger = logging.getLogger(__name__)
