@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from planner_ext.core.facts import CallDecided, ModelReplied
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, remaining_limits, spent_limit
-from planner_ext.core.state import Batch, Phase, State, asks
+from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
 
 __all__ = [
@@ -202,17 +202,13 @@ def iterations_left(state: State) -> float:
     return math.inf if allowed is None else allowed - state.ledger.iterations
 
 
-def _spent(state: State) -> str | None:
-    return spent_limit(state.rules.limits, state.ledger, state.at)
+def _spent(state: State, *, of_time: bool = False) -> str | None:
+    return spent_limit(state.rules.limits, state.ledger, state.at, of_time=of_time)
 
 
 def _no_request(state: State) -> str | None:
     """Name the limit that forbids any further request, or None."""
     return "max_iterations" if iterations_left(state) <= 0 else _spent(state)
-
-
-def _no_time(state: State) -> bool:
-    return spent_limit(state.rules.limits, state.ledger, state.at, of_time=True) is not None
 
 
 def _plan(state: State) -> Action:
@@ -230,7 +226,7 @@ def _ask(state: State) -> Action:
         return Finish(status="stopped", reason=state.stopping)
     left, answers = iterations_left(state), state.rules.limits.on_limit == "answer"
     limit = state.limit or _spent(state) or ("max_iterations" if left <= 0 else None)
-    if limit is not None and (not answers or left <= 0 or _no_time(state)):
+    if limit is not None and (not answers or left <= 0 or _spent(state, of_time=True)):
         return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, limit))
     return _request(state, "max_iterations" if limit is None and left == 1 and answers else limit)
 
@@ -344,14 +340,14 @@ def _review(state: State) -> Action:
     batch = state.batch
     assert batch is not None
     if (answer := _stopped_text(state)) is not None:
-        return _withhold_open(batch, answer, None)
+        return _withhold_open(batch, answer)
     most, count = state.rules.limits.max_calls_per_reply, len(batch.calls)
     if most is not None and count > most:
         answer = (
             f"Not executed: one reply may have max_calls_per_reply={most} calls, and this one has {count}; none of "
             "them ran. Make fewer calls at once."
         )
-        return _withhold_open(batch, answer, None)
+        return _withhold_open(batch, answer)
     undecided = tuple(i for i, call in enumerate(batch.calls) if call.decided is None and call.answer is None)
     return ReviewCalls(iteration=batch.iteration, indexes=undecided)
 
@@ -362,11 +358,13 @@ def _call(state: State) -> Action:
     if (reason := _returned(state, batch)) is not None and state.stopping is None:
         return Finish(status="stopped", reason=reason, returned=True)
     if state.final_answer is not None:
-        return _withhold_open(batch, "Not executed: the final answer was given in the same message.", None)
+        return _withhold_open(batch, "Not executed: the final answer was given in the same message.")
     if (answer := _stopped_text(state)) is not None:
-        return _withhold_open(batch, answer, None)
+        return _withhold_open(batch, answer)
     if iterations_left(state) <= 0:
-        return _refuse(state, batch, _open(batch), "max_iterations")
+        return _refuse(
+            state, batch, tuple(i for i, call in enumerate(batch.calls) if call.answer is None), "max_iterations"
+        )
     ready = _ready(batch)
     if ready and (len(ready) == batch.unanswered or state.rules.on_deferred == "run_safe_first"):
         return _start(state, batch, ready)
@@ -385,18 +383,13 @@ _DECIDE: dict[Phase, Callable[[State], Action]] = {
 
 def _put_questions(state: State, batch: Batch) -> Action | None:
     """Refuse the questions over the cap, then put the others to the clarifier; None: what is left is a person's."""
-    calls = enumerate(batch.calls)
-    questions = {
-        i: call
-        for i, call in calls
-        if call.answer is None and call.decided is not None and call.decided.kind == "question"
-    }
+    questions = {i: call for i, call in _open(batch).items() if call.decided and call.decided.kind == "question"}
     allowed = state.rules.max_clarifications
     over = () if allowed is None else tuple(questions)[max(allowed - state.clarifications, 0) :]
     if over:
         return WithholdCalls(iteration=batch.iteration, indexes=over, answer=NO_MORE_QUESTIONS, limit=None)
     unasked = next((i for i, call in questions.items() if not call.asked), None)
-    if unasked is None and not (questions and _no_time(state)):
+    if unasked is None and not (questions and _spent(state, of_time=True)):
         return None
     if (limit := _spent(state)) is not None:
         return _refuse(state, batch, tuple(questions), limit)
@@ -491,34 +484,30 @@ def _refuse(state: State, batch: Batch, indexes: tuple[int, ...], limit: str) ->
     text = _limit_text(state, limit)
     if state.rules.limits.on_limit == "return_calls":
         return Finish(status="limit_reached", limit=limit, reason=text, returned=True)
-    answer = f"Not executed: {text}"
     if len(indexes) == batch.unanswered:
-        return _withhold_open(batch, answer, limit)
-    return WithholdCalls(iteration=batch.iteration, indexes=indexes, answer=answer, limit=limit)
+        return _withhold_open(batch, f"Not executed: {text}", limit)
+    return WithholdCalls(iteration=batch.iteration, indexes=indexes, answer=f"Not executed: {text}", limit=limit)
 
 
-def _withhold_open(batch: Batch, answer: str, limit: str | None) -> Action:
+def _withhold_open(batch: Batch, answer: str, limit: str | None = None) -> Action:
     """Answer every open call; those that a previous activation had started are in doubt, and answered first."""
-    started = tuple(i for i in _open(batch) if batch.calls[i].started)
+    started = tuple(i for i, call in _open(batch).items() if call.started)
     return WithholdCalls(
         iteration=batch.iteration,
-        indexes=started or _open(batch),
+        indexes=started or tuple(_open(batch)),
         answer=IN_DOUBT if started else answer,
         limit=limit,
     )
 
 
-def _open(batch: Batch) -> tuple[int, ...]:
-    return tuple(i for i, call in enumerate(batch.calls) if call.answer is None)
+def _open(batch: Batch) -> dict[int, Call]:
+    return {i: call for i, call in enumerate(batch.calls) if call.answer is None}
 
 
 def _ready(batch: Batch) -> dict[int, CallDecided]:
-    """Give the calls that are to run and have not started, with their decisions."""
-    return {
-        i: call.decided
-        for i, call in enumerate(batch.calls)
-        if call.answer is None and not call.starts and call.decided is not None and call.decided.verdict == "run"
-    }
+    """Return the decisions on the calls that are to run and have not started."""
+    unstarted = {i: call.decided for i, call in _open(batch).items() if not call.starts}
+    return {i: decided for i, decided in unstarted.items() if decided is not None and decided.verdict == "run"}
 
 
 def _stopped_text(state: State) -> str | None:

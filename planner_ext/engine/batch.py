@@ -88,18 +88,22 @@ def is_as_decided(resolved: ResolvedCall, fact: CallDecided) -> bool:
     return same and takes_no_more(fact.signature, resolved.signature)
 
 
-def apply_decision(fact: CallDecided, decision: Decision, functions: Functions, request: RequestedCall) -> CallDecided:
+def apply_decision(
+    fact: CallDecided, decision: Decision | None, functions: Functions, request: RequestedCall
+) -> CallDecided:
     """Record a decision on a call that could run.
 
     Edited arguments are validated as the model's are; if they are invalid, the call is denied.
 
     Args:
         fact: What was decided so far.
-        decision: Of an interceptor or a person.
+        decision: Of an interceptor or a person; None leaves the call as it was decided.
         functions: Resolve a call with edited arguments.
         request: The call as the model asked for it.
     """
     match decision:
+        case None:
+            return fact
         case Approve(arguments=None):
             return replace(fact, verdict="run", approved=True, by=decision.by or "", sticky=decision.always)
         case Approve():
@@ -207,12 +211,12 @@ class Calls:
             return [late.get(fact.index, fact) for fact in facts]
         made = {fact.index: decision for fact, decision in zip(gated, decisions, strict=True)}
         at = self._journal.now()  # afterwards: a review may take its time, and questions expire from now on
-        return [self._decided(batch, replace(fact, at=at), made.get(fact.index)) for fact in facts]
-
-    def _decided(self, batch: Batch, fact: CallDecided, decision: Decision | None) -> CallDecided:
-        if decision is None:
-            return fact
-        return apply_decision(fact, decision, self._ports.functions, batch.calls[fact.index].request)
+        return [
+            apply_decision(
+                replace(fact, at=at), made.get(fact.index), self._ports.functions, batch.calls[fact.index].request
+            )
+            for fact in facts
+        ]
 
     async def run(self, action: RunCalls) -> None:
         """Run these calls of the open batch, as many at once as may.
@@ -259,13 +263,11 @@ class Calls:
                 at = self._journal.now()
                 fact = CallsWithheld(iteration=action.iteration, indexes=(index,), answer=answer, limit=None, at=at)
                 await self._journal.record(fact)
-            elif not resolved.threaded:
-                await self._start_call(index, call.request, resolved, action)
-            else:
-                waits = self._threads.locked()
-                async with self._threads:
-                    if not (waits and (self._is_over() or self._journal.state.ending is not None)):
-                        await self._start_call(index, call.request, resolved, action)
+                return
+            waits = resolved.threaded and self._threads.locked()
+            async with self._threads if resolved.threaded else nullcontext():
+                if not (waits and (self._is_over() or self._journal.state.ending is not None)):
+                    await self._start_call(index, call.request, resolved, action)
 
     async def _start_call(self, index: int, request: RequestedCall, resolved: ResolvedCall, action: RunCalls) -> None:
         """Run a call that may start, and record its beginning and its end."""
