@@ -37,7 +37,6 @@ from planner_ext.core.machine import IN_DOUBT, CompleteIteration, Finish, Pause,
 from planner_ext.core.state import State
 from planner_ext.core.values import EditedReply, Message, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
-from planner_ext.engine.journal import stopping_facts
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [
