@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -17,6 +18,7 @@ __all__ = [
     "STEP",
     "OutOfTime",
     "SystemClock",
+    "called",
     "in_thread",
     "in_time",
     "run_sync",
@@ -59,6 +61,14 @@ async def in_thread(work: Callable[[], _T]) -> _T:
         # Not through the future, which takes no StopIteration; here that becomes the RuntimeError of PEP 479.
         raise error
     return cast("_T", result)
+
+
+async def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of the application, in a thread unless it is async, and await what it returns."""
+    call: object = getattr(function, "__call__", None)  # noqa: B004  (an object whose call is async)
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    result = function(*arguments) if is_async else await in_thread(lambda: function(*arguments))
+    return await result if inspect.isawaitable(result) else result
 
 
 def run_sync(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:

@@ -1,7 +1,6 @@
 """The interceptors of a run, asked in order before a call runs; the first decision wins."""
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
@@ -23,7 +22,7 @@ from planner_ext.approval.decisions import (
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
-from planner_ext.engine.concurrency import OUT_OF_TIME, in_thread, in_time, seconds_from_now
+from planner_ext.engine.concurrency import OUT_OF_TIME, called, in_time, seconds_from_now
 
 __all__ = ["CheckForIntervention", "InterceptorChain", "PreInvoke"]
 
@@ -147,13 +146,7 @@ async def _answer(ask: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Call an async interceptor, or a policy, which is quick, on the event loop; others in a thread."""
     if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
         return ask(*arguments)
-    answer = ask(*arguments) if _is_async(ask) else await in_thread(lambda: ask(*arguments))
-    return await answer if inspect.isawaitable(answer) else answer
-
-
-def _is_async(ask: Callable[..., Any]) -> bool:
-    # B004: not whether it can be called is asked, but whether what is called is async.
-    return inspect.iscoroutinefunction(ask) or inspect.iscoroutinefunction(getattr(ask, "__call__", None))  # noqa: B004  (an object whose call is async)
+    return await called(ask, *arguments)
 
 
 def _name(ask: object) -> str:

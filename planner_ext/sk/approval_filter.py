@@ -20,7 +20,7 @@ from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_c
     AutoFunctionInvocationContext,
 )
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
-from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction
+from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunction, KernelFunctionMetadata
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
@@ -62,7 +62,7 @@ from planner_ext.sk.waiting_results import (
     waiting_results,
 )
 
-__all__ = ["ApprovalFilter", "approval_filters", "converted_values", "tool_call"]
+__all__ = ["ApprovalFilter", "approval_filters", "converted_values", "report_unused_rules", "tool_call"]
 
 _logger = logging.getLogger(__name__)
 
@@ -164,13 +164,10 @@ class ApprovalFilter:
         )
 
     def report_unused_rules(self, kernel: Kernel) -> None:
-        """Log once which rules of a policy match no function of the kernel: a misspelt name guards nothing."""
-        if self._reported or not isinstance(self.policy, ApprovalPolicy):
-            return
-        self._reported = True
-        functions = kernel.get_full_list_of_function_metadata()
-        for number in self.policy.unused_rules([(one.plugin_name or "", one.name) for one in functions]):
-            _logger.warning("Rule %d of the approval policy is for no function of this kernel.", number)
+        """Log once which rules of the policy match no function of the kernel."""
+        if not self._reported:
+            self._reported = True
+            report_unused_rules(self.policy, kernel.get_full_list_of_function_metadata(), "kernel")
 
     async def decide(
         self, function: KernelFunction, call: ToolCall, state: State | None = None, *, asks: bool = True
@@ -314,6 +311,15 @@ class ApprovalFilter:
             return str(ended.error)
         _logger.error("The approved function %s failed.", pending.fully_qualified_name, exc_info=ended.error)
         return f"The function {pending.fully_qualified_name} failed."
+
+
+def report_unused_rules(
+    policy: Interceptor, functions: Iterable[KernelFunctionMetadata | KernelFunction], place: str
+) -> None:
+    """Log the rules of a policy that match none of the functions: a misspelt name guards nothing."""
+    if isinstance(policy, ApprovalPolicy):
+        for number in policy.unused_rules([(one.plugin_name or "", one.name) for one in functions]):
+            _logger.warning("Rule %d of the approval policy is for no function of this %s.", number, place)
 
 
 async def _always() -> None:

@@ -1,6 +1,5 @@
 """Questions of the model: the function that asks them, and the application's clarifier that answers them."""
 
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
@@ -10,10 +9,11 @@ from semantic_kernel.contents import ChatHistory
 from semantic_kernel.functions import KernelFunction, KernelPlugin, kernel_function
 
 from planner_ext.core.errors import shown
+from planner_ext.core.limits import is_count
 from planner_ext.core.machine import AskPerson
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
-from planner_ext.engine.concurrency import in_thread
+from planner_ext.engine.concurrency import called
 from planner_ext.engine.ports import Clarification
 from planner_ext.sk.errors import PlannerException
 
@@ -98,7 +98,7 @@ class AskedClarifier:
             clarifications=state.clarifications,
             trips_left=request.iterations,
         )
-        given = await _asked(self.clarifier, question)
+        given: object = await called(self.clarifier, question)
         if given is None or isinstance(given, str):
             return Clarification(text=given)
         if not isinstance(given, Clarification) or not _is_sound(given):
@@ -109,19 +109,10 @@ class AskedClarifier:
         return given
 
 
-async def _asked(clarifier: Any, question: Question) -> object:
-    """Await an async clarifier; call a sync one in a thread, so that it does not block the event loop."""
-    is_async = inspect.iscoroutinefunction(clarifier) or inspect.iscoroutinefunction(getattr(clarifier, "__call__", 0))  # noqa: B004  (an object whose call is async)
-    given = clarifier(question) if is_async else await in_thread(lambda: clarifier(question))
-    return await given if inspect.isawaitable(given) else given
-
-
 def _is_sound(given: Clarification) -> bool:
     """Whether the fields have the types that they declare."""
-    text = "" if given.text is None else given.text
-    values: list[tuple[object, type]] = [(text, str), (given.by, str), (given.usage, Usage), (given.iterations, int)]
-    typed = all(isinstance(value, kind) for value, kind in values)
-    return typed and not isinstance(given.iterations, bool) and given.iterations >= 0
+    values: list[tuple[object, Any]] = [(given.text, str | None), (given.by, str), (given.usage, Usage)]
+    return all(isinstance(value, kind) for value, kind in values) and is_count(given.iterations, least=0)
 
 
 OWN_PLUGIN: Final = "UserInteraction"

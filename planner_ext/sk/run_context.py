@@ -18,7 +18,7 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.gen_ai_attributes import AVAILABLE_FUNCTIONS
 
-from planner_ext.approval.policy import ApprovalPolicy, guard_name
+from planner_ext.approval.policy import guard_name
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
@@ -27,7 +27,7 @@ from planner_ext.core.state import State
 from planner_ext.engine.engine import CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Emit, Ports, Prompts, RunStore
-from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters
+from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, report_unused_rules
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import (
@@ -152,8 +152,10 @@ class RunContext:
             marked=not filters,
             can_wait=self.parent is None,
         )
-        if filters or options.interceptors:
-            self._report_unused_rules(filters)
+        for one in filters:
+            one.report_unused_rules(self.kernel)
+        for interceptor in options.interceptors:
+            report_unused_rules(interceptor, tools.functions.values(), "run")
         self.functions = KernelFunctions(
             whole(self.kernel),
             tools=tools,
@@ -267,16 +269,6 @@ class RunContext:
                 engine.account.close()
                 if self.parent is not None and self.chat.unanswered.total_tokens:
                     self.parent.tab.charge(Consumption(usage=self.chat.unanswered))
-
-    def _report_unused_rules(self, filters: Sequence[ApprovalFilter]) -> None:
-        """Log the rules of a policy that match no offered function: a misspelt name guards nothing."""
-        for one in filters:
-            one.report_unused_rules(self.kernel)
-        for policy in self.options.interceptors:
-            if isinstance(policy, ApprovalPolicy):
-                names = [(function.plugin_name, function.name) for function in self.tools.functions.values()]
-                for number in policy.unused_rules(names):
-                    logger.warning("Rule %d of the approval policy is for no function of this run.", number)
 
     def _check_names(self) -> None:
         offered, timeout = self.tools.functions.keys(), self.options.execution.timeout
