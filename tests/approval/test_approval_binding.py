@@ -105,7 +105,8 @@ async def test_an_approval_is_bound_through_every_door(door: Door, kind: str) ->
 @pytest.mark.parametrize("always", ["function", "arguments"])
 async def test_a_sticky_approval_binds_too(always: Any) -> None:
     """What was approved for the rest of the run is approved with the arguments that the model gave."""
-    door, asking = Door("planner", False), {"interceptors": [lambda call: Defer()]}
+    door = Door("planner", False)
+    asking: dict[str, Any] = {"interceptors": [lambda call: Defer()]}
     paused = await door.ask(world([TRANSFER], Bank()), **asking)
     here = world([TRANSFER, DONE], Bank())
     seen: list[int] = []

@@ -184,7 +184,7 @@ GUARDS: dict[str, dict[str, Any]] = {
 async def test_a_guarded_service_stays_guarded(door: Door, guard: str) -> None:
     """Planner, handler and another wrapper around a guarded service take over its guards: none of them is lost."""
     here = world([REFUND, DONE])
-    guarded = FunctionInvokingChatCompletion(here.service, **GUARDS[guard])
+    guarded: Any = FunctionInvokingChatCompletion(here.service, **GUARDS[guard])
     here.kernel.remove_service("scripted")
     here.kernel.add_service(guarded)
     here.service = guarded
@@ -275,7 +275,7 @@ async def test_an_expiry_that_means_nothing_is_refused_or_harmless(door: Door, s
     for place in ("mark", "settings"):
         try:
             mark = requires_approval(expires_in=seconds) if place == "mark" else requires_approval
-            options = {} if place == "mark" else {"approval": ApprovalSettings(expires_in=seconds)}
+            options: dict[str, Any] = {} if place == "mark" else {"approval": ApprovalSettings(expires_in=seconds)}
             mark(Odd.f)
         except PlannerExtError:
             continue

@@ -198,7 +198,7 @@ async def test_deferred_calls_count_when_they_start(door: Door, settings: Approv
 async def test_denied_beside_deferred_waits_with_it(door: Door) -> None:
     """A denied and a deferred call in one batch: only the deferred one is pending, the other keeps its refusal."""
     here = world([calls(REFUND, LOOK), DONE])
-    options = {"interceptors": [DENY_REFUND, only("look", Defer())]}
+    options: dict[str, Any] = {"interceptors": [DENY_REFUND, only("look", Defer())]}
     outcome = await door.ask(here, **options)
     assert (outcome.waiting, here.ran) == (["call_2"], [])
     resumed = await door.resume(here, outcome.checkpoint, {"call_2": Approve()}, **options)

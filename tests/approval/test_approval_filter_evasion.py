@@ -14,6 +14,7 @@ from planner_ext.testing import ScriptedReply, call, calls
 from planner_ext.testing.script import ScriptedCall
 from support.approval import DONE, LOOK, REFUND, REFUNDED, asked, both_ways
 from support.approval_filter import AUTO, BOTH, FUNCTION, POLICY, chat, guarded, read, under_each
+from support.stock import add_filter
 
 SMALL = ApprovalPolicy.from_dict(
     {"default": "deny", "rules": [{"function": "refund", "arguments": {"amount": {"le": 100}}, "action": "allow"}]}
@@ -160,7 +161,7 @@ async def test_a_resumed_approval_is_its_own_policy_s_only() -> None:
     """Another policy that stands around the function still has its say when the call is resumed."""
     history, by = asked(), ApprovalFilter(POLICY)
     here = guarded([REFUND, DONE], by=by)
-    here.kernel.add_filter("function_invocation", ApprovalFilter(ApprovalPolicy.from_dict({"default": "deny"})))
+    add_filter(here.kernel, "function_invocation", ApprovalFilter(ApprovalPolicy.from_dict({"default": "deny"})))
     await chat(here, history)
     await by.resume(here.kernel, history, {"call_1": Approve()})
     assert here.ran == []
@@ -182,7 +183,7 @@ async def test_two_filters_of_one_policy_and_person_ask_once() -> None:
     ann, bob = Person(), Person()
     here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, ann.ask))
     for person in (ann, bob):
-        here.kernel.add_filter("function_invocation", ApprovalFilter(POLICY, person.ask))
+        add_filter(here.kernel, "function_invocation", ApprovalFilter(POLICY, person.ask))
     await chat(here, asked())
     assert (ann.seen, bob.seen, here.ran) == (["refund"], ["refund"], [REFUNDED])
 
@@ -197,8 +198,8 @@ async def test_an_approval_is_good_for_one_run() -> None:
         await next(context)
         await next(context)
 
-    here.kernel.add_filter("auto_function_invocation", again)
-    here.kernel.add_filter("function_invocation", by)
+    add_filter(here.kernel, "auto_function_invocation", again)
+    add_filter(here.kernel, "function_invocation", by)
     await chat(here, asked())
     assert (here.ran, next(decisions, None)) == ([REFUNDED], None)
 
@@ -282,8 +283,8 @@ async def test_a_filter_between_cannot_change_what_was_approved() -> None:
         context.arguments["amount"] = 9999
         await next(context)
 
-    here.kernel.add_filter("auto_function_invocation", tamper)
-    here.kernel.add_filter("function_invocation", by)
+    add_filter(here.kernel, "auto_function_invocation", tamper)
+    add_filter(here.kernel, "function_invocation", by)
     await chat(here, asked())
     assert here.ran == []
 

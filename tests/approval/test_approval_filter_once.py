@@ -14,6 +14,7 @@ from planner_ext.testing import ScriptedReply, call, calls
 from planner_ext.testing.script import ScriptedCall
 from support.approval import DONE, REFUND, REFUNDED, Shop, World, asked, both_ways, check_sendable, results, world
 from support.approval_filter import POLICY, chat, guarded
+from support.stock import add_filter
 
 
 class Slow(Shop):
@@ -177,7 +178,7 @@ async def test_a_filter_changes_nothing_of_a_resumed_call(streamed: bool) -> Non
 
     for one, ran in ((alter, []), (twice, [REFUNDED])):
         here, by, history = await waiting(streamed=streamed)
-        here.kernel.add_filter("function_invocation", one)
+        add_filter(here.kernel, "function_invocation", one)
         await by.resume(here.kernel, history, {"call_1": Approve()})
         assert here.ran == ran
     assert results(history) == ["refunded 50"]

@@ -29,6 +29,7 @@ from support.approval import (
     world,
 )
 from support.approval_filter import AUTO, BOTH, POLICY, agent_of, chat, guarded
+from support.stock import add_filter, every_result
 
 each_under = pytest.mark.parametrize("under", [AUTO, BOTH], ids=["auto", "both"])
 
@@ -109,7 +110,7 @@ async def test_an_agent_waits_and_goes_on(streamed: bool) -> None:
     await by.resume(here.kernel, stored, {"call_2": Approve()})
     assert here.ran == [("look", "7"), REFUNDED]
     after = [message for message in stored.messages if message.role == "tool"]
-    assert any("refunded 50" in str(item.result) for message in after for item in message.items)
+    assert any("refunded 50" in str(item.result) for message in after for item in every_result(message))
 
 
 @both_ways
@@ -147,7 +148,7 @@ async def test_decisions_are_taken_all_or_none(streamed: bool) -> None:
     await refused(here, by, history, {**good, "call_9": Approve()}, "call_9")
     await refused(here, by, history, {**good, "call_2": Approve(fingerprint=first.fingerprint)}, "call_2")
     await refused(here, by, history, {**good, "call_2": Approve(arguments={"order": "7"})}, "call_2")
-    await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")
+    await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")  # pyright: ignore[reportArgumentType]  # junk, on purpose
     for junk in (None, True, "approve", Defer()):
         await refused(here, by, history, {**good, "call_2": junk}, "call_2")
     await by.resume(here.kernel, history, good)
@@ -186,7 +187,7 @@ async def test_function_filters_stand_around_a_resumed_call(streamed: bool) -> N
         seen.append(context.function.name)
         await next(context)
 
-    here.kernel.add_filter("function_invocation", watch)
+    add_filter(here.kernel, "function_invocation", watch)
     await by.resume(here.kernel, history, {"call_2": Approve()})
     assert (seen, here.ran) == (["refund"], [("look", "7"), REFUNDED])
 

@@ -133,17 +133,17 @@ async def test_what_is_no_decision_denies(door: Door, kind: str) -> None:
 
 
 JUNK: dict[str, Any] = {
-    "arguments-text": Approve(arguments="all"),
-    "arguments-key": Approve(arguments={("order", "amount"): 1}),
-    "arguments-circular": Approve(arguments=(lambda one: one.update(order=one) or one)({"amount": 1})),
-    "always": Approve(always="everything"),
-    "expires-text": Defer(expires_in="soon"),
+    "arguments-text": Approve(arguments="all"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "arguments-key": Approve(arguments={("order", "amount"): 1}),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "arguments-circular": Approve(arguments=(lambda one: one.update(order=one) or one)({"amount": 1})),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "always": Approve(always="everything"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "expires-text": Defer(expires_in="soon"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "expires-nan": Defer(expires_in=float("nan")),
     "expires-never": Defer(expires_in=float("inf")),
     "expires-far": Defer(expires_in=1e30),
-    "prompt": Defer(prompt=5),
-    "reason": Deny(5),
-    "by": Deny("No.", by=5),
+    "prompt": Defer(prompt=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "reason": Deny(5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "by": Deny("No.", by=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
 }
 
 
@@ -217,7 +217,7 @@ async def test_what_ran_is_what_was_recorded(door: Door) -> None:
 
     def meddling(call: ToolCall) -> Any:
         with contextlib.suppress(TypeError):
-            call.arguments["amount"] = 9999
+            call.arguments["amount"] = 9999  # pyright: ignore[reportIndexIssue]  # what is read-only is written
 
     here = world([REFUND, DONE])
     outcome = await door.ask(here, interceptors=[meddling], observers=[facts.append])
@@ -231,7 +231,7 @@ async def test_every_interceptor_is_shown_the_same(door: Door) -> None:
 
     def meddling(call: ToolCall) -> Any:
         with contextlib.suppress(TypeError):
-            call.arguments["amount"] = 1
+            call.arguments["amount"] = 1  # pyright: ignore[reportIndexIssue]  # what is read-only is written
 
     large = {"function": "refund", "arguments": {"amount": {"gt": 10}}, "action": "deny"}
     here = world([REFUND, DONE])

@@ -25,6 +25,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.stock import sent_calls
 
 ASK_REFUND = {"default": "allow", "rules": [{"function": "refund", "action": "ask"}]}
 
@@ -101,7 +102,7 @@ async def test_the_model_reads_the_edit(door: Door) -> None:
     here = world([REFUND, DONE])
     await door.ask(here, interceptors=[only("refund", Approve(arguments={"order": "7", "amount": 20}))])
     message, result = here.service.requests[1].messages[-2:]
-    assert message["tool_calls"][0]["function"]["arguments"] == '{"order":"7","amount":20}'
+    assert sent_calls(message)[0]["function"]["arguments"] == '{"order":"7","amount":20}'
     assert result["content"] == "refunded 20"
 
 

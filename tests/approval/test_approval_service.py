@@ -12,6 +12,7 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext import Approve, FunctionInvokingChatCompletion
 from planner_ext.errors import DecisionRefusedError
+from planner_ext.events import CallDecided
 from planner_ext.hitl_manager import Checkpoint, Defer
 from planner_ext.testing import ScriptedReply, call, calls
 from support.approval import (
@@ -32,6 +33,7 @@ from support.approval import (
     three_doors,
     world,
 )
+from support.narrow import as_type, present
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 SCRIPT = [LOOK, ScriptedReply(text="Two at once.", calls=calls(LOOK, REFUND).calls)]
@@ -101,7 +103,7 @@ async def test_the_sum_of_a_paused_stream_is_dropped_too(paused_reply: Any) -> N
     checkpoint = chunks[-1].metadata["checkpoint"]
     trip = [chunk for chunk in chunks if chunk.function_invoke_attempt == 1 and chunk.role == "assistant"]
     history.add_message(reduce(add, trip))
-    call_id = Checkpoint.from_json(checkpoint).facts[-2].call_id
+    call_id = as_type(CallDecided, Checkpoint.from_json(checkpoint).facts[-2]).call_id
     resumed = FunctionInvokingChatCompletion(world([DONE]).service, **ASK)
     await resumed.resume(history, checkpoint, {call_id: Approve()}, settings_with(), kernel=here.kernel)
     check_sendable(history)
@@ -127,10 +129,11 @@ async def test_metadata_survives_json(door: Door) -> None:
     service = FunctionInvokingChatCompletion(here.service, **ASK)
     chunks = service.get_streaming_chat_message_content(asked(), settings_with(), kernel=here.kernel)
     if door.streamed:
-        metadata = [chunk async for chunk in chunks][-1].metadata
+        metadata = present([chunk async for chunk in chunks][-1]).metadata
     else:
         await chunks.aclose()
-        metadata = (await service.get_chat_message_content(asked(), settings_with(), kernel=here.kernel)).metadata
+        message = await service.get_chat_message_content(asked(), settings_with(), kernel=here.kernel)
+        metadata = present(message).metadata
     kept = json.loads(json.dumps({key: metadata[key] for key in ("pending", "checkpoint", "status", "iterations")}))
     assert (kept["status"], kept["iterations"], kept["pending"][0]["id"]) == ("paused", 1, "call_1")
     assert Checkpoint.from_json(kept["checkpoint"]).facts[-1].type == "Paused"
@@ -177,7 +180,7 @@ SECRET = "hunter2-secret"
 @three_doors
 async def test_application_arguments_are_in_no_checkpoint(door: Door) -> None:
     """What the application gives is neither stored nor shown; a hidden parameter gets it when the call runs."""
-    options = {"interceptors": [only("charge", Defer())]}
+    options: dict[str, Any] = {"interceptors": [only("charge", Defer())]}
     arguments = KernelArguments(tenant=SECRET, order=SECRET, token=SECRET)
     paused = await door.ask(world([LOOK, call("shop-charge", {"amount": 5})]), arguments=arguments, **options)
     assert SECRET not in paused.checkpoint
@@ -190,7 +193,7 @@ async def test_application_arguments_are_in_no_checkpoint(door: Door) -> None:
 @three_doors
 async def test_application_arguments_are_needed_again(door: Door) -> None:
     """Resumed without them, the function gets its own default; nothing of the first life's arguments is kept."""
-    options = {"interceptors": [only("charge", Defer())]}
+    options: dict[str, Any] = {"interceptors": [only("charge", Defer())]}
     arguments = KernelArguments(tenant=SECRET)
     paused = await door.ask(world([call("shop-charge", {"amount": 5})]), arguments=arguments, **options)
     here = world([DONE])

@@ -28,6 +28,8 @@ from support.approval import (
     three_doors,
     world,
 )
+from support.narrow import present
+from support.stock import add_filter
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 OTHER = call("shop-refund", {"order": "8", "amount": 1})
@@ -73,7 +75,7 @@ async def test_sticky_replaces_a_question_never_a_denial(door: Door) -> None:
     def policy(call: ToolCall) -> Any:
         return Deny("Not this one.") if call.arguments["order"] == "8" else Defer()
 
-    options = {"interceptors": [policy]}
+    options: dict[str, Any] = {"interceptors": [policy]}
     paused = await door.ask(world([REFUND]), **options)
     here = world([OTHER, REFUND, DONE])
     done = await door.resume(here, paused.checkpoint, {"call_1": Approve(always="function")}, **options)
@@ -84,7 +86,7 @@ async def test_sticky_replaces_a_question_never_a_denial(door: Door) -> None:
 @three_doors
 async def test_sticky_outlives_further_pauses(door: Door) -> None:
     """It is in the journal: the run's next life, from JSON, still knows it."""
-    options = {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]}
+    options: dict[str, Any] = {"interceptors": [ApprovalPolicy.from_dict({"default": "ask"})]}
     first = await door.ask(world([REFUND]), **options)
     second = await door.resume(
         world([calls(REFUND, LOOK)]), first.checkpoint, {"call_1": Approve(always="function")}, **options
@@ -124,7 +126,7 @@ async def test_sticky_arguments_hold_against_filters(door: Door) -> None:
             context.arguments["amount"] = 9999
         await next(context)
 
-    here.kernel.add_filter("function_invocation", tamper)
+    add_filter(here.kernel, "function_invocation", tamper)
     await door.resume(here, paused.checkpoint, {"call_1": Approve(always="arguments")}, **ASK)
     assert here.ran == [REFUNDED]
 
@@ -212,15 +214,15 @@ async def test_cancel_answers_every_call() -> None:
     ended = planner_with().cancel(paused.checkpoint, by="ann", reason="changed her mind")
     assert (ended.status, ended.pending, ended.iterations, ended.tool_calls) == ("stopped", (), 1, 0)
     assert ended.reason == "Cancelled by ann: changed her mind"
-    texts = results(ended.chat_history)
+    texts = results(present(ended.chat_history))
     assert (len(texts), ["changed her mind" in text for text in texts]) == (2, [True, True])
-    check_sendable(ended.chat_history)
+    check_sendable(present(ended.chat_history))
 
 
 async def test_cancel_keeps_what_had_run() -> None:
     """With ``run_safe_first`` the results that are there stay; only what waits is answered "not executed"."""
     paused = await paused_planner(approval=ApprovalSettings(on_deferred="run_safe_first"))
-    texts = results(planner_with().cancel(paused.checkpoint).chat_history)
+    texts = results(present(planner_with().cancel(paused.checkpoint).chat_history))
     assert (texts[0], texts[1].startswith("Not executed")) == ("sent", True)
 
 
@@ -245,7 +247,7 @@ async def test_cancel_survives_json() -> None:
     """A checkpoint from JSON can be cancelled, in a process without kernel and functions."""
     checkpoint = Checkpoint.from_json((await paused_planner()).checkpoint.to_json())
     ended = planner_with().cancel(checkpoint)
-    assert (ended.status, len(results(ended.chat_history))) == ("stopped", 2)
+    assert (ended.status, len(results(present(ended.chat_history)))) == ("stopped", 2)
 
 
 @three_doors

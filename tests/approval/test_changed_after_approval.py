@@ -25,6 +25,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.stock import add_filter
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 
@@ -57,12 +58,12 @@ TAMPERING = {one.__name__: one for one in (in_place, added, removed, replaced, o
 KINDS = ["auto_function_invocation", "function_invocation"]
 
 
-def add_filter(to: World, kind: Any, tamper: Any) -> None:
+def tampered(to: World, kind: Any, tamper: Any) -> None:
     async def tampering(context: Any, next: Any) -> None:
         tamper(context)
         await next(context)
 
-    to.kernel.add_filter(kind, tampering)
+    add_filter(to.kernel, kind, tampering)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +73,7 @@ async def test_a_filter_cannot_change_what_a_person_approved(door: Door, tamper:
     """Arguments changed, added, taken away or replaced after a person's approval: the call is refused."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE])
-    add_filter(here, kind, TAMPERING[tamper])
+    tampered(here, kind, TAMPERING[tamper])
     done = await door.resume(here, paused.checkpoint, {"call_1": Approve()}, **ASK)
     assert (here.ran, done.status) == ([], "answered")
     assert "changed what had been approved" in results(done.history)[0]
@@ -85,7 +86,7 @@ async def test_a_filter_cannot_change_what_a_person_edited(door: Door, kind: str
     """Edited arguments are approved ones."""
     paused = await door.ask(world([REFUND]), **ASK)
     here = world([DONE])
-    add_filter(here, kind, in_place)
+    tampered(here, kind, in_place)
     edit = Approve(arguments={"order": "7", "amount": 20})
     await door.resume(here, paused.checkpoint, {"call_1": edit}, **ASK)
     assert here.ran == []
@@ -97,7 +98,7 @@ async def test_a_filter_that_changes_nothing_is_no_objection(door: Door, kind: s
     """Filters that only watch leave an approved call as it is: it runs once, with application arguments in place."""
     paused = await door.ask(world([REFUND]), **ASK)
     here, seen = world([DONE]), list[dict[str, Any]]()
-    add_filter(here, kind, lambda context: seen.append(dict(context.arguments)))
+    tampered(here, kind, lambda context: seen.append(dict(context.arguments)))
     arguments = KernelArguments(note="from the application", session=object())
     await door.resume(here, paused.checkpoint, {"call_1": Approve()}, arguments=arguments, **ASK)
     assert here.ran == [("refund", "7", 50.0, "from the application")]
@@ -113,7 +114,7 @@ async def test_a_filter_cannot_put_another_function_in_place(door: Door) -> None
     def swap(context: Any) -> None:
         context.function = here.kernel.get_function("shop", "wipe")
 
-    add_filter(here, "auto_function_invocation", swap)
+    tampered(here, "auto_function_invocation", swap)
     await door.resume(here, paused.checkpoint, {"call_1": Approve()}, **ASK)
     assert here.ran == []
 
@@ -272,7 +273,7 @@ async def test_a_second_kernel_has_its_own_say(door: Door) -> None:
     async def refusing(context: Any, next: Any) -> None:
         return None
 
-    kernel.add_filter("function_invocation", refusing)
+    add_filter(kernel, "function_invocation", refusing)
     done = await door.resume(World(kernel, service, shop), paused.checkpoint, {"call_1": Approve()}, **ASK)
     assert (shop.ran, done.status, "Not executed" in results(done.history)[0]) == ([], "answered", True)
 
@@ -284,7 +285,7 @@ async def test_filters_run_once_and_only_after_the_approval(door: Door) -> None:
     seen: list[str] = []
     for here in (first, second):
         for kind in KINDS:
-            add_filter(here, kind, lambda context: seen.append(context.function.name))
+            tampered(here, kind, lambda context: seen.append(context.function.name))
     paused = await door.ask(first, **ASK)
     assert seen == []
     await door.resume(second, paused.checkpoint, {"call_1": Approve()}, **ASK)

@@ -122,18 +122,18 @@ JUNK: dict[str, Any] = {
     "class": Approve,
     "defer": Defer(),
     "mapping": {"arguments": None},
-    "arguments-text": Approve(arguments="all"),
-    "arguments-list": Approve(arguments=[1]),
-    "arguments-key": Approve(arguments={("order",): 1}),
-    "arguments-circular": Approve(arguments=(lambda one: one.update(order=one) or one)({"amount": 1})),
+    "arguments-text": Approve(arguments="all"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "arguments-list": Approve(arguments=[1]),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "arguments-key": Approve(arguments={("order",): 1}),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "arguments-circular": Approve(arguments=(lambda one: one.update(order=one) or one)({"amount": 1})),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "arguments-deep": Approve(arguments={"order": eval("[" * 60 + "]" * 60), "amount": 1}),
     "arguments-nan": Approve(arguments={"order": "7", "amount": float("nan")}),
     "arguments-missing": Approve(arguments={"order": "7"}),
     "arguments-hidden": Approve(arguments={"order": "7", "amount": 1, "kernel": "x"}),
-    "always": Approve(always="everything"),
-    "fingerprint": Approve(fingerprint=5),
-    "by": Approve(by=5),
-    "reason": Deny(5),
+    "always": Approve(always="everything"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "fingerprint": Approve(fingerprint=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "by": Approve(by=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "reason": Deny(5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
 }
 
 

@@ -31,6 +31,7 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.stock import first_result
 
 Context = FunctionInvocationIterationContext
 SUMMARY = "Order 7 was looked up: it is sent."
@@ -75,7 +76,7 @@ async def test_a_whole_pair_may_go(door: Door) -> None:
     """A message with calls and its results may be taken out together, a result's text be put in another's place."""
 
     def shorten(context: Context) -> None:
-        old = context.messages[2].items[0]
+        old = first_result(context.messages[2])
         short = FunctionResultContent(id=old.id, name=old.name, result="(cut)")
         context.messages[2] = ChatMessageContent(role=AuthorRole.TOOL, items=[short])
 
@@ -176,7 +177,7 @@ async def test_what_is_sent_is_what_is_recorded(door: Door) -> None:
     """Messages changed in place, object by object, are either recorded or not sent: record and request agree."""
 
     def scribble(context: Context) -> None:
-        context.messages[2].items[0].result = "(cut)"
+        first_result(context.messages[2]).result = "(cut)"
 
     here = world([LOOK, DONE])
     outcome = await door.ask(here, iteration_completed=scribble)

@@ -21,6 +21,8 @@ from support.approval import (
     two_doors,
     world,
 )
+from support.narrow import as_type
+from support.stock import sent_calls
 
 SPELLINGS: list[Any] = [7, "7", 7.0, " 7", "7 ", "+7", "007", "0_7"]
 """One account in eight spellings: all are accepted for a number."""
@@ -45,7 +47,7 @@ def bank(*spellings: Any, kind: type = int) -> World:
     replies = [calls(call("bank-pay", {"account": one}, id=f"call_{n}")) for n, one in enumerate(spellings)]
     here = world([*replies, DONE], Bank(kind))
     here.kernel.plugins.clear()
-    here.kernel.add_plugin({"pay": here.shop.pay}, "bank")
+    here.kernel.add_plugin({"pay": as_type(Bank, here.shop).pay}, "bank")
     return here
 
 
@@ -121,7 +123,7 @@ async def test_edited_arguments_are_converted_likewise(door: Door) -> None:
     here = bank(5)
     await door.ask(here, interceptors=[lambda _: Approve(arguments={"account": " 7", "amount": "50"})])
     assert here.ran == [("pay", 7, 50.0)]
-    sent = here.service.requests[1].messages[-2]["tool_calls"][0]["function"]["arguments"]
+    sent = sent_calls(here.service.requests[1].messages[-2])[0]["function"]["arguments"]
     assert sent == '{"account":7,"amount":50}'
 
 

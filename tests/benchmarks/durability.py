@@ -327,7 +327,7 @@ def main(store: str | None, seconds: float | None) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--store", help="postgresql:// address of an empty database; left out: a new SQLite file")
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="kill workers at random for so long")
     arguments = parser.parse_args()

@@ -27,6 +27,7 @@ from planner_ext import (
     FunctionCallingStepwisePlannerOptions,
     FunctionInvokingChatCompletion,
 )
+from planner_ext.events import ResultReady
 from planner_ext.iteration import ToolExecution
 
 COLUMNS = ("runs", "good", "faithful", "same calls", "in order", "usage told", "trips", "recorded")
@@ -95,13 +96,13 @@ async def through_planner(built: Any, case: dict[str, Any], way: Way) -> tuple[l
     tokens = 0
     for turn in case["turns"]:
         if way.streamed:
-            async for event in planner.invoke_stream(built.kernel, turn["user"], chat_history=history):
-                last = event
-            result = last.result  # pyright: ignore
+            stream = planner.invoke_stream(built.kernel, turn["user"], chat_history=history)
+            (result,) = [event.result async for event in stream if isinstance(event, ResultReady)]
         else:
             result = await planner.invoke(built.kernel, turn["user"], chat_history=history)
         finals.append(result.final_answer)
         tokens += result.usage.total_tokens
+        assert result.chat_history is not None
         history = result.chat_history
     return finals, tokens
 
@@ -170,7 +171,7 @@ async def main(kit: Any, pattern: str, every: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kit", required=True, help="folder of the replay kit")
     parser.add_argument("--only", default="*", help="pattern of case names")
     parser.add_argument("--every", type=int, default=1)

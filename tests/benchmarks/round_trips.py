@@ -148,7 +148,7 @@ async def hand_plain(client: AsyncOpenAI, extra: dict[str, Any]) -> tuple[str, l
     response = await client.chat.completions.create(model="scripted", messages=[], extra_body=extra)
     message = response.choices[0].message
     return message.content or "", [
-        written(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()
+        written(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or () if c.type == "function"
     ]
 
 
@@ -260,7 +260,7 @@ def compare(work: Work, repetitions: int) -> dict[str, float]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trips", type=int, nargs="+", default=[10], help="replies with calls in a run")
     parser.add_argument("--calls", type=int, nargs="+", default=[1], help="calls in each of those replies")
     parser.add_argument("--chunks", type=int, default=1, help="pieces of text at the end")

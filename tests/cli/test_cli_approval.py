@@ -27,7 +27,7 @@ def at(server: ScriptedOpenAIServer) -> tuple[str, ...]:
 
 def tool_messages(server: ScriptedOpenAIServer) -> list[str]:
     """What the model read of its calls in the last request."""
-    return [message["content"] for message in server.requests[-1].messages if message["role"] == "tool"]
+    return [str(message["content"]) for message in server.requests[-1].messages if message["role"] == "tool"]
 
 
 def decided(file: Path) -> list[CallDecided]:

@@ -119,9 +119,10 @@ def test_a_killed_process_costs_nothing_and_the_refund_is_made_once(shown: subpr
 async def test_a_command_that_ends_otherwise_is_shown_and_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about the processes is staged: where one does not end as it should, the demo says how, and fails."""
     monkeypatch.setattr(demo, "_RUN", "a/b")
-    console = Terminal(StringIO(), width=80)
+    out = StringIO()
+    console = Terminal(out, width=80)
     assert not await demo._survival(console)
-    assert "ended with 2, not 4: Error: run_id must be" in unwrapped(console.file.getvalue())
+    assert "ended with 2, not 4: Error: run_id must be" in unwrapped(out.getvalue())
 
 
 def test_piped_output_is_plain_text_of_80_columns(shown: subprocess.CompletedProcess[str]) -> None:
@@ -135,9 +136,10 @@ async def test_a_number_that_disagrees_is_shown_and_fails_the_demo(monkeypatch: 
     monkeypatch.setattr(demo, "_survival", _survived)
     monkeypatch.setattr(demo_shop, "_THINKS_FOR", 0)
     monkeypatch.setattr(ScriptedOpenAIServer, "total_tokens", property(lambda _: 7))
-    console = Terminal(StringIO(), width=80)
+    out = StringIO()
+    console = Terminal(out, width=80)
     assert await demo.run_demo(console) == 1
-    assert re.search(r"tokens +charged [\d,]+ ✗ the server counted +7", console.file.getvalue())
+    assert re.search(r"tokens +charged [\d,]+ ✗ the server counted +7", out.getvalue())
 
 
 async def _survived(_: Terminal) -> bool:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,7 @@ def test_long_arguments_are_cut_in_the_middle() -> None:
 
 def test_arguments_have_the_lines_that_the_question_leaves() -> None:
     """Beside a short question they are shown whole; a question as long as they are takes half of the room."""
-    arguments = {f"n{number}": number for number in range(7)}
+    arguments: dict[str, Any] = {f"n{number}": number for number in range(7)}
     assert "not shown here" not in printed(pending(prompt="May it?", **arguments), lines=10)
     both = printed(pending(prompt="May it?\n" * 99, **arguments), lines=10)
     assert both.count("not shown here") == 2
@@ -183,7 +184,7 @@ def test_all_of_a_long_call_is_shown_on_request(
     long = {"article": "\n".join(f"line {number}." for number in range(2000))}
     with ScriptedOpenAIServer([call("shop-price", long), say("Fine.")]) as server:
         outcome = command(*ASK, *at(server))
-        assert server.requests[-1].messages[-1]["content"].endswith("did not run: too long")
+        assert str(server.requests[-1].messages[-1]["content"]).endswith("did not run: too long")
     assert (outcome.code, outcome.out) == (0, "Fine.\n")
     first, question, whole = outcome.err.partition("show all (s), quit (q)? ")
     assert question

@@ -331,8 +331,9 @@ def test_a_line_is_cut_at_its_cells() -> None:
 
 def test_a_panel_for_a_forced_answer_names_the_limit() -> None:
     """An answer that a limit forced is framed as one."""
-    on = Terminal(StringIO(), width=60)
+    out = StringIO()
+    on = Terminal(out, width=60)
     print_answer(
         on, FunctionCallingStepwisePlannerResult(final_answer="Half.", status="limit_reached", limit="max_iterations")
     )
-    assert on.file.getvalue().startswith("╭─ Answer, as far as max_iterations allowed ─")
+    assert out.getvalue().startswith("╭─ Answer, as far as max_iterations allowed ─")

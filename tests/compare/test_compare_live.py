@@ -23,6 +23,7 @@ from planner_ext.testing import (
     call,
     say,
 )
+from support.stock import add_filter
 
 CORRECTED = ("use_attempts", "iterations_metadata", "pre_invoke")
 
@@ -115,7 +116,7 @@ def test_a_filter_that_refuses_a_function_keeps_it_from_being_counted() -> None:
     async def refuse(context: Any, next: Any) -> None:
         """Let nothing through."""
 
-    kernel.add_filter("function_invocation", refuse)
+    add_filter(kernel, "function_invocation", refuse)
     comparison = compared(Live(kernel=kernel, goal="Switch."), max_iterations=2, options=["stock-loop", "pre_invoke"])
     assert [run.tools_run for run in comparison.runs] == [0, 0]
     assert lights.switched == 0

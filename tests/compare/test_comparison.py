@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,7 @@ def test_the_document_survives_json(comparison: Comparison) -> None:
         ({"max_iterations": 0}, "1 or more"),
     ],
 )
-def test_what_does_not_exist_is_refused(wanted: dict[str, object], message: str) -> None:
+def test_what_does_not_exist_is_refused(wanted: dict[str, Any], message: str) -> None:
     """An unknown option or script is answered with those that there are; a limit that means nothing is refused."""
     with pytest.raises(PlannerInvalidConfigurationError, match=message):
         asyncio.run(run_comparison(**wanted))
@@ -180,6 +181,6 @@ def test_what_does_not_exist_is_refused(wanted: dict[str, object], message: str)
 def test_progress_is_reported_before_each_run() -> None:
     """How many are done, how many there are, and which one it is."""
     reported: list[tuple[int, int, str]] = []
-    keys = {"options": ["option-2", "pre_invoke"], "scripts": ["chain"]}
+    keys: dict[str, Any] = {"options": ["option-2", "pre_invoke"], "scripts": ["chain"]}
     asyncio.run(run_comparison(progress=lambda *news: reported.append(news), **keys))
     assert reported == [(0, 2, "chain: option 2, as written"), (1, 2, "chain: option 3, corrected")]

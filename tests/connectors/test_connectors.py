@@ -345,7 +345,7 @@ async def test_mistral_as_it_is_streams_nothing() -> None:
     """Semantic Kernel 1.45 takes no stream of the SDKs that it allows: named, and noticed here once it does."""
     async with AsyncExitStack() as stack:
         api = stack.enter_context(Chat(turns=(TEXT,)))
-        service = mistral(api, stack)
+        service: Any = mistral(api, stack)
         del service.async_client.chat.stream_async
         kernel = Kernel()
         kernel.add_plugin(Tools(), "t")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import TypeGuard
 
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, remaining_limits, spent_limit
-from planner_ext.core.machine import next_action
+from planner_ext.core.machine import AskModel, next_action
 from planner_ext.core.state import State
 from support.property_world import Plan, World, honest, plans, through_json
 
@@ -79,7 +80,7 @@ def test_the_first_limit_that_was_met_is_the_one_named(plan: Plan) -> None:
         assert end.limit == named[0]
 
 
-def _may_withhold(fact: Fact) -> bool:
+def _may_withhold(fact: Fact) -> TypeGuard[CallsWithheld | ModelReplied]:
     return isinstance(fact, CallsWithheld | ModelReplied)
 
 
@@ -155,7 +156,7 @@ def test_the_model_is_told_what_is_really_left(plan: Plan, tell: bool | float) -
     rules = replace(plan.rules, limits=replace(plan.rules.limits, tell_budget=tell))
     for _, state in prefixes(finished(World(replace(plan, rules=rules)))):
         action = next_action(state)
-        if action is None or action.__class__.__name__ != "AskModel":
+        if not isinstance(action, AskModel):
             continue
         left = action.left
         assert left == remaining_limits(state.rules.limits, state.ledger, state.at)

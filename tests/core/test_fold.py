@@ -26,6 +26,7 @@ from support.core import (
     says,
     withheld,
 )
+from support.narrow import as_type
 
 
 @pytest.mark.parametrize(
@@ -138,14 +139,14 @@ def test_calls_of_a_reply_cut_short_open_no_batch(reason: str) -> None:
     state = fold([run_started(), replied(calls("f", text="I will", finish_reason=reason))])
     assert (state.phase, state.batch) == (Phase.ANSWERING, None)
     assert [type(entry) for entry in state.transcript] == [dict, EditedReply]
-    assert state.transcript[-1].kept == ()
+    assert as_type(EditedReply, state.transcript[-1]).kept == ()
 
 
 def test_calls_that_were_not_offered_open_no_batch() -> None:
     """Where no function was offered, calls are left out and their text is kept."""
     state = fold([run_started(), replied(calls("f", text="I will", stubborn=True), offered=False)])
     assert state.phase is Phase.ANSWERING
-    assert state.transcript[-1] == EditedReply(message=state.transcript[-1].message, kept=())
+    assert state.transcript[-1] == EditedReply(message=as_type(EditedReply, state.transcript[-1]).message, kept=())
 
 
 def test_a_reply_without_text_leaves_no_empty_message() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.facts import Fact, Resumed
+from planner_ext.core.facts import CallOutcome, Fact, Resumed
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
@@ -27,6 +27,7 @@ from support.core import (
     stop,
     withheld,
 )
+from support.narrow import as_type
 
 
 def test_the_results_enter_in_call_order_whatever_ended_first() -> None:
@@ -74,7 +75,7 @@ def test_a_batch_of_answered_calls_settles_in_review(name: str) -> None:
     """Calls that cannot run are answered by their decision alone, and no function was called."""
     state = fold([run_started(), replied(calls(name)), decided(0, name)])
     assert state.phase is Phase.COMPLETING
-    assert state.transcript[-1].text == f"answer to {name}"
+    assert as_type(CallResult, state.transcript[-1]).text == f"answer to {name}"
     assert not state.called
     assert state.ledger.errors_in_row == 1
     assert state.ledger.tool_calls == 0
@@ -90,7 +91,8 @@ def test_one_error_makes_a_batch_an_error_and_one_start_a_batch_that_called() ->
 def test_a_clean_batch_resets_the_errors_in_a_row() -> None:
     """Only batches in a row count: one without an error starts the count again."""
     trips: list[Fact] = []
-    for trip, outcome in enumerate(["failed", "timed_out", "ok"]):
+    outcomes: list[CallOutcome] = ["failed", "timed_out", "ok"]
+    for trip, outcome in enumerate(outcomes):
         trips += [
             replied(calls("f"), iteration=trip),
             decided(0, iteration=trip),
@@ -116,7 +118,7 @@ def test_a_deferred_call_is_decided_a_second_time() -> None:
     deferred = [*BATCH, decided(0, verdict="defer"), decided(1, "g", "deny"), PAUSED, RESUMED]
     state = fold([*deferred, decided(0, verdict="deny", answer="no")])
     assert state.phase is Phase.COMPLETING
-    assert [entry.text for entry in state.transcript[2:]] == ["no", "answer to g"]
+    assert [as_type(CallResult, entry).text for entry in state.transcript[2:]] == ["no", "answer to g"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_the_first_final_answer_counts() -> None:
 def test_edited_arguments_appear_in_the_transcript() -> None:
     """The model reads the arguments that were used, not those it sent."""
     facts = [*BATCH, decided(0, edited='{"a":1}'), decided(1, "g"), withheld(0, 1)]
-    entry = fold(facts).transcript[1]
+    entry = as_type(EditedReply, fold(facts).transcript[1])
     assert entry == EditedReply(message=entry.message, kept=("c0", "c1"), edited=(("c0", '{"a":1}'),))
 
 
@@ -144,8 +146,8 @@ def test_reask_removes_denied_calls() -> None:
     """Under reask, denied calls and their results are left out; the others stay, and the next request asks again."""
     rules = run_started(on_denial="reask")
     state = fold([rules, BATCH[1], decided(0, verdict="deny"), decided(1, "g"), began(1, "g"), finished(1, "g")])
-    assert state.transcript[1].kept == ("c1",)
-    assert [entry.call_id for entry in state.transcript[2:]] == ["c1"]
+    assert as_type(EditedReply, state.transcript[1]).kept == ("c1",)
+    assert [as_type(CallResult, entry).call_id for entry in state.transcript[2:]] == ["c1"]
     assert state.reask
     assert not fold([rules, BATCH[1], decided(0), decided(1, "g"), withheld(0, 1)]).reask
 

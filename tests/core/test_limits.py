@@ -84,11 +84,11 @@ def test_the_limits_per_function_are_a_mapping(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [{"f": -1}, {"f": True}, {"f": 1.5}, {"f": "1"}, {"f": None}, {1: 1}, {None: 1}])
-def test_a_limit_per_function_maps_a_name_to_a_count(value: object) -> None:
+def test_a_limit_per_function_maps_a_name_to_a_count(value: dict[Any, Any]) -> None:
     """A name that is no text and a count that is no whole number are refused, naming the field and the entry."""
     message = refused(max_calls_per_function=value)
     assert message.startswith("max_calls_per_function must map function names to whole numbers")
-    assert all(repr(part) in message for pair in dict(value).items() for part in pair)
+    assert all(repr(part) in message for pair in value.items() for part in pair)
 
 
 @pytest.mark.parametrize("value", ["", "ANSWER", None, True, 0, ["answer"]])

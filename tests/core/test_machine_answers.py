@@ -16,6 +16,7 @@ from support.core import (
     says,
     violations,
 )
+from support.narrow import as_type
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_required_final_answer_is_insisted_on() -> None:
     play = Play(says("hm"), calls("final"), require_final_answer=True).go()
     assert AddMessage(purpose="insist") in play.actions
     assert (play.end.status, play.end.answer) == ("answered", "42")
-    assert [entry.get("text") for entry in play.state.transcript[:3]] == ["goal", "hm", "insist"]
+    assert [as_type(dict, entry)["text"] for entry in play.state.transcript[:3]] == ["goal", "hm", "insist"]
 
 
 def test_a_final_answer_is_not_insisted_on_where_it_was_not_offered() -> None:

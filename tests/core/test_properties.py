@@ -33,7 +33,18 @@ from planner_ext.core.state import Phase, State
 from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.journal import stopping_facts
 from support.core import violations
-from support.property_world import World, charged, honest, limits, of_a_person, plans, starts, through_json, timeless
+from support.property_world import (
+    Plan,
+    World,
+    charged,
+    honest,
+    limits,
+    of_a_person,
+    plans,
+    starts,
+    through_json,
+    timeless,
+)
 
 T = TypeVar("T")
 
@@ -72,7 +83,7 @@ def prefixes(facts: Sequence[Fact]) -> list[tuple[Sequence[Fact], State]]:
 
 @tried(80)
 @given(plans.map(honest))
-def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
+def test_requests_never_exceed_the_limit_on_iterations(plan: Plan) -> None:
     """With one round trip a request, no more are made than are allowed: for the plan, the steps and a clarifier."""
     world = World(plan)
     finished(world)
@@ -84,7 +95,7 @@ def test_requests_never_exceed_the_limit_on_iterations(plan: object) -> None:
 
 @tried(80)
 @given(plans)
-def test_functions_started_never_exceed_their_limits(plan: object) -> None:
+def test_functions_started_never_exceed_their_limits(plan: Plan) -> None:
     """Not one function more than allowed is started, in all, by name, or again with the same arguments."""
     world = World(plan)
     facts = finished(world)
@@ -98,7 +109,7 @@ def test_functions_started_never_exceed_their_limits(plan: object) -> None:
 
 @tried(80)
 @given(plans)
-def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
+def test_the_transcript_is_valid_after_every_fact(plan: Plan) -> None:
     """Whatever happens, each message with calls is followed by one result per call, in order; nothing else has one."""
     world = World(plan)
     facts = finished(world)
@@ -108,7 +119,7 @@ def test_the_transcript_is_valid_after_every_fact(plan: object) -> None:
 
 @tried(50)
 @given(plans)
-def test_the_flags_of_a_state_exclude_each_other_as_described(plan: object) -> None:
+def test_the_flags_of_a_state_exclude_each_other_as_described(plan: Plan) -> None:
     """What `planner_ext.core` says of the fields of a state holds after every fact."""
     for _, state in prefixes(finished(World(plan))):
         assert state.batch is None or state.reply is None
@@ -122,7 +133,7 @@ def test_the_flags_of_a_state_exclude_each_other_as_described(plan: object) -> N
 
 @tried(80)
 @given(plans)
-def test_the_ledger_is_what_the_facts_say(plan: object) -> None:
+def test_the_ledger_is_what_the_facts_say(plan: Plan) -> None:
     """After every fact: trips are the sum of those reported, tool calls the starts, tokens and cost those used."""
     world = World(plan)
     for facts, state in prefixes(finished(world)):
@@ -136,7 +147,7 @@ def test_the_ledger_is_what_the_facts_say(plan: object) -> None:
 
 @tried(40)
 @given(plans)
-def test_a_journal_survives_json_at_every_fact(plan: object) -> None:
+def test_a_journal_survives_json_at_every_fact(plan: Plan) -> None:
     """Every head of a journal, written and read, is the same facts and folds to the same state."""
     for facts, state in prefixes(finished(World(plan))):
         read = through_json(facts)
@@ -146,7 +157,7 @@ def test_a_journal_survives_json_at_every_fact(plan: object) -> None:
 
 @tried(80)
 @given(plans)
-def test_every_run_ends(plan: object) -> None:
+def test_every_run_ends(plan: Plan) -> None:
     """A run whose model comes to an end ends, in a known way, with nothing left to do, paused never for nothing."""
     facts = finished(World(plan))
     state = fold(facts)
@@ -160,7 +171,7 @@ def test_every_run_ends(plan: object) -> None:
 
 @tried(60)
 @given(plans.map(timeless))
-def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
+def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: Plan) -> None:
     """Interrupted after any fact and gone on with from JSON in a new engine, a run makes the same journal."""
     whole = finished(World(plan))
     for facts, following in pairwise(facts for facts, _ in prefixes(whole)):
@@ -173,7 +184,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(plan: object) -> None:
 
 @tried(80)
 @given(plans)
-def test_the_limit_that_ends_a_run_was_reached(plan: object) -> None:
+def test_the_limit_that_ends_a_run_was_reached(plan: Plan) -> None:
     """The named limit is one that the run has, and its own numbers say that nothing more was allowed by it."""
     facts = finished(World(plan))
     state = fold(facts)
@@ -217,7 +228,7 @@ REACHED: dict[str, Callable[[State, Sequence[Fact]], bool]] = {
 
 @tried(50)
 @given(plans)
-def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
+def test_a_run_can_be_ended_after_every_fact(plan: Plan) -> None:
     """Whenever a run is ended from outside, every call is answered, no started one is said to have not run."""
     facts = finished(World(plan))
     for head, state in prefixes(facts[:-1]):
@@ -231,7 +242,7 @@ def test_a_run_can_be_ended_after_every_fact(plan: object) -> None:
 
 @tried(50)
 @given(plans, limits)
-def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Budget) -> None:
+def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: Plan, larger: Budget) -> None:
     """With any other limits an ended run goes on, runs nothing twice that it has seen finish, and ends once more."""
     world = World(plan)
     facts = finished(world)
@@ -244,7 +255,7 @@ def test_a_run_that_ended_can_be_resumed_and_ends_again(plan: object, larger: Bu
 
 @tried(80)
 @given(plans, st.integers(1, 30))
-def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: object, place: int) -> None:
+def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: Plan, place: int) -> None:
     """Whoever watches may fail at any fact: every call is answered or waits for a person, and the run can go on."""
     world = World(plan)
 
@@ -267,7 +278,7 @@ def test_a_fault_at_any_fact_leaves_a_run_that_goes_on(plan: object, place: int)
 
 @tried(80)
 @given(plans, st.integers(1, 30))
-def test_a_run_stopped_from_outside_does_nothing_more(plan: object, place: int) -> None:
+def test_a_run_stopped_from_outside_does_nothing_more(plan: Plan, place: int) -> None:
     """From the fact on after which a run was asked to stop, no request is made, and it ends or already paused."""
     world, stop = World(plan), StopHandle()
     asked: list[int] = []
@@ -287,7 +298,7 @@ def test_a_run_stopped_from_outside_does_nothing_more(plan: object, place: int) 
 
 @tried(50)
 @given(plans)
-def test_after_a_stop_nothing_more_is_started(plan: object) -> None:
+def test_after_a_stop_nothing_more_is_started(plan: Plan) -> None:
     """Asked to stop after any fact, a run makes no request and starts no function from there on."""
     facts = finished(World(plan))
     for head, state in prefixes(facts[:-1]):

@@ -1,9 +1,13 @@
 """Questions in the machine: when somebody is asked, what is over the cap, and what limits, stops and resuming do."""
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 
 from planner_ext.approval.decisions import only_asks
 from planner_ext.core.errors import IllegalTransitionError
+from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import NO_MORE_QUESTIONS, AskPerson
@@ -22,8 +26,9 @@ from support.core import (
     says,
     stop,
 )
+from support.narrow import as_type
 
-INSISTING = {"require_final_answer": True}
+INSISTING: dict[str, Any] = {"require_final_answer": True}
 
 
 @pytest.mark.parametrize(
@@ -129,17 +134,17 @@ def test_a_final_answer_that_was_not_offered_is_taken_as_the_forced_one() -> Non
     play = Play(limits=Budget(max_iterations=1)).add(type(withheld)(**{**_fields(withheld), "final_answer": "42"})).go()
     assert (play.end.status, play.end.answer) == ("limit_reached", "42")
     assert play.state.transcript[-1] == TextMessage(role="assistant", text="42")
-    assert play.add(RESUMED).state.transcript == play.facts[0].messages
+    assert play.add(RESUMED).state.transcript == as_type(RunStarted, play.facts[0]).messages
 
 
-def _fields(fact: object) -> dict[str, object]:
-    return {name: getattr(fact, name) for name in type(fact).__dataclass_fields__}
+def _fields(fact: Fact) -> dict[str, Any]:
+    return {field.name: getattr(fact, field.name) for field in fields(fact)}
 
 
 @pytest.mark.parametrize(
     "fact", [clarified(index=1), clarified(index=5), clarified(iteration=3), clarified(index=-1)], ids=str
 )
-def test_an_answer_to_no_question_is_refused_by_name(fact: object) -> None:
+def test_an_answer_to_no_question_is_refused_by_name(fact: Fact) -> None:
     """A damaged journal cannot answer a call that does not ask, or one that is not there."""
     journal = (run_started(), replied(calls("ask", "f")), decided(0, "ask"), decided(1), PAUSED, RESUMED)
     with pytest.raises(IllegalTransitionError, match="Clarified in iteration"):

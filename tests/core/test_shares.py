@@ -1,6 +1,7 @@
 """Shares of a budget: how one is divided, and what becomes of what was set aside."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import dump_facts, load_facts, stopping_facts
 from support.core import calls, decided, finished, replied, run_started
+from support.narrow import present
 
 SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
 LIMITS = Budget(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)
@@ -22,7 +24,7 @@ def started(share: BudgetShare | None = SHARE) -> list[Fact]:
     return [run_started(limits=LIMITS), replied(calls("f")), decided(0, nested=True), start]
 
 
-def ended(spent: Consumption | None, **more: object) -> CallFinished:
+def ended(spent: Consumption | None, **more: Any) -> CallFinished:
     """The end of that call."""
     fact = finished(0, **more)
     assert isinstance(fact, CallFinished)
@@ -50,7 +52,7 @@ def test_without_limits_a_share_has_none() -> None:
     """What is not limited around is not limited inside."""
     share = divided(Budget(), Ledger(iterations=50), starting=1, by=1)
     assert share == BudgetShare()
-    assert share.limits(None) == Budget(max_calls_per_reply=None)
+    assert present(share).limits(None) == Budget(max_calls_per_reply=None)
 
 
 @pytest.mark.parametrize(

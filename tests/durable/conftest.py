@@ -29,11 +29,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seen: set[str] = set()
     left_out: list[pytest.Item] = []
     for item in items:
-        if not isinstance(item, pytest.Function) or item.module.__name__.rpartition(".")[2] in BY_DATABASE:
+        if not isinstance(item, pytest.Function):
+            continue
+        module = item.path.stem
+        if module in BY_DATABASE:
             continue
         parameters = {} if not hasattr(item, "callspec") else item.callspec.params
         if parameters.get("store") == "postgresql":
-            name = f"{item.module.__name__}.{item.originalname}"
+            name = f"{module}.{item.originalname}"
             left_out += [item] if name in seen else []
             seen.add(name)
     config.hook.pytest_deselected(items=left_out)

@@ -25,8 +25,8 @@ CUT_OFF = """
     WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 """Ends the sessions by which workers live; one that is not stopped takes its own again at once."""
-SOON = {"interceptors": [lambda _: Defer(expires_in=1)]}
-LATER = {"interceptors": [lambda _: Defer(expires_in=3600)]}
+SOON: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=1)]}
+LATER: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=3600)]}
 
 
 def pays(request: ScriptedRequest) -> ScriptedReply:

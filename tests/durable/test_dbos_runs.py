@@ -233,7 +233,7 @@ async def test_a_decision_wakes_a_run_of_a_worker_that_lives(postgres_url: str, 
 async def test_a_question_expires_by_a_timer(postgres_url: str, tmp_path: Path) -> None:
     """Nobody decides in time: a worker that works records it, without anybody asking, and the run goes on."""
     effects = tmp_path / "effects"
-    options = {"interceptors": [lambda _: Defer(expires_in=1)]}
+    options: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=1)]}
     async with working(postgres_url, effects, pays, **options) as runs:
         planner, kernel = world(effects, pays, **options)
         assert (await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()).status == "paused"
@@ -245,7 +245,7 @@ async def test_a_question_expires_by_a_timer(postgres_url: str, tmp_path: Path) 
 
 async def test_every_row_is_json_and_none_is_pickle(postgres_url: str, tmp_path: Path) -> None:
     """What a run leaves behind, in the tables of ours and in DBOS's, is text, numbers and JSON."""
-    options = {"interceptors": [lambda _: Defer(expires_in=3600)]}
+    options: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=3600)]}
     async with working(postgres_url, tmp_path / "effects", pays, **options) as runs:
         planner, kernel = world(tmp_path / "effects", pays, **options)
         await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()

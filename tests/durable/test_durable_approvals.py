@@ -18,6 +18,7 @@ from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from support.durable import GOAL, PAY, deciding_life, effects_in, open_runs, world
 from support.processes import Lives
+from support.stock import every_result
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,9 @@ async def test_each_decision_reaches_the_run(decision, done: list[str], heard: s
 
     assert effects_in(tmp_path / "effects") == done
     assert result.chat_history is not None
-    assert heard in [str(item.result) for m in result.chat_history.messages for item in m.items if m.role == "tool"]
+    assert heard in [
+        str(item.result) for m in result.chat_history.messages if m.role == "tool" for item in every_result(m)
+    ]
     assert await pending(store) == []
 
 

@@ -15,6 +15,7 @@ from planner_ext.durable import Approvals, NoEffect, PendingApproval, Runs, Took
 from planner_ext.hitl_manager import Defer, Supply
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.durable import GOAL, check_history, planner_of
+from support.stock import first_result
 
 SENT = call("post-send", {"to": "ann"}, id="send")
 
@@ -95,7 +96,7 @@ def heard(result: FunctionCallingStepwisePlannerResult) -> str:
     """Give what the model read as the result of the call."""
     check_history(result, ["send"])
     assert result.chat_history is not None
-    return next(str(m.items[0].result) for m in result.chat_history.messages if m.role == "tool")
+    return next(str(first_result(m).result) for m in result.chat_history.messages if m.role == "tool")
 
 
 @pytest.mark.parametrize("kind", ["idempotent", "keyed"])

@@ -19,6 +19,7 @@ from planner_ext.hitl_manager import ApprovalSettings, ToolCall
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, Shop, decide_all, effects_in, open_runs, planner_of, turn
+from support.stock import add_filter
 
 ASKS = ApprovalPolicy.from_dict({"default": "ask"})
 LIMITS = {"default": "deny", "rules": [{"function": "label", "action": "allow"}, {"function": "book", "action": "ask"}]}
@@ -40,7 +41,7 @@ def books(request: ScriptedRequest) -> ScriptedReply:
     return [call("shop-book", {"order": 1}), say("Booked.")][turn(request)]
 
 
-def kernel_of(effects: Path, *replies: ScriptedReply, **checks: Any) -> Kernel:
+def kernel_of(effects: Path, *replies: ScriptedReply | ScriptedFault, **checks: Any) -> Kernel:
     kernel = Kernel()
     service = ScriptedChatCompletion(list(replies) or books)
     kernel.add_service(FunctionInvokingChatCompletion(service, **checks) if checks else service)
@@ -255,7 +256,7 @@ async def test_a_services_own_say_and_a_kernels_filter_count(tmp_path: Path) -> 
     effects, checks = tmp_path / "effects", {"check_for_intervention": lambda _: True}
     async with open_runs(str(tmp_path / "runs.db")) as runs:
         kernel = kernel_of(effects, ScriptedFault(status=500), **checks)
-        kernel.add_filter("function_invocation", ApprovalFilter(ASKS, approver=lambda _: Approve()))
+        add_filter(kernel, "function_invocation", ApprovalFilter(ASKS, approver=lambda _: Approve()))
         with pytest.raises(PlannerExtError):
             await (await runs.start(planner_of(), kernel, GOAL, run_id="a")).result()
         with pytest.raises(RunRefusedError, match=r"the check_for_intervention callback .*; the approval"):

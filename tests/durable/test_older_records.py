@@ -30,6 +30,7 @@ from planner_ext.planner.run import recovery_facts
 from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.durable import open_runs
+from support.stock import first_result
 
 OLDER = Path(__file__).parent / "older"
 """A checkpoint and a store of version 0.1.0: of one reply, ``bank-look`` of account "7" may run, once a person has
@@ -66,7 +67,7 @@ def application(bank: Any) -> tuple[FunctionCallingStepwisePlanner, Kernel, Scri
 
 def results(result: FunctionCallingStepwisePlannerResult) -> list[str]:
     assert result.chat_history is not None
-    return [str(m.items[0].result) for m in result.chat_history.messages if m.role == "tool"]
+    return [str(first_result(m).result) for m in result.chat_history.messages if m.role == "tool"]
 
 
 async def test_an_older_checkpoint_asks_again_where_its_values_changed() -> None:

@@ -20,7 +20,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import RequestedCall, ResolvedCall
+from planner_ext.core.values import EditedReply, RequestedCall, ResolvedCall
 from planner_ext.engine.engine import StopHandle
 from support.engine import (
     FakeChat,
@@ -35,6 +35,7 @@ from support.engine import (
     results_of,
     types_of,
 )
+from support.narrow import as_type
 
 
 async def test_a_gate_sees_a_call_as_it_would_run() -> None:
@@ -111,7 +112,7 @@ async def test_edited_arguments_are_used_and_shown() -> None:
     engine = engine_of(["f"], "done", gate=FakeGate({"f": Approve(arguments={"a": "ü"})}))
     state = await engine.run()
     assert results_of(state) == ['f({"a":"ü"})']
-    assert state.transcript[1].edited == (("c0", '{"a":"ü"}'),)
+    assert as_type(EditedReply, state.transcript[1]).edited == (("c0", '{"a":"ü"}'),)
     assert decision_of(engine).digest == digest_of("f", {"version": 0, "edited": '{"a":"ü"}'})
 
 
@@ -159,7 +160,7 @@ async def test_what_was_shown_cannot_be_changed_by_whoever_sees_it() -> None:
     class Careless(FakeGate):
         async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision]:
             for call in calls:
-                call.arguments.update(edited="changed")
+                call.arguments.update(edited="changed")  # pyright: ignore[reportAttributeAccessIssue]  # declared read-only
             return [Approve() for _ in calls]
 
     engine = engine_of(["f"], "done", gate=Careless())

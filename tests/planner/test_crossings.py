@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from semantic_kernel.functions import kernel_function
@@ -22,6 +22,7 @@ from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.rules import find_violation
 from support.planner import ADD, check_sendable, final, invoke, kernel_of, planner_with, resume
+from support.stock import EVERY_HEALTH_CHECK
 
 ASK = call("UserInteraction-AskUser", {"question": "Where?"})
 RISKY = call("math-risky")
@@ -184,7 +185,7 @@ async def ended(run: Awaitable[FunctionCallingStepwisePlannerResult]) -> Any:
         return error
 
 
-@settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     chat=scripts,
     expert=scripts,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
@@ -32,6 +32,7 @@ from planner_ext.hitl_manager import Checkpoint, PendingCall
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say
 from planner_ext.testing.rules import find_violation
 from support.planner import check_sendable, invoke, kernel_of, planner_with, resume
+from support.stock import EVERY_HEALTH_CHECK
 
 _EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
 
@@ -377,7 +378,7 @@ class World:
     derandomize=not _EXAMPLES,
     deadline=None,
     phases=list(Phase) if _EXAMPLES else [Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=EVERY_HEALTH_CHECK,
 )
 @given(scenario=scenarios)
 def test_at_every_edge_the_budget_holds_and_nothing_unapproved_happens(scenario: Scenario) -> None:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -23,6 +23,7 @@ from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.inside import INNER, Hidden, ScriptedText, auto, greedy, world
 from support.planner import both_ways, invoke, kernel_of, planner_with
+from support.stock import EVERY_HEALTH_CHECK
 
 
 class Levels:
@@ -73,7 +74,7 @@ def played(turns: list[list[str]]) -> Any:
     return reply
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     turns=st.lists(st.lists(st.sampled_from(CALLS), max_size=4), min_size=1, max_size=5),
     trips=st.integers(1, 14),

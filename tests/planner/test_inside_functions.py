@@ -1,5 +1,6 @@
 """What a function of a run does with the run's kernel, in whatever way: charged to the run, and under its gate."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,12 +96,12 @@ async def outcome(seen: World, way: str, **options: Any) -> tuple[Any, list[str]
     return result, [fact.result for fact in result.facts if isinstance(fact, CallFinished)]
 
 
-def once(way: str, inner: Any) -> Any:
+def once(way: str, inner: Callable[[ScriptedRequest], ScriptedReply] | ScriptedReply) -> Any:
     """Play a model that calls a way once, and inside says what it is given."""
 
     def reply(request: ScriptedRequest) -> ScriptedReply:
         if any(INNER in str(message.get("content")) for message in request.messages):
-            return inner(request) if callable(inner) else inner
+            return inner if isinstance(inner, ScriptedReply) else inner(request)
         return say("done") if any(message["role"] == "tool" for message in request.messages) else call(way)
 
     return reply

@@ -63,7 +63,7 @@ every_way = pytest.mark.parametrize("on_limit", ON_LIMIT)
 
 @every_limit
 @ended_in_each_way
-async def test_a_planners_run_is_extended(limit: str, on_limit: str, streamed: bool) -> None:
+async def test_a_planners_run_is_extended(limit: str, on_limit: Any, streamed: bool) -> None:
     """Whatever limit ended it, and however: from JSON and with a larger budget the planner's run is answered."""
     clock, math = Clock(), Math()
     kernel = kernel_of(model_of(clock), math=math)

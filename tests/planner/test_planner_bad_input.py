@@ -85,7 +85,7 @@ def test_an_option_of_a_wrong_kind_is_refused_by_name(name: str, value: Any) -> 
 def test_an_unknown_option_is_refused_with_those_there_are() -> None:
     """A misspelt option is not dropped; the error lists the known ones."""
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
-        FunctionCallingStepwisePlannerOptions(max_iteration=3)
+        FunctionCallingStepwisePlannerOptions(max_iteration=3)  # pyright: ignore[reportCallIssue]  # misspelt on purpose
     check_error(raised.value, "max_iteration", "max_iterations", "min_iteration_time_ms", "3")
 
 

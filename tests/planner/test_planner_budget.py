@@ -24,6 +24,7 @@ from support.planner import (
     planner_with,
     scripted,
 )
+from support.stock import first_result
 
 
 @both_ways
@@ -146,7 +147,7 @@ async def test_stop_ends_the_run_as_a_value(limit: str, budget: Any, trips: int,
     assert (len(server.requests), len(math.sums), result.tool_calls) == (2, 1, 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    assert "Not executed" in str(result.chat_history.messages[-1].items[0].result)
+    assert "Not executed" in str(first_result(result.chat_history.messages[-1]).result)
     assert limit in result.reason
     with pytest.raises(LimitReachedError):
         result.raise_for_status()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
@@ -17,6 +17,7 @@ from planner_ext.hitl_manager import ModelClarifier, Question
 from planner_ext.iteration import Usage
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.planner import ADD, Clock, both_ways, final, invoke, kernel_of, openai_kernel, planner_with, scripted
+from support.stock import EVERY_HEALTH_CHECK
 
 ASK = call("UserInteraction-AskUser", {"question": "Which numbers?"})
 
@@ -158,7 +159,7 @@ def test_a_clarifier_without_a_model_is_refused() -> None:
     with pytest.raises(PlannerInvalidConfigurationError, match="instructions"):
         ModelClarifier(kernel_of(ScriptedChatCompletion([])), instructions=" ")
     with pytest.raises(PlannerInvalidConfigurationError, match="price"):
-        ModelClarifier(kernel_of(ScriptedChatCompletion([])), price=3)
+        ModelClarifier(kernel_of(ScriptedChatCompletion([])), price=3)  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 
 REPLIES = {
@@ -170,7 +171,7 @@ REPLIES = {
 }
 
 
-@settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     names=st.lists(st.sampled_from(sorted(REPLIES)), max_size=6),
     answers=st.lists(st.sampled_from(["1 and 2.", "PASS"]), min_size=1, max_size=3),

@@ -10,8 +10,9 @@ from semantic_kernel.contents import ChatMessageContent
 
 from planner_ext import Budget
 from planner_ext.errors import LimitReachedError
-from planner_ext.events import Ended, Fact, ModelReplied, Planned, ResultReady, TextDelta
+from planner_ext.events import Ended, Fact, ModelReplied, Planned, ResultReady, Resumed, TextDelta
 from planner_ext.testing import ScriptedReply, call, calls, say
+from support.narrow import as_type
 from support.planner import (
     ADD,
     PLAN,
@@ -154,7 +155,7 @@ async def test_a_resumed_stream_tells_only_what_is_new() -> None:
     events = await drained(planner_with().resume_stream(kernel, ended.checkpoint, budget=Budget(max_iterations=9)))
 
     told = [event for event in events[:-1] if not isinstance(event, TextDelta)]
-    assert told[0].type == "Resumed"
+    assert as_type(Resumed, told[0]).type == "Resumed"
     assert list(result_in(events).facts) == [*ended.facts, *told]
 
 

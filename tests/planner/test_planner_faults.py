@@ -22,6 +22,7 @@ from planner_ext.errors import (
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.iteration import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, ScriptedRequest, call, calls, say
+from support.narrow import run_of
 from support.planner import (
     ADD,
     PLAN,
@@ -72,8 +73,8 @@ async def test_a_failed_request_loses_nothing(
         with pytest.raises(error) as raised:
             await invoke(planner_with(), kernel, streamed=streamed)
 
-    caught: Any = raised.value
-    assert isinstance(caught, KernelException)
+    assert isinstance(raised.value, KernelException)
+    caught = run_of(raised.value)
     check_sendable(caught.chat_history)
     assert caught.checkpoint is not None
 

@@ -12,6 +12,7 @@ from planner_ext.events import CallDecided, CallFinished, CallStarted
 from planner_ext.iteration import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
 from support.planner import both_ways, check_sendable, invoke, kernel_of, planner_with
+from support.stock import add_filter
 
 
 class Tools:
@@ -66,7 +67,7 @@ async def test_by_default_a_reply_has_at_most_1024_calls() -> None:
 
 
 @pytest.mark.parametrize(("given", "most"), [({}, 64), ({"max_threads": 3}, 3)])
-async def test_synchronous_functions_wait_for_a_thread_before_they_start(given: dict[str, int], most: int) -> None:
+async def test_synchronous_functions_wait_for_a_thread_before_they_start(given: dict[str, Any], most: int) -> None:
     """No more of them have started and not finished, at any moment, than there may be threads."""
     tools = Tools()
     planner = planner_with(plan=False, execution=ToolExecution(**given))
@@ -84,10 +85,11 @@ async def test_a_call_that_waits_for_a_thread_does_not_start_after_a_stop() -> N
     tools = Tools()
     kernel = kernel_of(asking_for(5), t=tools)
 
-    @kernel.filter("auto_function_invocation")
     async def end(context: Any, next: Any) -> None:
         await next(context)
         context.terminate = True
+
+    add_filter(kernel, "auto_function_invocation", end)
 
     result = await planner_with(plan=False, execution=ToolExecution(max_threads=2)).invoke(kernel, "go")
     assert (result.status, result.tool_calls, tools.ran) == ("stopped", 2, 2)

@@ -51,7 +51,7 @@ def test_the_one_default_that_differs() -> None:
 @pytest.mark.parametrize("ratio", [None, 0.0, 0.1, 0.25, 1.0])
 def test_max_tokens_is_shared_as_before(total: int, ratio: float | None) -> None:
     """The completion takes ``int(max_tokens * ratio)``, the prompt ``int(max_tokens * (1 - ratio))``."""
-    more = {} if ratio is None else {"max_tokens_ratio": ratio}
+    more: dict[str, Any] = {} if ratio is None else {"max_tokens_ratio": ratio}
     options = FunctionCallingStepwisePlannerOptions(max_tokens=total, **more)
     share = 0.1 if ratio is None else ratio
 

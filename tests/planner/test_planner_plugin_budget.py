@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
@@ -17,6 +17,7 @@ from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.planner import ADD, Clock, Math, invoke, kernel_of, planner_with
+from support.stock import EVERY_HEALTH_CHECK
 
 LEVELS = ("chat", "expert", "helper")
 BELOW = {"chat": "expert", "expert": "helper"}
@@ -82,7 +83,7 @@ def world(chat: Mind, expert: Mind, helper: Mind, **options: Any) -> World:
     return World(kernel, services, math)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
 @given(
     chat=minds, expert=minds, helper=minds, budget=budgets, plan=st.booleans(), concurrency=st.sampled_from([None, 1])
 )
@@ -111,7 +112,7 @@ def _calls_to_helpers(seen: World) -> int:
     return len(seen.services["helper"].requests)
 
 
-@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=EVERY_HEALTH_CHECK)
 @given(chat=minds, expert=minds, helper=minds, tokens=st.integers(50, 3000))
 def test_the_ledger_is_the_sum_of_all_requests(chat: Mind, expert: Mind, helper: Mind, tokens: int) -> None:
     """Tokens and cost of every request of every run are in the outermost ledger, whatever was set aside meanwhile."""

@@ -25,6 +25,7 @@ from support.planner import (
     planner_with,
     resume,
 )
+from support.stock import scripted_by
 
 LONG = "word " * 3000
 
@@ -161,7 +162,7 @@ async def test_a_reply_is_limited_by_the_settings_own_name(streamed: bool) -> No
     asked: list[Any] = []
     await invoke(
         planner_with(plan=False, max_completion_tokens=7),
-        kernel_of(Google([say("Done.")]), math=Math()),
+        kernel_of(scripted_by(Google, [say("Done.")]), math=Math()),
         streamed=streamed,
     )
     assert {settings.max_output_tokens for settings in asked} == {7}

@@ -94,7 +94,7 @@ async def test_the_plan_request_lists_the_functions_that_are_offered(streamed: b
     ids=["plugin", "function", "bare-name", "both"],
 )
 async def test_what_is_excluded_is_neither_planned_with_nor_offered(
-    exclusion: dict[str, set[str]], left: list[str], streamed: bool
+    exclusion: dict[str, Any], left: list[str], streamed: bool
 ) -> None:
     """Excluded plugins and functions, by full or own name, are missing from the manual and from the tools."""
     service = ScriptedChatCompletion([PLAN, final()])

@@ -12,6 +12,7 @@ from planner_ext.errors import DecisionRefusedError, PlannerException
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Checkpoint, Clarification, Question, Supply
 from planner_ext.testing import call, calls, say
+from support.narrow import run_of
 from support.planner import (
     ADD,
     FINAL_ANSWER,
@@ -208,7 +209,8 @@ async def test_only_answers_are_taken_for_a_question(streamed: bool) -> None:
         planner = planner_with(**INSISTING)
         asked = await invoke(planner, kernel, streamed=streamed)
         name = asked.pending[0].id
-        for decisions in ({name: Approve()}, {"other": Supply("x")}, {name: Supply(" ")}, {name: Supply("x", by=3)}):
+        junk = Supply("x", by=3)  # pyright: ignore[reportArgumentType]  # junk, on purpose
+        for decisions in ({name: Approve()}, {"other": Supply("x")}, {name: Supply(" ")}, {name: junk}):
             with pytest.raises(DecisionRefusedError, match=r"celsius or fahrenheit|'other'"):
                 await resume(planner, kernel, asked.checkpoint, streamed=streamed, decisions=decisions)
         assert len(service.requests) == 1
@@ -252,7 +254,7 @@ async def test_a_clarifier_that_fails_is_a_fault(streamed: bool) -> None:
         with pytest.raises(error) as raised:
             await invoke(planner_with(plan=False, clarifier=clarifier), kernel, streamed=streamed)
         again = await resume(
-            planner_with(plan=False, clarifier=Person([])), kernel, raised.value.checkpoint, streamed=streamed
+            planner_with(plan=False, clarifier=Person([])), kernel, run_of(raised.value).checkpoint, streamed=streamed
         )
         assert (again.status, again.final_answer) == ("answered", WHERE)
 

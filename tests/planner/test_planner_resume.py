@@ -31,8 +31,8 @@ all_limits = pytest.mark.parametrize("limit", ["max_iterations", "max_tool_calls
 
 async def limited(kernel: Any, limit: str, on_limit: Any, *, streamed: bool) -> Any:
     """Run into a limit after one call; give what carries the checkpoint, a result or an error."""
-    spent = {"max_iterations": 3} if limit == "max_iterations" else {"max_iterations": 9, "max_tool_calls": 1}
-    planner = planner_with(budget=Budget(on_limit=on_limit, **spent))
+    trips, tools = (3, None) if limit == "max_iterations" else (9, 1)
+    planner = planner_with(budget=Budget(on_limit=on_limit, max_iterations=trips, max_tool_calls=tools))
     if on_limit != "raise":
         return await invoke(planner, kernel, streamed=streamed)
     with pytest.raises(LimitReachedError) as raised:

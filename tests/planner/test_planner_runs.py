@@ -27,6 +27,7 @@ from support.planner import (
     texts,
     whole_text,
 )
+from support.stock import first_result
 
 
 @both_ways
@@ -201,7 +202,7 @@ async def test_calls_beside_a_final_answer_do_not_run(batch: tuple[ScriptedReply
     assert (len(server.requests), result.tool_calls, math.sums) == (2, 0, [])
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    answers = [str(message.items[0].result) for message in result.chat_history.messages[-len(batch) :]]
+    answers = [str(first_result(message).result) for message in result.chat_history.messages[-len(batch) :]]
     assert sum("Not executed" in answer for answer in answers) == len(batch) - 1
 
 

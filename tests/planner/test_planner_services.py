@@ -28,6 +28,7 @@ from support.planner import (
     planner_with,
     scripted,
 )
+from support.stock import scripted_by
 
 PATIENT = {"temperature": 0.3, "seed": 7}
 
@@ -145,7 +146,7 @@ async def test_the_kernels_own_selector_decides_where_no_service_is_named(stream
             return kernel.services["second"], ScriptedPromptExecutionSettings(temperature=0.5)
 
     given, *_ = two_services()
-    kernel = Kernel(services=given.services, ai_service_selector=Last())
+    kernel = Kernel(services=dict(given.services), ai_service_selector=Last())
     result = await invoke(planner_with(plan=False), kernel, streamed=streamed)
 
     assert result.final_answer == "second"
@@ -188,7 +189,7 @@ async def test_a_connector_without_function_calling_is_refused_by_name(streamed:
     class Talker(ScriptedChatCompletion):
         SUPPORTS_FUNCTION_CALLING = False
 
-    talker = Talker([say("Hello.")])
+    talker = scripted_by(Talker, [say("Hello.")])
     with pytest.raises(PlannerInvalidConfigurationError, match=r"Talker.*function calling"):
         await invoke(planner_with(), kernel_of(talker), streamed=streamed)
     assert talker.requests == []

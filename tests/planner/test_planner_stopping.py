@@ -23,6 +23,7 @@ from support.planner import (
     resume,
     scripted,
 )
+from support.stock import first_result
 
 
 class Gate:
@@ -83,7 +84,7 @@ async def test_another_task_may_stop_a_run(streamed: bool) -> None:
     assert (gate.ended, result.tool_calls) == (["done"], 1)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    answers = [str(message.items[0].result) for message in result.chat_history.messages[-2:]]
+    answers = [str(first_result(message).result) for message in result.chat_history.messages[-2:]]
     assert answers[0] == "done"
     assert "Not executed" in answers[1]
 
@@ -204,10 +205,10 @@ async def test_cancelling_cancels_the_functions_and_is_raised(streamed: bool) ->
 async def test_a_timeout_around_a_run_ends_it(streamed: bool) -> None:
     """``asyncio.timeout`` works as elsewhere: the run is cancelled, and TimeoutError is what the caller gets."""
     kernel, _, gate = gated([PLAN, call("gate-wait"), final()])
+    scope = asyncio.timeout(None)
+    run = asyncio.create_task(entered_then_expire(gate, scope))
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0) as scope:
-            scope.reschedule(None)
-            run = asyncio.create_task(entered_then_expire(gate, scope))
+        async with scope:
             await invoke(planner_with(), kernel, streamed=streamed)
     await run
 

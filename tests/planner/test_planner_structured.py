@@ -19,6 +19,7 @@ from planner_ext.iteration import StopHandle
 from planner_ext.sk.prompts import response_form
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, say
 from planner_ext.testing.service import ScriptedPromptExecutionSettings
+from support.narrow import present
 from support.planner import (
     ADD,
     PLAN,
@@ -31,6 +32,7 @@ from support.planner import (
     resume,
     scripted,
 )
+from support.stock import scripted_by
 
 
 class Sum(BaseModel):
@@ -79,7 +81,7 @@ async def test_an_answer_in_its_form_is_taken_as_it_is(streamed: bool) -> None:
 @both_ways
 async def test_the_final_answer_function_may_hand_it_over_in_its_form(streamed: bool) -> None:
     """``SendFinalAnswer`` with text that validates ends the run; otherwise one more request asks for the form."""
-    kernel, service = scripted([PLAN, final(GOOD.text)])
+    kernel, service = scripted([PLAN, final(present(GOOD.text))])
     planner = planner_with(response_format=Sum)
     result = await invoke(planner, kernel, streamed=streamed)
     assert (result.status, result.value, len(service.requests)) == ("answered", VALUE, 2)
@@ -109,7 +111,7 @@ async def test_settings_without_a_place_for_the_form_get_it_in_the_message(strea
         def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
             return PlainSettings
 
-    service = Plain([say("It is 3."), GOOD])
+    service = scripted_by(Plain, [say("It is 3."), GOOD])
     kernel = kernel_of(service)
     result = await invoke(planner_with(plan=False, response_format=Sum), kernel, streamed=streamed)
     assert result.value == VALUE

@@ -18,6 +18,7 @@ from planner_ext.hitl_manager import ApprovalSettings, Approve, Checkpoint, Defe
 from planner_ext.iteration import ToolExecution
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, calls, say
+from support.narrow import as_type, run_of
 from support.planner import (
     ADD,
     PLAN,
@@ -31,6 +32,7 @@ from support.planner import (
     planner_with,
     resume,
 )
+from support.stock import add_filter, first_result
 
 either_limit = pytest.mark.parametrize("limit", ["deadline", "max_active_seconds"])
 
@@ -123,7 +125,7 @@ async def test_a_request_in_flight_is_cancelled(limit: str, streamed: bool, plac
     service = ScriptedChatCompletion(
         [*script, good, good, good], before_reply=hangs(clock, len(script[:1]) * (place != "plan"))
     )
-    form = {"response_format": Answer} if place == "form" else {}
+    form: dict[str, Any] = {"response_format": Answer} if place == "form" else {}
     planner = planner_with(plan=place == "plan", budget=budget_of(limit, clock), clock=clock, **form)
     kernel = kernel_of(service)
     result = await invoke(planner, kernel, streamed=streamed)
@@ -174,7 +176,7 @@ async def test_a_function_is_cancelled_at_the_limit(
     assert result.tool_calls == len(finished) == sum(isinstance(fact, CallStarted) for fact in result.facts)
     check_sendable(result.chat_history)
     assert result.chat_history is not None
-    results = [str(message.items[0].result) for message in result.chat_history.messages if message.role == "tool"]
+    results = [str(first_result(message).result) for message in result.chat_history.messages if message.role == "tool"]
     assert results[1] == (
         f"The function tools-{name} did not answer before the time of the run was over; whether it took effect is not "
         "known."
@@ -235,7 +237,7 @@ async def test_whoever_swallows_cancellation_is_left_behind(who: str, streamed: 
         "observer": {"observers": [hang]},
     }.get(who, {})
     if who == "filter":
-        kernel.add_filter("auto_function_invocation", filtering)
+        add_filter(kernel, "auto_function_invocation", filtering)
     planner = planner_with(plan=False, budget=budget_of("deadline", clock), clock=clock, **options)
     _released.clear()
     try:
@@ -303,8 +305,8 @@ async def test_the_approver_of_a_filter_is_a_person_too(streamed: bool) -> None:
 
     math = Math()
     kernel = kernel_of(ScriptedChatCompletion([ADD, say("3")]), math=math)
-    kernel.add_filter(
-        "auto_function_invocation", ApprovalFilter(ApprovalPolicy.model_validate({"default": "ask"}), approver)
+    add_filter(
+        kernel, "auto_function_invocation", ApprovalFilter(ApprovalPolicy.model_validate({"default": "ask"}), approver)
     )
     planner = planner_with(plan=False, budget=budget_of("max_active_seconds", clock), clock=clock)
     result = await invoke(planner, kernel, streamed=streamed)
@@ -399,7 +401,7 @@ async def test_an_external_cancellation_is_not_taken_for_the_limit() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    check_sendable(caught.value.chat_history)
+    check_sendable(run_of(caught.value).chat_history)
 
 
 class Timed:
@@ -459,7 +461,8 @@ async def test_the_model_does_not_say_how_much_time_is_left() -> None:
         await planner_with(plan=False).invoke(kernel, "go")
     assert timed.seen == []
     first, second = (request.body for request in server.requests)
-    assert [tool["function"]["name"] for tool in first["tools"] if "time_left" in str(tool)] == ["t-unmarked"]
+    tools = as_type(list, first["tools"])
+    assert [tool["function"]["name"] for tool in tools if "time_left" in str(tool)] == ["t-unmarked"]
     assert '"time_left" is not a parameter' in str(second)
 
 

@@ -33,6 +33,7 @@ from support.planner import (
     scripted,
     texts,
 )
+from support.stock import add_filter
 
 
 def picture(kernel: Kernel, *others: Any) -> list[Any]:
@@ -85,8 +86,8 @@ async def test_nothing_that_was_passed_is_changed(run: str, history: bool, strea
     """Kernel, arguments, options, settings and history are as they were, also after a limit, a fault or a stop."""
     script, more, error = RUNS[run]
     kernel = kernel_of(ScriptedChatCompletion(script[1:] if history else script), math=Math(), spare=Math())
-    kernel.add_filter("auto_function_invocation", passing_filter)
-    kernel.add_filter("function_invocation", passing_filter)
+    add_filter(kernel, "auto_function_invocation", passing_filter)
+    add_filter(kernel, "function_invocation", passing_filter)
     behavior = FunctionChoiceBehavior.Auto(filters={"excluded_functions": ["math-none"]})
     settings = ScriptedPromptExecutionSettings(temperature=0.5, function_choice_behavior=behavior)
     arguments = KernelArguments(settings=settings.model_copy(deep=True), basket=["apple"], city="Rome")

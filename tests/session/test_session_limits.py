@@ -41,11 +41,11 @@ def test_a_config_that_means_nothing_is_refused(field: str, value: Any) -> None:
 def test_a_session_takes_a_config_and_nothing_else() -> None:
     """Another value for the config, or a kernel without a service, is refused by name."""
     with pytest.raises(PlannerInvalidConfigurationError, match="tool_use_config must be of the class"):
-        ToolUseSession(kernel_of([]), tool_use_config=True)
+        ToolUseSession(kernel_of([]), tool_use_config=True)  # pyright: ignore[reportArgumentType]  # junk, on purpose
     with pytest.raises(PlannerInvalidConfigurationError, match="chat completion service 'other'"):
         ToolUseSession(kernel_of([]), service_id="other")
     with pytest.raises(PlannerInvalidConfigurationError, match="budget must be"):
-        ToolUseSession(kernel_of([]), budget=5)
+        ToolUseSession(kernel_of([]), budget=5)  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 
 async def test_the_limit_raises_and_carries_history_and_ledger(talk: Talks) -> None:

@@ -19,6 +19,7 @@ from planner_ext.testing import (
     say,
 )
 from support.session import CLOSED, OPEN, Talks, Tools, ask, kernel_of, message, run, served, shape
+from support.stock import first_result
 
 ADD = call("t-add", {"a": 1, "b": 2})
 BOTH = calls(ADD, call("t-add", {"a": 3, "b": 4}), text="Let me see. ")
@@ -170,7 +171,7 @@ def test_a_result_is_written_as_the_closed_loop_writes_it() -> None:
     """Text as it is, None as "", everything else as JSON."""
     pending = OpenCall(id="c", fully_qualified_name="t-f")
     assert pending.arguments == {}
-    results = [pending.result(value).items[0].result for value in ("as is", None, {"a": [1]})]
+    results = [first_result(pending.result(value)).result for value in ("as is", None, {"a": [1]})]
     assert results == ["as is", "", '{"a":[1]}']
 
 

@@ -184,7 +184,7 @@ async def test_there_has_to_be_something_to_answer(talk: Talks) -> None:
 def test_initial_prompts_are_messages() -> None:
     """A bare text is refused, since it does not say whose it is."""
     with pytest.raises(PlannerInvalidConfigurationError, match="initial_prompts must be messages"):
-        ToolUseSession(kernel_of([]), initial_prompts="Be brief.")
+        ToolUseSession(kernel_of([]), initial_prompts="Be brief.")  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 
 async def test_the_history_is_a_copy_of_everything(talk: Talks) -> None:

@@ -23,6 +23,7 @@ from planner_ext import (
     FunctionInvokingChatCompletion,
     ToolCallHandler,
 )
+from planner_ext.core.values import CallResult
 from planner_ext.errors import InvalidHistoryError
 from planner_ext.hitl_manager import Checkpoint, Defer, Supply
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
@@ -30,7 +31,9 @@ from planner_ext.sk.conversion import quoted
 from planner_ext.sk.history import accepted_name, accepted_reply, find_problems, given_arguments, repair_history
 from planner_ext.sk.messages import calls_of
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
+from support.narrow import as_type
 from support.served import Answer, Served, Tools
+from support.stock import first_call, first_result
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -109,8 +112,8 @@ async def test_a_name_that_servers_refuse_is_no_end_of_a_handler_planner_or_sess
     assert result.final_answer == "Planned."
     loaded = Checkpoint.from_json(result.checkpoint.to_json()).state()
     (mine,) = [item for message in result.chat_history or () for item in calls_of(message)]
-    assert loaded.transcript[1]["items"][0]["name"] == mine.name == accepted_name(name)
-    assert loaded.transcript[2].name == mine.name
+    assert as_type(dict, loaded.transcript[1])["items"][0]["name"] == mine.name == accepted_name(name)
+    assert as_type(CallResult, loaded.transcript[2]).name == mine.name
 
     session = ToolUseSession(kernel)
     assert await session.prompt("Go.") == "Said."
@@ -206,8 +209,8 @@ async def test_a_long_name_that_was_offered_is_kept(kernel: Kernel) -> None:
 
 def test_what_is_accepted_is_returned_itself() -> None:
     """A reply that servers accept is not written anew."""
-    items = [FunctionCallContent(id="c", name="t-add", arguments='{ "a":1 }')]
-    message = ChatMessageContent(role=AuthorRole.ASSISTANT, items=items)
+    item = FunctionCallContent(id="c", name="t-add", arguments='{ "a":1 }')
+    message = ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item])
     assert accepted_reply(message)[0] is message
 
 
@@ -224,7 +227,7 @@ def test_a_history_with_such_a_name_is_refused_or_repaired(name: str) -> None:
     assert problem.startswith(f"message 1: the function name {quoted(name)}")
     mended = repair_history(history.messages, ())
     assert find_problems(mended, ()) == []
-    assert mended[1].items[0].name == mended[2].items[0].name == accepted_name(name)
+    assert first_call(mended[1]).name == first_result(mended[2]).name == accepted_name(name)
     assert all(new is old for new, old in zip(repair_history(mended, ()), mended, strict=True))
     assert history.messages[1].items[0] is call_item
 

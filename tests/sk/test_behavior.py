@@ -219,13 +219,13 @@ class TestRefusals:
         """A misspelt assignment is refused too, and changes nothing."""
         behavior = BoundedFunctionChoiceBehavior.Auto()
         with pytest.raises(PlannerInvalidConfigurationError, match="'maximum_use_atempts'"):
-            behavior.maximum_use_atempts = 3
+            behavior.maximum_use_atempts = 3  # pyright: ignore[reportAttributeAccessIssue]  # misspelt on purpose
         assert behavior == BoundedFunctionChoiceBehavior.Auto()
 
     def test_malformed_filters(self) -> None:
         """Filters are checked by pydantic, as in Semantic Kernel; the field is named."""
         with pytest.raises(ValidationError, match="filters"):
-            BoundedFunctionChoiceBehavior.Auto(filters={"include": ["a"]})
+            BoundedFunctionChoiceBehavior.Auto(filters={"include": ["a"]})  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
     def test_error_belongs_to_semantic_kernel_and_not_to_pydantic(self) -> None:
         """The refusal can be caught as Semantic Kernel's error, and is no ValueError."""

@@ -14,6 +14,8 @@ from semantic_kernel.contents import (
 from planner_ext.core.limits import Budget, Ledger, RemainingLimit, remaining_limits
 from planner_ext.core.values import Usage
 from planner_ext.sk.chat import with_budget_note
+from support.narrow import as_type, present
+from support.stock import first_result
 
 TRIPS = RemainingLimit(name="max_iterations", left=2, limit=6)
 WORDS = "[Budget left, this request included: 2 of 6 round trips.]"
@@ -41,24 +43,24 @@ def test_the_newest_text_ends_with_it() -> None:
 def test_a_result_ends_with_it() -> None:
     """A tool message stays one: the words follow its result, and nothing stands between call and result."""
     messages = [result('{"a":1}')]
-    sent = with_budget_note(messages, (TRIPS,))
+    sent = present(with_budget_note(messages, (TRIPS,)))
     assert sent.to_dict() == {"role": "tool", "content": f'{{"a":1}}\n\n{WORDS}', "tool_call_id": "c1"}
-    assert messages[0].items[0].result == '{"a":1}'
+    assert first_result(messages[0]).result == '{"a":1}'
     assert sent.metadata == {"k": 1}
 
 
 @pytest.mark.parametrize("message", [user(""), result("")])
 def test_an_empty_text_becomes_the_words(message: ChatMessageContent) -> None:
     """Where the newest message says nothing, the words are all it says."""
-    assert with_budget_note([message], (TRIPS,)).to_dict()["content"] == WORDS
+    assert present(with_budget_note([message], (TRIPS,))).to_dict()["content"] == WORDS
 
 
 def test_an_image_is_followed_by_it() -> None:
     """A message without text gets one, beside what it has."""
     image = ImageContent(uri="https://example.com/a.png")
-    sent = with_budget_note([ChatMessageContent(role=AuthorRole.USER, items=[image])], (TRIPS,))
+    sent = present(with_budget_note([ChatMessageContent(role=AuthorRole.USER, items=[image])], (TRIPS,)))
     assert sent.items[0] is image
-    assert sent.items[1].text == WORDS
+    assert as_type(TextContent, sent.items[1]).text == WORDS
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_each_limit_is_named_in_words() -> None:
         ),
         1_000_000.0,
     )
-    sent = with_budget_note([user("")], left)
+    sent = present(with_budget_note([user("")], left))
     assert sent.content == (
         "[Budget left, this request included: 7 of 10 round trips; 0 of 4 tool calls; 0 of 5000 tokens; "
         "0.3765 of 0.5 US dollars; 47.65 of 60 seconds of work; 30 seconds to the deadline.]"

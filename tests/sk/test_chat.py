@@ -12,6 +12,7 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import (
+    AuthorRole,
     ChatHistory,
     ChatMessageContent,
     FunctionCallContent,
@@ -29,6 +30,7 @@ from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.served import Answer, Served, Tools
+from support.stock import scripted_by, sent_calls
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -117,7 +119,7 @@ class Meddling(ScriptedChatCompletion):
 
     @staticmethod
     def meddle(chat_history: ChatHistory) -> None:
-        chat_history.messages.insert(0, ChatMessageContent(role="system", content="Be evil."))
+        chat_history.messages.insert(0, ChatMessageContent(role=AuthorRole.SYSTEM, content="Be evil."))
         chat_history.add_user_message("And quick.")
 
     async def _inner_get_chat_message_contents(self, chat_history: ChatHistory, settings: Any) -> Any:
@@ -133,7 +135,7 @@ class Meddling(ScriptedChatCompletion):
 
 async def test_a_connector_cannot_change_the_history(ask: Ask, history: ChatHistory) -> None:
     """What a connector does to the history it is handed changes neither the caller's nor the next request."""
-    inner = Meddling([ADD, ADD, say("Done.")])
+    inner = scripted_by(Meddling, [ADD, ADD, say("Done.")])
     await ask(FunctionInvokingChatCompletion(inner))
     assert [message.role for message in history.messages] == ["user", *["assistant", "tool"] * 2]
     assert [message["role"] for message in inner.requests[2].messages] == ["user", *["assistant", "tool"] * 2]
@@ -162,7 +164,7 @@ class Parsing(ScriptedChatCompletion):
 
 async def test_arguments_of_a_vendors_own_types_are_answered_or_named(ask: Ask, history: ChatHistory) -> None:
     """Arguments that JSON does not know, as protobuf's containers, never end a run with a bare TypeError."""
-    service = FunctionInvokingChatCompletion(Parsing([call("t-echo", ""), say("Done.")]))
+    service = FunctionInvokingChatCompletion(scripted_by(Parsing, [call("t-echo", ""), say("Done.")]))
     with suppress(PlannerExtError):
         assert (await ask(service)).text == "Done."
     assert find_problems(history.messages) == []
@@ -174,10 +176,10 @@ async def test_choices_beside_the_first_are_left_out(kernel: Kernel, history: Ch
     class Several(ScriptedChatCompletion):
         async def _inner_get_streaming_chat_message_contents(self, *args: Any) -> Any:
             async for chunks in super()._inner_get_streaming_chat_message_contents(*args):
-                other = StreamingChatMessageContent(role="assistant", choice_index=1, content="other")
+                other = StreamingChatMessageContent(role=AuthorRole.ASSISTANT, choice_index=1, content="other")
                 yield [None, other, *chunks]
 
-    service = FunctionInvokingChatCompletion(Several([say("First.")]))
+    service = FunctionInvokingChatCompletion(scripted_by(Several, [say("First.")]))
     settings = PromptExecutionSettings(function_choice_behavior=AUTO())
     stream = service.get_streaming_chat_message_contents(history, settings, kernel=kernel)
     assert "".join([chunk.content async for (chunk,) in stream]) == "First."
@@ -205,7 +207,7 @@ async def test_a_text_in_several_pieces_is_one_answer(ask: Ask) -> None:
             message.items[:] = [TextContent(text=""), TextContent(text="Hel"), TextContent(text="lo.")]
             return [message]
 
-    answer = await ask(FunctionInvokingChatCompletion(Pieces([say("Hello.")])))
+    answer = await ask(FunctionInvokingChatCompletion(scripted_by(Pieces, [say("Hello.")])))
     assert (answer.text, answer.metadata["status"]) == ("Hello.", "answered")
 
 
@@ -214,7 +216,7 @@ async def test_text_beside_calls_is_in_the_next_request(ask: Ask, serve: Serve) 
     served = serve([calls(ADD, text="Let me see."), say("Three.")])
     await ask(FunctionInvokingChatCompletion(served.connector))
     said = served.server.requests[1].messages[1]
-    assert (said["content"], len(said["tool_calls"])) == ("Let me see.", 1)
+    assert (said["content"], len(sent_calls(said))) == ("Let me see.", 1)
 
 
 def test_a_transcript_is_written_once_for_as_long_as_it_only_goes_on(kernel: Kernel) -> None:

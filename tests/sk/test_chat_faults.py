@@ -15,6 +15,7 @@ from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError, PlannerExtError, ServiceCallError
 from planner_ext.testing import ScriptedCall, ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
+from support.stock import first_call, first_result
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -256,7 +257,9 @@ async def test_ids_that_come_again_later_are_kept(ask: Ask, serve: Serve, histor
     served = serve([same, same, say("Done.")])
     answer = await ask(FunctionInvokingChatCompletion(served.connector))
     assert (answer.text, served.server.refused) == ("Done.", [])
-    assert [message.items[0].id for message in history.messages[1:]] == ["call_0"] * 4
+    _, asked, answered, asked_again, answered_again = history.messages
+    assert [first_call(asked).id, first_call(asked_again).id] == ["call_0"] * 2
+    assert [first_result(answered).id, first_result(answered_again).id] == ["call_0"] * 2
 
 
 async def test_an_error_of_the_connector_itself_passes_as_it_is(ask: Ask) -> None:

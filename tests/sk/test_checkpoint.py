@@ -21,6 +21,7 @@ from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.history import render
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.served import Answer, Tools, asked
+from support.stock import add_filter
 
 Ask = Callable[..., Awaitable[Answer]]
 
@@ -32,7 +33,8 @@ KEY = b"the signing key"
 
 async def limited(history: ChatHistory, tools: Tools, **options: Any) -> Answer:
     """Run into the limit with a batch open: of all ends the one with most in its journal."""
-    service = FunctionInvokingChatCompletion(ScriptedChatCompletion(SCRIPT), **{"budget": BUDGET, **options})
+    given: dict[str, Any] = {"budget": BUDGET, **options}
+    service = FunctionInvokingChatCompletion(ScriptedChatCompletion(SCRIPT), **given)
     settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
     arguments = KernelArguments(api_key="s3cret", connection=object())
     return await asked(service, history, tools.kernel(), settings, streamed=False, arguments=arguments)
@@ -49,7 +51,7 @@ async def test_a_checkpoint_comes_back_as_it_was(text: str) -> None:
     assert checkpoint.to_json() == text
     state = checkpoint.state()
     assert (state.ledger.iterations, state.ledger.tool_calls) == (2, 2)
-    assert state.rules.limits == BUDGET.limits
+    assert state.rules.limits == BUDGET
     assert checkpoint.run_id == state.run_id
     assert fold(checkpoint.facts) == state
 
@@ -84,8 +86,8 @@ async def test_the_arguments_are_not_in_it_with_filters_either(history: ChatHist
     async def passing(context: Any, next: Any) -> None:
         await next(context)
 
-    kernel.add_filter("auto_function_invocation", passing)
-    kernel.add_filter("function_invocation", passing)
+    add_filter(kernel, "auto_function_invocation", passing)
+    add_filter(kernel, "function_invocation", passing)
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion(SCRIPT), budget=BUDGET)
     settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
     arguments = KernelArguments(api_key="s3cret")

@@ -22,6 +22,7 @@ from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.execution import runnable
 from planner_ext.sk.toolset import convert_arguments, tool_of
 from support.arguments import Colour, Item, declaring, function_of, message_of, parse, taking
+from support.narrow import present
 
 Account = NewType("Account", int)
 
@@ -80,7 +81,7 @@ async def received(function: KernelFunction, arguments: dict[str, Any]) -> Any:
     """What Semantic Kernel makes of arguments."""
     tool, given = tool_of(function), dict[str, Any]()
     tool.put(arguments, given)
-    return (await runnable(function, tool, threads=False).invoke(Kernel(), KernelArguments(**given))).value
+    return present(await runnable(function, tool, threads=False).invoke(Kernel(), KernelArguments(**given))).value
 
 
 def written(value: Any) -> str:
@@ -163,7 +164,7 @@ CONVERTED: list[tuple[Any, list[Any], Any, Any]] = [
         Payment(account=7, amount=Decimal("2.5"), tags={"a", "b"}),
     ),
     (Aliased, [{"acc": "7"}, {"acc": 7}], {"acc": 7}, Aliased(acc=7)),
-    (EitherName, [{"acc": "7"}, {"account": 7}], {"account": 7}, EitherName(account=7)),
+    (EitherName, [{"acc": "7"}, {"account": 7}], {"account": 7}, EitherName(acc=7)),
 ]
 
 

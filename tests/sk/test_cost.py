@@ -202,7 +202,7 @@ def deferring() -> ApprovalSettings:
 
 
 @pytest.mark.parametrize("price", ["free", 0.5])
-def test_a_price_is_a_function(price: object) -> None:
+def test_a_price_is_a_function(price: Any) -> None:
     """Anything else is refused, naming the field, what it takes and what it got."""
     with pytest.raises(PlannerInvalidConfigurationError, match="price must be a function") as caught:
         Budget(max_cost=1.0, price=price)

@@ -19,6 +19,7 @@ from planner_ext import FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidReplyError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
 from support.served import Answer, Served, asked
+from support.stock import add_filter, sent_calls
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -62,7 +63,8 @@ def run(streamed: bool) -> Run:
         service: ChatCompletionClientBase = inner if stock else FunctionInvokingChatCompletion(inner)
         history = ChatHistory()
         history.add_user_message("Go.")
-        behavior = FunctionChoiceBehavior.Auto(filters=filters or None)
+        given: Any = filters or None
+        behavior = FunctionChoiceBehavior.Auto(filters=given)
         settings = PromptExecutionSettings(function_choice_behavior=behavior)
         answer = await asked(service, history, kernel, settings, streamed=streamed, arguments=arguments)
         return Ran(answer, history, inner)
@@ -280,9 +282,9 @@ async def test_defect_11_a_call_without_an_id_gets_one(run: Run) -> None:
     script = call("p-echo", {"text": "x"}, id=""), DONE
     ours, stock = await run(Plugin(), *script), await run(Plugin(), *script, stock=True)
     called, answered = ours.inner.requests[1].messages[1:3]
-    assert called["tool_calls"][0]["id"] == answered["tool_call_id"] != ""
+    assert sent_calls(called)[0]["id"] == answered["tool_call_id"] != ""
     called, answered = stock.inner.requests[1].messages[1:3]
-    assert called["tool_calls"][0]["id"] != answered["tool_call_id"]
+    assert sent_calls(called)[0]["id"] != answered["tool_call_id"]
 
 
 @pytest.mark.parametrize("choices", ["[]", "null"])
@@ -342,8 +344,8 @@ async def test_defect_15_the_kernel_and_its_filters_are_the_applications(run: Ru
             await next(context)
 
     audit, kernel = Audit(), Kernel()
-    kernel.add_filter("auto_function_invocation", audit.watch)
-    kernel.add_filter("function_invocation", audit.watch)
+    add_filter(kernel, "auto_function_invocation", audit.watch)
+    add_filter(kernel, "function_invocation", audit.watch)
     await run(Plugin(), call("p-echo", {"text": "x"}), DONE, kernel=kernel)
     assert audit.seen == ["p-echo", "p-echo"]
     assert all(seen is kernel for seen in audit.kernels)

@@ -19,6 +19,7 @@ from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingC
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, call, calls, say
 from support.served import Answer, Served, Tools, asked
+from support.stock import add_filter, first_result, scripted_by
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -43,7 +44,7 @@ async def test_defect_16_a_stream_leaves_the_consumers_context_alone(
         TRACE.set("the filter's")
         await next(context)
 
-    kernel.add_filter("auto_function_invocation", setting)
+    add_filter(kernel, "auto_function_invocation", setting)
     inner = ScriptedChatCompletion([calls(ADD, text="Let me see."), say("Three.")])
     service: ChatCompletionClientBase = inner if stock else FunctionInvokingChatCompletion(inner)
     before, changed = context(), False
@@ -104,8 +105,8 @@ async def test_defect_18_a_behaviour_is_not_ignored_in_silence(ask: Ask) -> None
         SUPPORTS_FUNCTION_CALLING = False
 
     with pytest.raises(PlannerInvalidConfigurationError, match="Mute"):
-        await ask(FunctionInvokingChatCompletion(Mute([say("No functions here.")])))
-    stock = Mute([say("No functions here.")])
+        await ask(FunctionInvokingChatCompletion(scripted_by(Mute, [say("No functions here.")])))
+    stock = scripted_by(Mute, [say("No functions here.")])
     assert (await ask(stock)).text == "No functions here."
     assert stock.requests[0].tools == ()
 
@@ -158,12 +159,12 @@ async def test_a_terminated_turn_returns_an_assistant_message(
         await next(context)
         context.terminate = True
 
-    kernel.add_filter("auto_function_invocation", end)
+    add_filter(kernel, "auto_function_invocation", end)
     inner = ScriptedChatCompletion([calls(ADD, call("t-echo", {"text": "x"})), say("Never sent.")])
     answer = await ask(FunctionInvokingChatCompletion(inner))
     assert answer.message.role == "assistant"
     assert (answer.metadata["status"], answer.metadata["tool_calls"]) == ("stopped", 2)
-    assert [str(message.items[0].result) for message in history.messages[2:]] == ["3", "x"]
+    assert [str(first_result(message).result) for message in history.messages[2:]] == ["3", "x"]
 
 
 @pytest.mark.parametrize("how", ["raises", "skips", "replaces"])
@@ -178,7 +179,7 @@ async def test_filters_that_misbehave_leave_every_call_answered(
         if how == "replaces":
             context.function_result = FunctionResult(function=context.function.metadata, value={"put": "here"})
 
-    kernel.add_filter("auto_function_invocation", odd)
+    add_filter(kernel, "auto_function_invocation", odd)
     served = serve([calls(ADD, ADD), say("Done.")])
     answer = await ask(FunctionInvokingChatCompletion(served.connector))
     expected = {
@@ -186,7 +187,7 @@ async def test_filters_that_misbehave_leave_every_call_answered(
         "skips": "Not executed: a filter of the application did not run this function.",
         "replaces": '{"put":"here"}',
     }
-    assert [str(message.items[0].result) for message in history.messages[2:]] == [expected[how]] * 2
+    assert [str(first_result(message).result) for message in history.messages[2:]] == [expected[how]] * 2
     assert (answer.text, tools.seen, served.server.refused) == ("Done.", [], [])
 
 

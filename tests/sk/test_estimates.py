@@ -25,6 +25,7 @@ from planner_ext.hitl_manager import ApprovalSettings, Checkpoint
 from planner_ext.iteration import Usage
 from planner_ext.sk.prices import RequestMeter
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
+from support.narrow import present
 
 
 class Echo:
@@ -108,7 +109,7 @@ async def test_an_estimate_survives_a_checkpoint_and_its_json() -> None:
     checkpoint = Checkpoint.from_json(paused.checkpoint.to_json())
     again = await planner.resume(kernel, checkpoint, {})
     assert again.usage.estimated_tokens == paused.usage.estimated_tokens
-    message = again.chat_history.messages[-1]
+    message = present(again.chat_history).messages[-1]
     assert json.loads(message.model_dump_json())
 
 

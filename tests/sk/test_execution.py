@@ -73,9 +73,10 @@ def test_a_mapping_is_the_timeout_of_the_functions_it_names() -> None:
 )
 def test_a_value_that_means_nothing_is_refused_by_name(field: str, value: Any) -> None:
     """The error names the field and shows what was seen."""
+    given: dict[str, Any] = {field: value}
     seen = next(iter(value.items())) if isinstance(value, dict) else (value,)
     with pytest.raises(PlannerInvalidConfigurationError, match=rf"ToolExecution\.{field}.* must be .*; got ") as raised:
-        ToolExecution(**{field: value})
+        ToolExecution(**given)
     assert any(repr(one) in str(raised.value) for one in seen)
 
 
@@ -83,7 +84,7 @@ async def test_a_synchronous_function_runs_beside_the_event_loop() -> None:
     """A synchronous function that waits for the event loop gets what it waits for."""
     loop, main = asyncio.get_running_loop(), threading.get_ident()
 
-    def ask() -> bool:
+    def ask() -> tuple[str, int]:
         return asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "answer"), loop).result(), threading.get_ident()
 
     answer, thread = await value_of(prepared(function_of(ask), threads=True))

@@ -48,7 +48,7 @@ def test_a_function_that_exists_and_is_not_offered_is_unknown() -> None:
 def test_the_list_of_functions_is_bounded() -> None:
     """A kernel with hundreds of functions does not fill the model's context."""
     bench = Bench()
-    bench.offered = {f"p-f{number}": bench.final for number in range(300)}
+    bench.tools.functions = {f"p-f{number}": bench.final for number in range(300)}
     answer = bench.check("no" * 500).answer
     assert "p-f49, and 251 more." in answer
     assert len(answer) < 1000

@@ -10,12 +10,14 @@ from semantic_kernel.contents import ChatHistory
 from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
     AutoFunctionInvocationContext,
 )
-from semantic_kernel.functions import FunctionResult, KernelArguments, kernel_function
+from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFunctionFromMethod, kernel_function
 
 from planner_ext.core.state import State
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.tools import NOT_RUN_BY_FILTER
 from support.functions import FILTERED, Bench, Filter, Lights, passing
+from support.narrow import as_type, present
+from support.stock import add_filter
 
 
 async def test_an_auto_filter_sees_the_call_as_semantic_kernel_shows_it() -> None:
@@ -51,7 +53,7 @@ async def test_a_filter_sees_edited_arguments_as_the_call() -> None:
     contents: list[Any] = []
 
     async def look(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
-        contents.append((context.arguments["room"], context.function_call_content.arguments))
+        contents.append((context.arguments["room"], present(context.function_call_content).arguments))
         await next(context)
 
     await Bench(look).run("lights-switch", {"room": "hall"}, edited='{"room": "attic"}')
@@ -106,7 +108,7 @@ async def test_a_filters_result_replaces_the_functions(name: str, in_place: bool
     async def put(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
         await next(context)
         if in_place:
-            context.function_result.value = {"cached": True}
+            present(context.function_result).value = {"cached": True}
         else:
             context.function_result = result_of(context, {"cached": True})
 
@@ -171,7 +173,7 @@ async def test_a_filter_may_try_again() -> None:
 
     async def retry(context: AutoFunctionInvocationContext, next: Callable[[Any], Awaitable[None]]) -> None:
         await next(context)
-        attempts.append(context.function_result.value)
+        attempts.append(present(context.function_result).value)
         context.arguments["lamp"] = 3
         await next(context)
 
@@ -221,7 +223,7 @@ async def test_approved_arguments_cannot_be_changed_by_a_filter(kind: str, chang
 
     bench = Bench(alter) if kind == "auto" else Bench(passing, function_filters=(alter,))
     bench.offered["lights-switch"] = bench.kernel.add_plugin(Rooms(), "rooms")["switch"]
-    rooms: Any = bench.offered["lights-switch"].method.__self__
+    rooms: Any = as_type(KernelFunctionFromMethod, bench.offered["lights-switch"]).method.__self__
     finished = await bench.run("lights-switch", {"room": ["hall"]}, by="ann")
     assert (finished.outcome, finished.text) == (
         "failed",
@@ -241,7 +243,7 @@ async def test_an_approved_function_cannot_be_exchanged_by_a_filter() -> None:
         context.function = bench.offered["lights-leave"]
         await next(context)
 
-    bench.kernel.add_filter("auto_function_invocation", exchange)
+    add_filter(bench.kernel, "auto_function_invocation", exchange)
     assert "changed what had been approved" in (await bench.run("lights-name", by="ann")).text
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.filters.functions.function_invocation_context import FunctionInvocationContext
-from semantic_kernel.functions import KernelArguments, kernel_function
+from semantic_kernel.functions import KernelArguments, KernelFunction, kernel_function
 
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.execution import ToolExecution
 from support.functions import FILTERED, Bench, Filter, passing, request, state_of
+from support.narrow import as_type
 
 
 @FILTERED
@@ -89,7 +90,7 @@ async def test_detail_is_told_on_request_and_cut(filters: tuple[Filter, ...]) ->
     async def verbose() -> None:
         raise RuntimeError("\ud800" + "x" * 10_000)
 
-    bench.offered["lights-verbose"] = bench.kernel.add_function("lights", verbose)
+    bench.offered["lights-verbose"] = as_type(KernelFunction, bench.kernel.add_function("lights", verbose))
     text = (await bench.run("lights-verbose")).text
     assert 2000 <= len(text) < 2100
     text.encode()
@@ -141,7 +142,7 @@ async def test_a_synchronous_function_is_timed_out(filters: tuple[Filter, ...]) 
         release.wait()
 
     bench = Bench(*filters, execution=ToolExecution(timeout=0.01))
-    bench.offered["lights-block"] = bench.kernel.add_function("lights", block)
+    bench.offered["lights-block"] = as_type(KernelFunction, bench.kernel.add_function("lights", block))
     try:
         assert (await bench.run("lights-block")).outcome == "timed_out"
     finally:

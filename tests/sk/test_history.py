@@ -21,6 +21,7 @@ from planner_ext.sk.history import check_history, find_problems, repair_history
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from planner_ext.testing.rules import find_violation
 from support.served import Answer, Served, Tools
+from support.stock import sent_calls
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -93,7 +94,8 @@ async def test_text_beside_a_callers_call_is_sent(ask: Ask) -> None:
     inner = ScriptedChatCompletion([say("Done.")])
     history = ChatHistory(messages=[USER, both, answering("a")])
     await ask(FunctionInvokingChatCompletion(inner), to=history)
-    assert (inner.requests[0].messages[1]["content"], len(inner.requests[0].messages[1]["tool_calls"])) == ("See:", 1)
+    sent = inner.requests[0].messages[1]
+    assert (sent["content"], len(sent_calls(sent))) == ("See:", 1)
     assert history.messages[1] is both
 
 

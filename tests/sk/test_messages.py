@@ -19,6 +19,7 @@ from planner_ext.core.values import CallResult, EditedReply
 from planner_ext.engine.journal import dump_message
 from planner_ext.sk.history import render
 from planner_ext.sk.messages import AssistantMessage, assistant_text, merge_reply, requested_calls, text_of
+from support.stock import first_call
 
 
 def call(id: str | None, name: str | None = "t-add", arguments: Any = "{}", **more: Any) -> FunctionCallContent:
@@ -127,8 +128,8 @@ def test_an_edited_reply_shows_the_edited_arguments() -> None:
     """Calls that were removed are gone, edited arguments stand in place of the model's, the original is unchanged."""
     received = reply(call("a", arguments='{"x": 1}'), call("b"), TextContent(text="See:"))
     (message,) = render([EditedReply(message=received, kept=("a",), edited=(("a", '{"x": 2}'),))])
-    assert (ids(message), message.items[0].arguments, text_of(message)) == (["a"], '{"x": 2}', "See:")
-    assert (ids(received), received.items[0].arguments) == (["a", "b"], '{"x": 1}')
+    assert (ids(message), first_call(message).arguments, text_of(message)) == (["a"], '{"x": 2}', "See:")
+    assert (ids(received), first_call(received).arguments) == (["a", "b"], '{"x": 1}')
 
 
 def test_a_reply_of_which_no_call_is_left_is_its_text() -> None:

@@ -5,7 +5,7 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from semantic_kernel.connectors.ai.open_ai import (
     OpenAIChatPromptExecutionSettings,
 )
 from semantic_kernel.connectors.ai.open_ai.services.open_ai_model_types import OpenAIModelTypes
-from semantic_kernel.contents import ChatHistory, ChatMessageContent
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.utils.telemetry.model_diagnostics import decorators as diagnostics
 
 from planner_ext import FunctionInvokingChatCompletion
@@ -45,7 +45,7 @@ class Counted(GenericTransport):
         self.taken += 1
         return await super().ask(request)
 
-    async def stream(self, request: ChatRequest) -> Any:
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         self.taken += 1
         async for chunk in super().stream(request):
             yield chunk

@@ -28,7 +28,7 @@ from planner_ext.sk.openai import OpenAITransport
 from planner_ext.sk.transport import ChatRequest, GenericTransport
 from planner_ext.testing import call as call_of
 from planner_ext.testing import calls, say
-from support.openai import KEY, Endpoint, azure_service, both_ways, openai_service
+from support.openai import KEY, Endpoint, Refused, azure_service, both_ways, openai_service
 
 SETTINGS = OpenAIChatPromptExecutionSettings
 SCHEMA = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object", "properties": {}}}}
@@ -188,7 +188,7 @@ async def test_a_growing_conversation_is_sent_whole(endpoint: Endpoint, streamed
     """Messages that were added since the last request are sent after those before, each once."""
     service = openai_service(endpoint.origin)
     messages: list[ChatMessageContent] = []
-    transport, stock = OpenAITransport(service, None), GenericTransport(service, kernel=Kernel(), arguments=None)
+    transport, stock = OpenAITransport(service, Refused()), GenericTransport(service, kernel=Kernel(), arguments=None)
     for added in conversation():
         messages.append(added)
         request = ChatRequest(messages=messages, settings=SETTINGS())
@@ -201,7 +201,7 @@ async def test_a_growing_conversation_is_sent_whole(endpoint: Endpoint, streamed
 async def test_another_list_is_another_conversation(endpoint: Endpoint) -> None:
     """What was kept of one list is not sent for another, nor for the same one after it was shortened."""
     service = openai_service(endpoint.origin)
-    transport = OpenAITransport(service, None)
+    transport = OpenAITransport(service, Refused())
     messages = conversation()
     for sent in (messages, [messages[0]], messages, []):
         await transport.ask(ChatRequest(messages=sent, settings=SETTINGS()))
@@ -215,7 +215,7 @@ async def test_another_list_is_another_conversation(endpoint: Endpoint) -> None:
 async def test_other_functions_are_other_schemas(endpoint: Endpoint, kernel: Kernel) -> None:
     """Schemas are kept for as long as the same functions are offered, and no longer."""
     service = openai_service(endpoint.origin)
-    transport = OpenAITransport(service, None)
+    transport = OpenAITransport(service, Refused())
     both = offered(kernel)
     for functions in (both, both[:1], both):
         request = ChatRequest(messages=conversation(), settings=SETTINGS(), choice="auto", functions=functions)
@@ -229,7 +229,7 @@ async def test_a_stream_that_is_left_gives_its_connection_back(endpoint: Endpoin
     """Leaving a stream early closes the response."""
     endpoint.reply = say("A long story. " * 50)
     service = openai_service(endpoint.origin)
-    transport = OpenAITransport(service, None)
+    transport = OpenAITransport(service, Refused())
     stream = transport.stream(ChatRequest(messages=conversation(), settings=SETTINGS()))
     chunk = await anext(stream)
     assert chunk.choice_index == 0

@@ -9,7 +9,7 @@ from semantic_kernel.connectors.ai.completion_usage import CompletionUsage
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, TextContent
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, TextContent
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, Deny, FunctionInvokingChatCompletion
@@ -17,6 +17,7 @@ from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationErr
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
+from support.stock import every_call, first_result, scripted_by
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -120,7 +121,7 @@ async def test_a_connector_without_function_calling_is_refused_by_name(
     ask: Ask, behavior: FunctionChoiceBehavior
 ) -> None:
     """Offering functions to a connector that would silently ignore them is an error that names it; nothing is sent."""
-    inner = ManualOnly([say("I see no functions.")])
+    inner = scripted_by(ManualOnly, [say("I see no functions.")])
     with pytest.raises(PlannerInvalidConfigurationError, match=r"ManualOnly .*does not support function calling"):
         await ask(FunctionInvokingChatCompletion(inner), behavior)
     assert inner.requests == []
@@ -128,7 +129,7 @@ async def test_a_connector_without_function_calling_is_refused_by_name(
 
 async def test_a_connector_without_function_calling_may_answer(ask: Ask) -> None:
     """Without functions to offer, such a connector serves like any other."""
-    service = FunctionInvokingChatCompletion(ManualOnly([say("Hello.")]))
+    service = FunctionInvokingChatCompletion(scripted_by(ManualOnly, [say("Hello.")]))
     answer = await ask(service, kernel=Kernel())
     assert (answer.text, answer.metadata["status"], answer.metadata["limit"]) == ("Hello.", "answered", None)
 
@@ -177,7 +178,9 @@ class Choosy(ScriptedChatCompletion):
     async def _inner_get_chat_message_contents(self, chat_history: ChatHistory, settings: Any) -> Any:
         (first,) = await super()._inner_get_chat_message_contents(chat_history, settings)
         return [
-            ChatMessageContent(role="assistant", items=[TextContent(text=f"{first.content} {n}")], metadata={"n": n})
+            ChatMessageContent(
+                role=AuthorRole.ASSISTANT, items=[TextContent(text=f"{first.content} {n}")], metadata={"n": n}
+            )
             for n in range(settings.number_of_responses or 1)
         ]
 
@@ -187,7 +190,7 @@ async def test_several_answers_without_functions_are_all_returned(
     history: ChatHistory, behavior: FunctionChoiceBehavior | None
 ) -> None:
     """Where no function is offered, several choices may be asked for: each comes back by itself, none is merged."""
-    service = FunctionInvokingChatCompletion(Choosy([say("Answer")]))
+    service = FunctionInvokingChatCompletion(scripted_by(Choosy, [say("Answer")]))
     settings = PromptExecutionSettings(number_of_responses=2, function_choice_behavior=behavior)
     messages = await service.get_chat_message_contents(history, settings, kernel=Kernel())
     assert [message.content for message in messages] == ["Answer 0", "Answer 1"]
@@ -221,13 +224,15 @@ async def test_several_messages_of_one_reply_are_one_batch(tools: Tools, history
                 messages += await super()._inner_get_chat_message_contents(chat_history, settings)
             return messages
 
-    inner = Several([call("t-echo", {"text": "a"}, id="same"), call("t-echo", {"text": "b"}, id="same"), say("Done.")])
+    inner = scripted_by(
+        Several, [call("t-echo", {"text": "a"}, id="same"), call("t-echo", {"text": "b"}, id="same"), say("Done.")]
+    )
     settings = PromptExecutionSettings(function_choice_behavior=AUTO())
     answer = await asked(FunctionInvokingChatCompletion(inner), history, tools.kernel(), settings, streamed=False)
     assert (answer.text, answer.metadata["tool_calls"]) == ("Done.", 2)
     assert [message.role for message in history.messages] == ["user", "assistant", "tool", "tool"]
-    assert [message.items[0].result for message in history.messages[2:]] == ["a", "b"]
-    assert len({item.id for item in history.messages[1].items}) == 2
+    assert [first_result(message).result for message in history.messages[2:]] == ["a", "b"]
+    assert len({item.id for item in every_call(history.messages[1])}) == 2
 
 
 @pytest.mark.parametrize(
@@ -250,7 +255,7 @@ def test_an_option_that_means_nothing_is_refused_by_name(option: str, value: Any
 def test_only_a_chat_completion_service_can_be_wrapped() -> None:
     """Something else as ``inner`` is refused by name."""
     with pytest.raises(PlannerInvalidConfigurationError, match="inner must be a chat completion service"):
-        FunctionInvokingChatCompletion("gpt-4o")
+        FunctionInvokingChatCompletion("gpt-4o")  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 
 def test_the_wrapper_looks_like_the_connector(serve: Serve) -> None:

@@ -8,6 +8,7 @@ import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.contents import (
+    AuthorRole,
     ChatHistory,
     ChatMessageContent,
     FunctionCallContent,
@@ -21,6 +22,7 @@ from planner_ext.engine.engine import StopHandle
 from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.served import Answer, Served, Tools
+from support.stock import first_result, scripted_by
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -123,7 +125,7 @@ async def test_under_stop_every_trip_offers_functions(
     assert (answer.text, answer.calls, answer.metadata["status"]) == ("", [], "limit_reached")
     assert answer.metadata["limit"] == "max_iterations"
     assert len(tools.seen) == trips - 1
-    assert "Not executed" in str(history.messages[-1].items[0].result)
+    assert "Not executed" in str(first_result(history.messages[-1]).result)
     history.add_message(answer.message)
     history.add_user_message("Go on.")
     await resend(history)
@@ -159,7 +161,7 @@ async def test_too_many_calls_raise_the_words_of_the_proposal(ask: Ask) -> None:
     ("budget", "limit"), [({"max_iterations": 1}, "max_iterations"), ({"max_tool_calls": 0}, "max_tool_calls")]
 )
 async def test_calls_can_be_returned_at_a_limit(
-    ask: Ask, tools: Tools, resend: Any, history: ChatHistory, budget: dict[str, int], limit: str
+    ask: Ask, tools: Tools, resend: Any, history: ChatHistory, budget: dict[str, Any], limit: str
 ) -> None:
     """``on_limit="return_calls"``: the returned message has text and calls once each, and waits for their results."""
     reply = calls(call("t-echo", {"text": "a"}), ADD, text="Two things.")
@@ -174,7 +176,7 @@ async def test_calls_can_be_returned_at_a_limit(
     for item in answer.message.items:
         if isinstance(item, FunctionCallContent):
             result = FunctionResultContent(id=item.id, name=item.name, result="by hand")
-            history.add_message(ChatMessageContent(role="tool", items=[result]))
+            history.add_message(ChatMessageContent(role=AuthorRole.TOOL, items=[result]))
     await resend(history)
     assert answer.text == "Two things."
 
@@ -211,7 +213,7 @@ async def test_a_batch_counts_as_it_is(
     answer = await ask(service)
     assert (sorted(tools.seen), answer.metadata["tool_calls"]) == (list("abc")[:ran], ran)
     assert (answer.text, answer.metadata["limit"]) == ("Done.", limit)
-    results = [str(message.items[0].result) for message in history.messages[2:]]
+    results = [str(first_result(message).result) for message in history.messages[2:]]
     assert results[:ran] == list("abc")[:ran]
     assert len(results) == 3 and all(result.startswith("Not executed") for result in results[ran:])
 
@@ -304,7 +306,7 @@ async def test_calls_that_a_foreign_stream_ran_itself_do_not_run_again(
                 yield chunks
 
     settings = stock.get_prompt_execution_settings_class()(function_choice_behavior=AUTO())
-    service = FunctionInvokingChatCompletion(Looping([]))
+    service = FunctionInvokingChatCompletion(scripted_by(Looping, []))
     stream = service.get_streaming_chat_message_contents(history, settings, kernel=kernel)
     chunks: list[StreamingChatMessageContent] = [chunk async for group in stream for chunk in group]
     assert tools.seen == [(1, 2)]

@@ -11,7 +11,13 @@ from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory, ChatMessageContent, FunctionCallContent, FunctionResultContent
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+)
 from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
@@ -20,6 +26,7 @@ from planner_ext.errors import ServiceCallError, ToolExecutionError
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, call, calls, say
 from support.served import Answer, Served, Tools, asked
+from support.stock import add_filter, first_result
 
 Ask = Callable[..., Awaitable[Answer]]
 Serve = Callable[..., Served]
@@ -49,7 +56,7 @@ async def test_calls_and_results_are_added_and_the_answer_is_not(
         ("assistant", ["call_3"]),
         ("tool", ["call_3"]),
     ]
-    assert [m.items[0].name for m in history.messages if m.role == "tool"] == ["t-add", "t-echo", "t-add"]
+    assert [first_result(m).name for m in history.messages if m.role == "tool"] == ["t-add", "t-echo", "t-add"]
     assert answer.message.role == "assistant"
     history.add_message(answer.message)
     history.add_user_message("And now?")
@@ -79,7 +86,7 @@ async def test_results_stand_in_call_order(ask: Ask, history: ChatHistory) -> No
     inner = ScriptedChatCompletion([calls(call("r-first"), call("r-last")), say("Done.")])
     await ask(FunctionInvokingChatCompletion(inner), kernel=kernel)
     assert ended == ["last", "first"]
-    assert [str(m.items[0].result) for m in history.messages[2:]] == ["1", "2"]
+    assert [str(first_result(m).result) for m in history.messages[2:]] == ["1", "2"]
 
 
 HALF = '{"a": 1, "b'
@@ -137,11 +144,11 @@ async def test_a_run_that_is_stopped_keeps_its_results(
         else:
             stop.stop("Enough.")
 
-    kernel.add_filter("auto_function_invocation", end)
+    add_filter(kernel, "auto_function_invocation", end)
     inner = ScriptedChatCompletion([calls(ADD, call("t-echo", {"text": "x"}), call("t-no")), say("Never sent.")])
     answer = await ask(FunctionInvokingChatCompletion(inner), stop=stop)
     assert (answer.text, answer.metadata["status"], len(inner.requests)) == ("", "stopped", 1)
-    assert str(history.messages[2].items[0].result) == "3"
+    assert str(first_result(history.messages[2]).result) == "3"
     assert [role for role, _ in shape(history)] == ["user", "assistant", "tool", "tool", "tool"]
     await resend(history)
 
@@ -233,8 +240,12 @@ async def test_nothing_of_the_callers_is_changed(
     ask: Ask, serve: Serve, tools: Tools, kernel: Kernel, history: ChatHistory, kind: type[PromptExecutionSettings]
 ) -> None:
     """Settings, behaviour, arguments and kernel are afterwards what they were, to the last field and identity."""
-    earlier = ChatMessageContent(role="assistant", items=[FunctionCallContent(id="c", name="t-add", arguments="{}")])
-    result = ChatMessageContent(role="tool", items=[FunctionResultContent(id="c", name="t-add", result={"x": [1]})])
+    earlier = ChatMessageContent(
+        role=AuthorRole.ASSISTANT, items=[FunctionCallContent(id="c", name="t-add", arguments="{}")]
+    )
+    result = ChatMessageContent(
+        role=AuthorRole.TOOL, items=[FunctionResultContent(id="c", name="t-add", result={"x": [1]})]
+    )
     history.messages[:0] = [earlier, result]
     messages = [(id(message), message.model_dump()) for message in history.messages]
     settings = kind(temperature=0.5, function_choice_behavior=AUTO(filters={"excluded_functions": ["t-hang"]}))
@@ -243,7 +254,7 @@ async def test_nothing_of_the_callers_is_changed(
     async def passing(context: Any, next: Any) -> None:
         await next(context)
 
-    kernel.add_filter("auto_function_invocation", passing)
+    add_filter(kernel, "auto_function_invocation", passing)
     before = snapshot(settings, arguments, kernel)
     script = [calls(ADD, call("t-fail")), call("t-echo", {"text": "x"}), say("Done.")]
     service = FunctionInvokingChatCompletion(serve(script).connector, budget=Budget(max_iterations=3))

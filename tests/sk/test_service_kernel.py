@@ -20,7 +20,9 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext import BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
+from support.narrow import as_type, present
 from support.served import Served, Tools, asked
+from support.stock import first_result
 
 Serve = Callable[..., Served]
 Resend = Callable[[ChatHistory], Awaitable[None]]
@@ -42,7 +44,7 @@ async def test_a_prompt_is_answered_with_the_metadata(serve: Serve, tools: Tools
     settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
     result = await kernel.invoke_prompt("What is {{$what}}?", arguments=KernelArguments(settings, what="1 + 2"))
     assert str(result) == "Three."
-    (metadata,) = result.metadata["metadata"]
+    (metadata,) = present(result).metadata["metadata"]
     assert (metadata["iterations"], metadata["tool_calls"], metadata["status"]) == (2, 2, "answered")
     assert served.server.requests[0].messages == [{"role": "user", "content": "What is 1 + 2?"}]
     assert served.server.refused == []
@@ -54,7 +56,7 @@ async def test_a_prompt_is_answered_as_a_stream(serve: Serve, tools: Tools) -> N
     settings = PromptExecutionSettings(function_choice_behavior=FunctionChoiceBehavior.Auto())
     chunks: list[StreamingChatMessageContent] = []
     async for group in kernel.invoke_prompt_stream("What is 1 + 2?", arguments=KernelArguments(settings)):
-        chunks += group
+        chunks += [as_type(StreamingChatMessageContent, chunk) for chunk in as_type(list, group)]
     assert "".join(chunk.content for chunk in chunks) == "Let me see.Three."
     assert chunks[-1].metadata["iterations"] == 2
 
@@ -169,7 +171,7 @@ async def test_twenty_runs_at_once_do_not_mix(serve: Serve, tools: Tools, stream
     assert {(a.metadata["iterations"], a.metadata["tool_calls"]) for a in answers} == {(2, 1)}
     assert sum(a.metadata["usage"].prompt_tokens for a in answers) == served.server.prompt_tokens
     for number, own in enumerate(histories):
-        assert [str(message.items[0].result) for message in own.messages[2:]] == [f"question {number}"]
+        assert [str(first_result(message).result) for message in own.messages[2:]] == [f"question {number}"]
     assert served.server.refused == []
 
 
@@ -183,4 +185,4 @@ async def test_a_function_may_use_the_service_itself(serve: Serve, tools: Tools,
     answer = await asked(service, history, kernel, settings, streamed=False)
     assert (answer.text, answer.metadata["iterations"]) == ("They say: tea is nice.", 3)
     assert served.server.requests[1].messages == [{"role": "user", "content": "Say something about tea."}]
-    assert history.messages[2].items[0].result == "Tea is nice."
+    assert first_result(history.messages[2]).result == "Tea is nice."

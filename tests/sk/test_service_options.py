@@ -15,6 +15,7 @@ from planner_ext.core.facts import Fact
 from planner_ext.sk.execution import ToolExecution
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
 from support.served import Answer, Tools
+from support.stock import first_result
 
 Ask = Callable[..., Awaitable[Answer]]
 
@@ -140,14 +141,14 @@ async def test_detail_of_an_error_is_shown_where_asked_for(ask: Ask, history: Ch
         ScriptedChatCompletion([call("t-fail"), say("Oh.")]), execution=ToolExecution(include_error_detail=True)
     )
     await ask(service)
-    assert "RuntimeError: password=hunter2" in str(history.messages[-1].items[0].result)
+    assert "RuntimeError: password=hunter2" in str(first_result(history.messages[-1]).result)
 
 
 async def test_a_failing_function_loses_no_siblings_result(ask: Ask, tools: Tools, history: ChatHistory) -> None:
     """All calls of a batch settle; the others' results are there."""
     inner = ScriptedChatCompletion([calls(call("t-fail"), ADD, call("t-echo", {"text": "x"})), say("Done.")])
     answer = await ask(FunctionInvokingChatCompletion(inner))
-    results = [str(message.items[0].result) for message in history.messages[2:]]
+    results = [str(first_result(message).result) for message in history.messages[2:]]
     assert results == ["The function t-fail failed.", "3", "x"]
     assert answer.metadata["tool_calls"] == 3
 

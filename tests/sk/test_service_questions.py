@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.agents import ChatCompletionAgent
+from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.contents import ChatHistory, ChatMessageContent
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments
 
 from planner_ext import (
@@ -26,6 +26,7 @@ from planner_ext.plugin import PlannerPlugin
 from planner_ext.session import ToolUseSession
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, call, say
 from planner_ext.testing.rules import find_violation
+from support.narrow import as_type
 
 WHERE = "In which country?"
 ASK = call("UserInteraction-AskUser", {"question": WHERE})
@@ -53,7 +54,9 @@ async def ask(
         return answered
     stream = service.get_streaming_chat_message_content(history, settings(behavior), kernel=Kernel())
     chunks = [chunk async for chunk in stream if chunk is not None]
-    return ChatMessageContent(role="assistant", content="".join(map(str, chunks)), metadata=chunks[-1].metadata)
+    return ChatMessageContent(
+        role=AuthorRole.ASSISTANT, content="".join(map(str, chunks)), metadata=chunks[-1].metadata
+    )
 
 
 def served(
@@ -95,7 +98,7 @@ async def test_a_question_nobody_answers_waits_in_the_metadata(streamed: bool) -
     assert (message.metadata["status"], pending["arguments"]) == ("asked", {"question": WHERE})
     assert str(message).endswith(WHERE)
 
-    history.add_message(ChatMessageContent(role="assistant", content=WHERE))
+    history.add_message(ChatMessageContent(role=AuthorRole.ASSISTANT, content=WHERE))
     done = await service.resume(
         history, message.metadata["checkpoint"], {pending["id"]: Supply("Norway.")}, settings(), kernel=Kernel()
     )
@@ -164,10 +167,10 @@ async def test_an_agents_thread_holds_question_and_answer(asks: ScriptedReply) -
     kernel, service = kernel_of(asks, say("Oslo."))
     response = await ChatCompletionAgent(service=service, kernel=kernel, name="guide").get_response("The capital?")
     assert (str(response.message), response.message.metadata["status"]) == ("Oslo.", "answered")
-    assert response.thread is not None
-    thread = [str(message.to_dict()) async for message in response.thread.get_messages()]
-    assert [WHERE in message for message in thread] == [False, True, False, False]
-    assert ["Norway." in message for message in thread] == [False, False, True, False]
+    thread = as_type(ChatHistoryAgentThread, response.thread)
+    told = [str(message.to_dict()) async for message in thread.get_messages()]
+    assert [WHERE in message for message in told] == [False, True, False, False]
+    assert ["Norway." in message for message in told] == [False, False, True, False]
 
 
 async def test_an_agent_that_asks_is_answered_with_the_next_message() -> None:

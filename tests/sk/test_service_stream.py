@@ -18,7 +18,9 @@ from semantic_kernel.functions import kernel_function
 from planner_ext import Budget, FunctionInvokingChatCompletion
 from planner_ext.errors import LimitReachedError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, call, calls, say
+from support.narrow import present
 from support.served import Served, Tools
+from support.stock import every_call, every_result, first_result, scripted_by
 
 Serve = Callable[..., Served]
 Resend = Callable[[ChatHistory], Awaitable[None]]
@@ -37,7 +39,7 @@ async def test_chunks_tell_their_round_trip_and_one_model(serve: Serve, kernel: 
     served = serve([calls(ADD, text="Let me see."), ADD, say("Three, I think.")])
     service = FunctionInvokingChatCompletion(served.connector)
     chunks = await chunks_of(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel))
-    trips = [chunk.function_invoke_attempt for chunk in chunks]
+    trips = [present(chunk.function_invoke_attempt) for chunk in chunks]
     assert trips == sorted(trips) and set(trips) == {0, 1, 2}
     assert {chunk.ai_model_id for chunk in chunks} == {"scripted"}
     assert {chunk.choice_index for chunk in chunks} == {0}
@@ -58,7 +60,7 @@ async def test_chunks_of_one_trip_add_up(serve: Serve, kernel: Kernel, history: 
         ("call_1", "t-add", '{"a":1,"b":2}'),
         ("call_2", "t-echo", '{"text":"y"}'),
     ]
-    assert [(item.id, item.name, item.result) for item in results.items] == [
+    assert [(item.id, item.name, item.result) for item in every_result(results)] == [
         ("call_1", "t-add", "3"),
         ("call_2", "t-echo", "y"),
     ]
@@ -98,7 +100,7 @@ async def test_text_arrives_before_the_reply_has_ended(kernel: Kernel, history: 
                 if chunks[0].content:
                     await more.wait()
 
-    service = FunctionInvokingChatCompletion(Slow([say("Hello you.")], chunk_size=5))
+    service = FunctionInvokingChatCompletion(scripted_by(Slow, [say("Hello you.")], chunk_size=5))
     async with aclosing(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel)) as stream:
         texts = []
         async for (chunk,) in stream:
@@ -116,8 +118,8 @@ async def test_ids_in_the_stream_are_those_of_the_history(kernel: Kernel, histor
     chunks = await chunks_of(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel))
     called = reduce(add, [c for c in chunks if (c.role, c.function_invoke_attempt) == ("assistant", 0)])
     answered = next(chunk for chunk in chunks if chunk.role == "tool")
-    kept = [item.id for item in history.messages[1].items]
-    assert [item.id for item in answered.items] == kept
+    kept = [item.id for item in every_call(history.messages[1])]
+    assert [item.id for item in every_result(answered)] == kept
     assert [item.id for item in called.items if item.content_type == "function_call"] == kept
 
 
@@ -198,7 +200,7 @@ async def test_closing_ends_the_connectors_stream(kernel: Kernel, history: ChatH
                 closed.set()
 
     before = asyncio.all_tasks()
-    service = FunctionInvokingChatCompletion(Watched([say("Hello, you there.")]))
+    service = FunctionInvokingChatCompletion(scripted_by(Watched, [say("Hello, you there.")]))
     async with aclosing(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel)) as stream:
         async for (chunk,) in stream:
             if chunk.content:
@@ -219,7 +221,7 @@ async def test_a_slow_consumer_holds_the_run_back(kernel: Kernel, history: ChatH
                 sent += 1
                 yield chunks
 
-    service = FunctionInvokingChatCompletion(Counted([say("x" * 5000)], chunk_size=1))
+    service = FunctionInvokingChatCompletion(scripted_by(Counted, [say("x" * 5000)], chunk_size=1))
     read, furthest = 0, 0
     async for _ in service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel):
         read += 1
@@ -272,8 +274,8 @@ async def test_a_batch_in_a_stream_shows_every_result(kernel: Kernel, history: C
     service = FunctionInvokingChatCompletion(ScriptedChatCompletion([batch, ScriptedReply(text="Done.")]))
     chunks = await chunks_of(service.get_streaming_chat_message_contents(history, AUTO, kernel=kernel))
     (shown,) = [chunk for chunk in chunks if chunk.role == "tool"]
-    kept = [message.items[0] for message in history.messages if message.role == "tool"]
-    assert [(i.id, i.name, i.result) for i in shown.items] == [(i.id, i.name, i.result) for i in kept]
+    kept = [first_result(message) for message in history.messages if message.role == "tool"]
+    assert [(i.id, i.name, i.result) for i in every_result(shown)] == [(i.id, i.name, i.result) for i in kept]
     assert len(kept) == 5
 
 

@@ -21,6 +21,8 @@ from planner_ext.events import CallStarted
 from planner_ext.iteration import ToolExecution
 from planner_ext.sk.execution import NotRunAgainError
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
+from support.narrow import present
+from support.stock import add_filter, first_result
 
 KINDS = ["auto_function_invocation", "function_invocation"]
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +92,7 @@ async def ask(pay: Pay, reply: Any, *filters: tuple[Any, Any], **options: Any) -
 
 
 def read(result: FunctionCallingStepwisePlannerResult) -> list[str]:
-    return [str(one.items[0].result) for one in result.chat_history.messages if one.role == "tool"]
+    return [str(first_result(one).result) for one in present(result.chat_history).messages if one.role == "tool"]
 
 
 def approves(call: Any) -> Any:
@@ -215,7 +217,7 @@ async def test_each_start_is_on_disk_before_it_happens(tmp_path: Path) -> None:
     kernel, service = Kernel(), ScriptedChatCompletion([call("pay-again", {}), say("Done.")])
     kernel.add_service(service)
     kernel.add_plugin(Looking(), "pay")
-    kernel.add_filter("function_invocation", twice)
+    add_filter(kernel, "function_invocation", twice)
     planner = FunctionCallingStepwisePlanner("scripted", FunctionCallingStepwisePlannerOptions(plan=False))
     async with Runs.sqlite(path) as runs:
         result = await (await runs.start(planner, kernel, "Pay.", run_id="r")).result()

@@ -72,7 +72,7 @@ class Outcome:
     err: str
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Any:
         """Standard output, which must be one JSON document and nothing else."""
         return json.loads(self.out)
 

@@ -13,7 +13,7 @@ from semantic_kernel.contents import ChatMessageContent, StreamingChatMessageCon
 from planner_ext.core.values import Usage
 from planner_ext.sk.openai import OpenAITransport
 from planner_ext.sk.transport import ChatRequest, GenericTransport
-from planner_ext.testing import ScriptedReply, say
+from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, say
 from planner_ext.testing.script import completion_body, completion_chunks
 from planner_ext.testing.server import HttpRequest, HttpResponse, LoopbackServer
 
@@ -52,10 +52,13 @@ class Endpoint:
         self._server.stop()
 
 
-class Refused:
+class Refused(GenericTransport):
     """Stands where nothing may go the connector's own way."""
 
-    async def ask(self, request: ChatRequest) -> Any:
+    def __init__(self) -> None:
+        super().__init__(ScriptedChatCompletion([]), kernel=None, arguments=None)
+
+    async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         raise AssertionError("the request went the connector's own way")
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner_ext.testing.rules import find_violation
 
-USER = {"role": "user", "content": "What is 1 + 2?"}
+USER: dict[str, object] = {"role": "user", "content": "What is 1 + 2?"}
 
 
 def asks(*ids: str) -> dict[str, object]:

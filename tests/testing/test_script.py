@@ -141,7 +141,8 @@ def test_the_pieces_of_a_stream_are_the_reply(
 
     pieces = [delta for delta, _ in deltas(reply, chunk_size=chunk_size)]
     texts = [piece.get("content") or "" for piece in pieces]
-    found = [(call["index"], call["function"]["arguments"]) for piece in pieces for call in piece.get("tool_calls", ())]
+    parts = [part for piece in pieces for part in piece.get("tool_calls", ())]
+    found = [(part["index"], part["function"].get("arguments", "")) for part in parts]
     sent = ["".join(piece for call, piece in found if call == index) for index in range(len(arguments))]
 
     assert "".join(texts) == (text or "")

@@ -5,12 +5,13 @@ import http.client
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import openai
 import pytest
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageFunctionToolCall
 
 from planner_ext.testing import (
     Script,
@@ -21,8 +22,9 @@ from planner_ext.testing import (
     calls,
     say,
 )
+from support.narrow import as_type
 
-QUESTION = {"role": "user", "content": "What is 1 + 2?"}
+QUESTION: Any = {"role": "user", "content": "What is 1 + 2?"}
 TOOLS = [{"type": "function", "function": {"name": "math-add", "parameters": {"type": "object", "properties": {}}}}]
 
 LOST = r"Connection error|peer closed"  # OpenAI's client wraps the transport's error, an older one does not
@@ -86,7 +88,8 @@ async def test_calls_stand_beside_text() -> None:
             (choice,) = (await ask(client)).choices
 
     assert (choice.message.content, choice.finish_reason) == ("Both.", "tool_calls")
-    made = [(item.id, item.function.name, item.function.arguments) for item in choice.message.tool_calls or ()]
+    items = [as_type(ChatCompletionMessageFunctionToolCall, item) for item in choice.message.tool_calls or ()]
+    made = [(item.id, item.function.name, item.function.arguments) for item in items]
     assert made == [("call_1", "math-add", '{"a":1,"b":2}'), ("", "math-add", "{half")]
 
 
@@ -313,7 +316,7 @@ async def test_a_request_that_breaks_a_rule_is_refused(streamed: bool) -> None:
 
     assert raised.value.param == "messages[1].tool_calls"
     assert server.requests == []
-    assert server.refused == [str(raised.value.body["message"])]  # pyright: ignore[reportIndexIssue]
+    assert server.refused == [as_type(dict, raised.value.body)["message"]]
 
 
 @pytest.mark.parametrize(
