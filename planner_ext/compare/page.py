@@ -4,15 +4,22 @@ The template is ``page.html.jinja``, which escapes all text of models and functi
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from planner_ext.compare.report import Comparison, ShownCall
 from planner_ext.core.errors import counted, seconds
+from planner_ext.testing.rules import is_object
 
-__all__ = ["page_of"]
+__all__ = ["TEMPLATES", "page_of"]
+
+TEMPLATES = Environment(
+    loader=PackageLoader("planner_ext.compare", ""),
+    autoescape=select_autoescape(("html.jinja",)),
+    undefined=StrictUndefined,
+)
+"""The templates of this folder; those of pages escape the text of models and functions."""
 
 _WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
 """Units of a chart, about a pixel each: its width, that of a telephone; where bars begin; the width of a digit."""
@@ -20,8 +27,7 @@ _WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
 
 def page_of(comparison: Comparison) -> str:
     """Write the page."""
-    loader = PackageLoader("planner_ext.compare", "")
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
+    template = TEMPLATES.get_template("page.html.jinja")
     # The script with the greatest excess shows the most.
     worst = max(comparison.scripts, key=lambda script: max(run.over_budget for run in comparison.of_script(script.key)))
     functions = {"scale": _scale, "signature": _signature, "counted": counted, "seconds": seconds}
@@ -45,7 +51,7 @@ def _signature(call: ShownCall) -> str:
         parsed: object = json.loads(call.arguments or "{}")
     except ValueError:
         parsed = None
-    if not isinstance(parsed, Mapping):
+    if not is_object(parsed):
         return f"{call.name}({call.arguments})"
-    arguments = cast("Mapping[str, object]", parsed).items()
-    return f"{call.name}({', '.join(f'{name}={json.dumps(value, ensure_ascii=False)}' for name, value in arguments)})"
+    arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in parsed.items())
+    return f"{call.name}({arguments})"

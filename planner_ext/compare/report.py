@@ -148,14 +148,13 @@ def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str
             for call_id in pairing.begin(calls):
                 yield caller, f"the call {call_id} of {names[call_id]} has no result"
             caller, names = place, calls
-        for result in message.results:
-            match pairing.answer(result.call_id):
-                case "answered":
-                    pass
-                case "uncalled":
-                    yield place, f"a result for {result.call_id}, which nothing called"
-                case "repeated":
-                    yield place, f"a second result for the call {result.call_id}"
+        for call_id in (result.call_id for result in message.results):
+            problems = {
+                "uncalled": f"a result for {call_id}, which nothing called",
+                "repeated": f"a second result for the call {call_id}",
+            }
+            if (problem := pairing.answer(call_id)) is not None:
+                yield place, problems[problem]
 
 
 SCHEMA = 1

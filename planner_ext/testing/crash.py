@@ -24,16 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from planner_ext.core.facts import (
-    CallDecided,
-    CallFinished,
-    CallStarted,
-    Clarified,
-    Fact,
-    ModelReplied,
-    Paused,
-    Resumed,
-)
+from planner_ext.core import facts as recorded
+from planner_ext.core.facts import Fact
 from planner_ext.engine.ports import RunStore
 
 __all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
@@ -41,15 +33,15 @@ __all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
 _MID_TOOL_SECONDS = 0.05
 
 _POINTS: Mapping[str, tuple[type[Fact], ...]] = {
-    "after_model": (ModelReplied,),
-    "after_model_saved": (ModelReplied,),
-    "after_intent": (CallStarted,),
-    "mid_tool": (CallFinished,),
-    "after_tool": (CallFinished,),
-    "after_outcome": (CallFinished,),
-    "mid_parallel": (CallFinished,),
-    "after_pause": (Paused,),
-    "after_decision": (CallDecided, Clarified),
+    "after_model": (recorded.ModelReplied,),
+    "after_model_saved": (recorded.ModelReplied,),
+    "after_intent": (recorded.CallStarted,),
+    "mid_tool": (recorded.CallFinished,),
+    "after_tool": (recorded.CallFinished,),
+    "after_outcome": (recorded.CallFinished,),
+    "mid_parallel": (recorded.CallFinished,),
+    "after_pause": (recorded.Paused,),
+    "after_decision": (recorded.CallDecided, recorded.Clarified),
 }
 """The facts that each point belongs to."""
 
@@ -110,26 +102,26 @@ class CrashingStore:
 
     def _follow(self, fact: Fact) -> None:
         match fact:
-            case Resumed():
+            case recorded.Resumed():
                 self._open_calls, self._resumed = 0, True
-            case ModelReplied(calls=calls):
+            case recorded.ModelReplied(calls=calls):
                 self._open_calls, self._resumed = len(calls), False
-            case CallDecided(person=True, verdict="run"):
+            case recorded.CallDecided(person=True, verdict="run"):
                 self._open_calls += 1
-            case CallFinished():
+            case recorded.CallFinished():
                 self._open_calls -= 1
-            case CallStarted() if self.point == "mid_tool":
+            case recorded.CallStarted() if self.point == "mid_tool":
                 asyncio.get_running_loop().call_later(_MID_TOOL_SECONDS, self._crash)
             case _:
                 pass
 
     def _is_at_point(self, fact: Fact) -> bool:
         match fact:
-            case CallFinished() if self.point == "mid_parallel":
+            case recorded.CallFinished() if self.point == "mid_parallel":
                 return self._open_calls > 0
-            case Clarified() if not self._resumed:
+            case recorded.Clarified() if not self._resumed:
                 return False
-            case CallDecided(person=False):
+            case recorded.CallDecided(person=False):
                 return False
             case _:
                 return isinstance(fact, _POINTS[self.point])

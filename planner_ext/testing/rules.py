@@ -73,14 +73,14 @@ class CallPairing:
         self._calls, self._answered = list(dict.fromkeys(calls)), set()
         return unanswered
 
-    def answer(self, call_id: object) -> Literal["answered", "uncalled", "repeated"]:
-        """Match a result to its call; the call may be unknown, or already have a result."""
+    def answer(self, call_id: object) -> Literal["uncalled", "repeated"] | None:
+        """Match a result to its call; return the problem if the call is unknown, or already has a result."""
         if call_id not in self._calls:
             return "uncalled"
         if call_id in self._answered:
             return "repeated"
         self._answered.add(str(call_id))
-        return "answered"
+        return None
 
 
 # Each check below yields violations in the order of the request. Only the first violation is used, so a check may rely
@@ -147,15 +147,13 @@ def _in_name(path: str, name: object) -> Iterator[Violation]:
 
 
 def _in_answer(path: str, call_id: object, pairing: CallPairing) -> Iterator[Violation]:
-    param = f"{path}.tool_call_id"
-    match pairing.answer(call_id):
-        case "answered":
-            pass
-        case "repeated":
-            yield Violation(param, f"{path}: tool_call_id {call_id!r} is already answered.")
-        case "uncalled":
-            rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"
-            yield Violation(param, f"{path}: {rule} {call_id!r} is waiting.")
+    rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call"
+    problems = {
+        "repeated": f"tool_call_id {call_id!r} is already answered.",
+        "uncalled": f"{rule} {call_id!r} is waiting.",
+    }
+    if (problem := pairing.answer(call_id)) is not None:
+        yield Violation(f"{path}.tool_call_id", f"{path}: {problems[problem]}")
 
 
 def _unanswered(caller: int, waiting: list[str], before: str) -> Iterator[Violation]:

@@ -5,7 +5,7 @@ the same items in the same order, the same metadata keys, the same chunks. It kn
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import PrivateAttr
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -38,6 +38,8 @@ from planner_ext.testing.script import (
 )
 
 __all__ = ["ScriptedChatCompletion", "ScriptedPromptExecutionSettings"]
+
+_Message = TypeVar("_Message", ChatMessageContent, StreamingChatMessageContent)
 
 
 class ScriptedPromptExecutionSettings(PromptExecutionSettings):
@@ -113,54 +115,40 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
     async def _inner_get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
-        request, reply = await self._answer(chat_history, settings, stream=False)
+        reply, _, metadata = await self._answer(chat_history, settings, stream=False)
         # The OpenAI connector, too, puts the calls first.
         items: list[Any] = [
             FunctionCallContent(id=item.id, name=item.name, arguments=item.arguments_text) for item in reply.calls
         ]
         if text := reply.text or reply.refusal:
             items.append(TextContent(text=text))
-        return [
-            ChatMessageContent(
-                role=AuthorRole.ASSISTANT,
-                items=items,
-                ai_model_id=self.ai_model_id,
-                finish_reason=FinishReason(reply.ended_by),
-                metadata={"logprobs": None, **self._last_metadata(request, reply, settings)},
-            )
-        ]
+        metadata = {"logprobs": None, **metadata}
+        return [self._message(ChatMessageContent, reply.ended_by, items=items, metadata=metadata)]
 
     async def _inner_get_streaming_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        request, reply = await self._answer(chat_history, settings, stream=True)
-        metadata = {"logprobs": None, **reply_metadata(request.index), "usage": None}
-        pieces = [(*piece, metadata) for piece in deltas(reply, chunk_size=self._reader.chunk_size)]
-        last = self._last_metadata(request, reply, settings)
-        for delta, finish_reason, metadata in (*pieces, ({}, None, last)):
+        reply, base, metadata = await self._answer(chat_history, settings, stream=True)
+        base = {"logprobs": None, **base}
+        place = {"choice_index": 0, "function_invoke_attempt": function_invoke_attempt}
+        for delta, finish_reason in deltas(reply, chunk_size=self._reader.chunk_size):
             items: list[Any] = [
                 FunctionCallContent(id=call.get("id"), index=call["index"], **call["function"])
                 for call in delta.get("tool_calls", ())
             ]
             if (text := delta.get("content")) is not None:
                 items.append(StreamingTextContent(choice_index=0, text=text))
-            yield [
-                StreamingChatMessageContent(
-                    role=AuthorRole.ASSISTANT,
-                    choice_index=0,
-                    items=items,
-                    ai_model_id=self.ai_model_id,
-                    finish_reason=FinishReason(finish_reason) if finish_reason else None,
-                    metadata=metadata,
-                    function_invoke_attempt=function_invoke_attempt,
-                )
-            ]
+            yield [self._message(StreamingChatMessageContent, finish_reason, items=items, metadata=base, **place)]
+        yield [self._message(StreamingChatMessageContent, None, items=[], metadata=metadata, **place)]
+
+    def _message(self, kind: type[_Message], finish_reason: str | None, **fields: Any) -> _Message:
+        reason = FinishReason(finish_reason) if finish_reason else None
+        return kind(role=AuthorRole.ASSISTANT, ai_model_id=self.ai_model_id, finish_reason=reason, **fields)
 
     def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
         if (self._scripted(settings).number_of_responses or 1) > 1:
-            raise ServiceInvalidExecutionSettingsError(
-                "Functions may only be invoked with number_of_responses 1, as with the OpenAI connector."
-            )
+            problem = "Functions may only be invoked with number_of_responses 1, as with the OpenAI connector."
+            raise ServiceInvalidExecutionSettingsError(problem)
 
     def _update_function_choice_settings_callback(
         self,
@@ -176,7 +164,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
 
     async def _answer(
         self, history: ChatHistory, settings: PromptExecutionSettings, *, stream: bool
-    ) -> tuple[ScriptedRequest, ScriptedReply]:
+    ) -> tuple[ScriptedReply, dict[str, Any], dict[str, Any]]:
+        """Return the reply, the metadata of its chunks, and the whole metadata: with usage and the test's own."""
         scripted = self._scripted(settings)
         request = ScriptedRequest(
             index=len(self._requests),
@@ -197,13 +186,8 @@ class ScriptedChatCompletion(ChatCompletionClientBase):
                 f"Request {request.index} met {answer!r}, which only ScriptedOpenAIServer can send; "
                 "put the exception into the script that the connector would raise."
             )
-        return request, answer
-
-    def _last_metadata(
-        self, request: ScriptedRequest, reply: ScriptedReply, settings: PromptExecutionSettings
-    ) -> dict[str, Any]:
-        """Return the metadata of a reply, or of its last chunk: with the usage, and what the test adds."""
-        counted = count_tokens(reply, messages=request.messages, tools=self._scripted(settings).tools)
-        usage = CompletionUsage(prompt_tokens=counted.prompt_tokens, completion_tokens=counted.completion_tokens)
+        tokens = count_tokens(answer, messages=request.messages, tools=scripted.tools)
+        usage = CompletionUsage(prompt_tokens=tokens.prompt_tokens, completion_tokens=tokens.completion_tokens)
+        base = {**reply_metadata(request.index), "usage": None}
         added = self._metadata(request) if callable(self._metadata) else self._metadata
-        return {**reply_metadata(request.index), "usage": usage, **added}
+        return answer, base, {**base, "usage": usage, **added}
