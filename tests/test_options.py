@@ -117,8 +117,7 @@ def test_an_option_of_a_wrapped_service_holds_unless_it_is_the_doors_alone(name:
     wrapped = FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **GIVEN)
     merged = made_by(FunctionInvokingChatCompletion), FunctionInvokingChatCompletion(wrapped).options
     own = ("execution", "min_iteration_time_ms", "on_invalid_history", "strict_finish_reason")
-    where = {"check_for_intervention": "checks"}.get(name, name)
-    assert (getattr(merged[0], where) == getattr(merged[1], where)) == (name in own)
+    assert (getattr(merged[0], name) == getattr(merged[1], name)) == (name in own)
 
 
 @every_door
@@ -126,8 +125,7 @@ def test_an_option_of_a_wrapped_service_holds_unless_it_is_the_doors_alone(name:
 def test_no_door_loses_an_option(door: type, name: str) -> None:
     """What is given to a door is what its runs work with."""
     given, default = made_by(door, **{name: GIVEN[name]}), made_by(door)
-    where = {"check_for_intervention": "checks"}.get(name, name)
-    assert getattr(given, where) != getattr(default, where)
+    assert getattr(given, name) != getattr(default, name)
 
 
 @every_door

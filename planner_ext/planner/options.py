@@ -158,7 +158,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     @field_validator("get_available_functions", mode="before")
     @classmethod
     def _check_get_available_functions(cls, value: object) -> object:
-        return callable_with("get_available_functions", value, "these options", "the goal")
+        return callable_with("get_available_functions", value, ("these options", "the goal"))
 
     @field_validator("response_format", mode="plain")
     @classmethod

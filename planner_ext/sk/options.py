@@ -4,7 +4,8 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from planner_ext.approval.decisions import Interceptor
@@ -135,17 +136,6 @@ class RunOptions(TypedDict, total=False):
     checkpoint_key: bytes | None
 
 
-DEFAULTS: Mapping[str, object] = {
-    **dict.fromkeys(RunOptions.__annotations__),
-    "interceptors": (),
-    "observers": (),
-    "min_iteration_time_ms": 0,
-    "on_invalid_history": "refuse",
-    "strict_finish_reason": False,
-}
-"""The options by name, in their order, with their defaults."""
-
-
 def takes_run_options(function: _F) -> _F:
     """Spell out `RunOptions` in the signature of a function that takes them as ``**options``."""
     signature = inspect.signature(function)
@@ -173,7 +163,7 @@ class RunSettings:
     approval: ApprovalSettings
     interceptors: tuple[Interceptor, ...]
     pre_invoke: tuple[PreInvoke, ...]
-    checks: tuple[CheckForIntervention, ...]
+    check_for_intervention: tuple[CheckForIntervention, ...]
     iteration_completed: IterationCallback | None
     clarifier: Clarifier | None
     max_clarifications: int | None
@@ -199,33 +189,10 @@ class RunSettings:
             InvalidOptionError: If an option is invalid; names it.
             TypeError: If there is no such option.
         """
-        if unknown := options.keys() - DEFAULTS.keys():
+        if unknown := options.keys() - _OPTIONS.keys():
             raise TypeError(f"unexpected keyword argument {', '.join(sorted(map(repr, unknown)))}")
-        given: Any = {**DEFAULTS, **options}
-        questions, on_invalid_history = given["max_clarifications"], given["on_invalid_history"]
-        if on_invalid_history not in ("refuse", "repair"):
-            raise InvalidOptionError(f"on_invalid_history must be refuse or repair; got {shown(on_invalid_history)}.")
-        return cls(
-            budget=_instance("budget", given["budget"], Budget),
-            execution=_instance("execution", given["execution"], ToolExecution),
-            approval=_instance("approval", given["approval"], ApprovalSettings),
-            interceptors=_callables("interceptors", given["interceptors"]),
-            pre_invoke=_callables("pre_invoke", _listed(given["pre_invoke"])),
-            checks=_callables("check_for_intervention", _listed(given["check_for_intervention"])),
-            iteration_completed=callable_with(
-                "iteration_completed", given["iteration_completed"], "the context of the iteration"
-            ),
-            clarifier=callable_with("clarifier", given["clarifier"], "the question"),
-            max_clarifications=None if questions is None else non_negative("max_clarifications", questions),
-            observers=_callables("observers", given["observers"]),
-            clock=_clock(given["clock"]),
-            min_iteration_time_ms=non_negative("min_iteration_time_ms", given["min_iteration_time_ms"]),
-            max_prompt_tokens=non_negative("max_prompt_tokens", given["max_prompt_tokens"]) or None,
-            on_invalid_history=on_invalid_history,
-            strict_finish_reason=given["strict_finish_reason"],
-            checkpoint_key=SigningKey.of(given["checkpoint_key"]),
-            taken=(taken,),
-        )
+        given: Mapping[str, Any] = {**DEFAULTS, **options}
+        return cls(taken=(taken,), **{name: option.read(name, given[name]) for name, option in _OPTIONS.items()})
 
     def within(self, inner: "RunSettings") -> "RunSettings":
         """Merge with the settings of a wrapped service that this door replaces.
@@ -235,9 +202,10 @@ class RunSettings:
         finish reasons come from this door alone. A decision that either object has taken is refused by both.
         """
         merged: dict[str, Any] = {
-            item.name: _MERGED[item.name](getattr(self, item.name), getattr(inner, item.name)) for item in fields(self)
+            name: option.merge(getattr(self, name), getattr(inner, name)) for name, option in _OPTIONS.items()
         }
-        return replace(self, **merged | {"outer_budget": tightest(inner.budget, self.outer_budget)})
+        outer_budget, taken = tightest(inner.budget, self.outer_budget), (*self.taken, *inner.taken)
+        return replace(self, **merged, outer_budget=outer_budget, taken=taken)
 
     @property
     def takes_questions(self) -> bool:
@@ -245,53 +213,9 @@ class RunSettings:
         return self.max_clarifications != 0 and (self.clarifier is not None or self.max_clarifications is not None)
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
-    return () if value is None else (value,)
-
-
 def least(first: int | None, second: int | None) -> int | None:
     """Return the smaller of two limits; None means no limit."""
     return min((limit for limit in (first, second) if limit is not None), default=None)
-
-
-def _door(first: _T, _: _T) -> _T:
-    return first
-
-
-def _either(first: _T, second: _T) -> _T:
-    return second if first is None else first
-
-
-_MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
-    "budget": tightest,
-    "execution": _door,
-    "approval": ApprovalSettings.within,
-    "interceptors": operator.add,
-    "pre_invoke": operator.add,
-    "checks": operator.add,
-    "iteration_completed": _either,
-    "clarifier": _either,
-    "max_clarifications": least,
-    "observers": operator.add,
-    "clock": _door,
-    "min_iteration_time_ms": _door,
-    "max_prompt_tokens": least,
-    "on_invalid_history": _door,
-    "strict_finish_reason": _door,
-    "checkpoint_key": _either,
-    "outer_budget": _either,
-    "taken": operator.add,
-}
-"""How each of the `RunSettings` of a door is merged with that of a wrapped service. A field without a rule fails."""
-
-
-def _instance(name: str, value: object, kind: type[_T]) -> _T:
-    """Return an option's value, or the class's defaults for None.
-
-    Raises:
-        InvalidOptionError: Naming the option.
-    """
-    return kind() if value is None else instance_of(name, value, kind)
 
 
 def instance_of(name: str, value: object, kind: type[_T]) -> _T:
@@ -305,20 +229,15 @@ def instance_of(name: str, value: object, kind: type[_T]) -> _T:
     return value
 
 
-def _clock(value: Clock | None) -> Clock:
-    """Return a clock, the machine's for None.
-
-    Raises:
-        InvalidOptionError: If it is not a clock.
-    """
+def _clock(name: str, value: Any) -> Clock:
     if value is None or isinstance(value, SystemClock | CheckedClock):
         return value or SystemClock()
     if not all(callable(getattr(value, name, None)) for name in ("now", "monotonic", "sleep")):
-        raise InvalidOptionError(f"clock must have now, monotonic and sleep, or be None; got {shown(value)}.")
+        raise InvalidOptionError(f"{name} must have now, monotonic and sleep, or be None; got {shown(value)}.")
     return CheckedClock(value)
 
 
-def callable_with(name: str, value: _T, *given: str) -> _T:
+def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
     """Return a function, or None.
 
     Args:
@@ -368,3 +287,80 @@ def non_negative(name: str, value: object) -> int:
     if not is_count(value, least=0):
         raise InvalidOptionError(f"{name} must be a whole number, 0 or more; got {shown(value)}.")
     return value
+
+
+def _own(own: _T, _: _T) -> _T:
+    return own
+
+
+def _either(first: _T, second: _T) -> _T:
+    return second if first is None else first
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """How an option is read, and how a door's is merged with that of a wrapped service.
+
+    Attributes:
+        read: Validates the option's value, given its name, and fills in what None stands for.
+        merge: Merges the two values; the default keeps the door's.
+        default: The default of every door.
+    """
+
+    read: Callable[[str, Any], Any]
+    merge: Callable[[Any, Any], Any] = _own
+    default: object = None
+
+
+def _instance(name: str, value: object, kind: type[_T]) -> _T:
+    return kind() if value is None else instance_of(name, value, kind)
+
+
+def _one_callable(name: str, value: object) -> tuple[Any, ...]:
+    return () if value is None else _callables(name, (value,))
+
+
+def _optional_count(name: str, value: object) -> int | None:
+    return None if value is None else non_negative(name, value)
+
+
+def _limit(name: str, value: object) -> int | None:
+    return non_negative(name, value) or None
+
+
+def _as_given(_: str, value: object) -> object:
+    return value
+
+
+def _signing_key(name: str, value: object) -> SigningKey | None:
+    return SigningKey.of(value, name)
+
+
+def _on_invalid_history(name: str, value: object) -> object:
+    if value not in ("refuse", "repair"):
+        raise InvalidOptionError(f"{name} must be refuse or repair; got {shown(value)}.")
+    return value
+
+
+_OPTIONS: Mapping[str, _Option] = {
+    "budget": _Option(partial(_instance, kind=Budget), tightest),
+    "execution": _Option(partial(_instance, kind=ToolExecution)),
+    "approval": _Option(partial(_instance, kind=ApprovalSettings), ApprovalSettings.within),
+    "interceptors": _Option(_callables, operator.add, ()),
+    "pre_invoke": _Option(_one_callable, operator.add),
+    "check_for_intervention": _Option(_one_callable, operator.add),
+    "iteration_completed": _Option(partial(callable_with, given=("the context of the iteration",)), _either),
+    "clarifier": _Option(partial(callable_with, given=("the question",)), _either),
+    "max_clarifications": _Option(_optional_count, least),
+    "observers": _Option(_callables, operator.add, ()),
+    "clock": _Option(_clock),
+    "min_iteration_time_ms": _Option(non_negative, default=0),
+    "max_prompt_tokens": _Option(_limit, least),
+    "on_invalid_history": _Option(_on_invalid_history, default="refuse"),
+    "strict_finish_reason": _Option(_as_given, default=False),
+    "checkpoint_key": _Option(_signing_key, _either),
+}
+"""Each of `RunOptions`, in their order."""
+
+DEFAULTS: Mapping[str, object] = {name: option.default for name, option in _OPTIONS.items()}
+"""The options by name, in their order, with their defaults."""

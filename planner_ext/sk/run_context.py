@@ -142,7 +142,7 @@ class RunContext:
             options=options.approval,
             interceptors=options.interceptors,
             pre_invoke=options.pre_invoke,
-            checks=options.checks,
+            checks=options.check_for_intervention,
         )
         self._gate = RunGate(
             [*(() if self.parent is None else self.parent.gates), (own, None)],
@@ -195,7 +195,7 @@ class RunContext:
         return Guards(
             interceptors=tuple(map(guard_name, options.interceptors)),
             pre_invoke=tuple(map(guard_name, options.pre_invoke)),
-            checks=tuple(map(guard_name, options.checks)),
+            checks=tuple(map(guard_name, options.check_for_intervention)),
             filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, ApprovalFilter)),
             unmatched=options.approval.unmatched,
             expires_in=options.approval.expires_in,
