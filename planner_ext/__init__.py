@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from planner_ext.handler import ToolCallHandler
     from planner_ext.planner import FunctionCallingStepwisePlanner
     from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-    from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, UserInteraction
+    from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, UserInteraction
     from planner_ext.plugin import PlannerPlugin
     from planner_ext.service import FunctionInvokingChatCompletion
     from planner_ext.session import ToolUseSession
@@ -82,30 +82,26 @@ __all__ = [
     "requires_approval",
 ]
 
-_MODULES = (
-    {
-        "ApprovalFilter": "sk.approval_filter",
-        "ApprovalPolicy": "approval.policy",
-        "BoundedFunctionChoiceBehavior": "sk.behavior",
-        "Budget": "sk.options",
-        "FunctionCallingStepwisePlanner": "planner",
-        "FunctionCallingStepwisePlannerOptions": "planner.options",
-        "FunctionCallingStepwisePlannerResult": "planner.result",
-        "FunctionInvokingChatCompletion": "service",
-        "PlannerPlugin": "plugin",
-        "Runs": "durable",
-        "StopHandle": "iteration",
-        "ToolCallHandler": "handler",
-        "ToolExecution": "iteration",
-        "ToolUseSession": "session",
-        "Usage": "core.values",
-        "UserInteraction": "planner.result",
-        "requires_approval": "approval.decisions",
-    }
-    | dict.fromkeys(("Approve", "Defer", "Deny", "Supply"), "approval.decisions")
-    | dict.fromkeys(("ApprovalSettings", "Checkpoint"), "hitl_manager")
-)
-"""The module of each name."""
+_NAMES = {
+    "approval.decisions": ("Approve", "Defer", "Deny", "Supply", "requires_approval"),
+    "approval.policy": ("ApprovalPolicy",),
+    "core.values": ("Usage",),
+    "durable": ("Runs",),
+    "handler": ("ToolCallHandler",),
+    "hitl_manager": ("ApprovalSettings", "Checkpoint"),
+    "iteration": ("StopHandle", "ToolExecution"),
+    "planner": ("FunctionCallingStepwisePlanner",),
+    "planner.options": ("FunctionCallingStepwisePlannerOptions",),
+    "planner.run": ("FunctionCallingStepwisePlannerResult", "UserInteraction"),
+    "plugin": ("PlannerPlugin",),
+    "service": ("FunctionInvokingChatCompletion",),
+    "session": ("ToolUseSession",),
+    "sk.approval_filter": ("ApprovalFilter",),
+    "sk.behavior": ("BoundedFunctionChoiceBehavior",),
+    "sk.options": ("Budget",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+"""The module of each name; a budget's has the errors that invalid values raise."""
 
 
 def __getattr__(name: str) -> object:

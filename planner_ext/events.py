@@ -24,7 +24,7 @@ from planner_ext.core.limits import Budget as Limits
 from planner_ext.core.limits import BudgetShare, Consumption
 from planner_ext.core.values import RequestedCall, Status
 from planner_ext.engine.ports import Observer, RunInfo, TextDelta
-from planner_ext.planner.result import PlannerEvent, ResultReady
+from planner_ext.planner.run import PlannerEvent, ResultReady
 
 __all__ = [
     "AnswerChecked",

@@ -9,7 +9,7 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext.core.errors import shown
 from planner_ext.planner import FunctionCallingStepwisePlanner
-from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
+from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 from planner_ext.sk.errors import (
     InvalidOptionError,
     LimitReachedError,

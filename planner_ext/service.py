@@ -227,9 +227,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 changed.
             DecisionRefusedError: If a decision is invalid, or was taken before; then no decision is taken.
         """
-        given = ResumeRequest(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
         request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
-        run = self._resume(chat_history, given, settings, request, streaming=False)
+        run = self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=False)
         return await run.message()
 
     async def resume_streaming(
@@ -246,9 +245,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         store_final: bool = False,
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
-        given = ResumeRequest(checkpoint=self._checkpoint(checkpoint), decisions=decisions, budget=budget)
         request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
-        run = self._resume(chat_history, given, settings, request, streaming=True)
+        run = self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=True)
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -281,34 +279,37 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     def _resume(
         self,
         chat_history: ChatHistory,
-        given: ResumeRequest,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision],
         settings: PromptExecutionSettings,
         request: RequestContext,
         *,
+        budget: Budget | None,
         streaming: bool,
     ) -> ServiceRun:
-        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
-        price = (given.budget and given.budget.price) or self._options.budget.price
-        at, given = self._options.clock.now(), given.within(self._options.outer_budget)
+        own, key = self._options, self._options.checkpoint_key
+        loaded = (
+            checkpoint.verified(key) if isinstance(checkpoint, Checkpoint) else Checkpoint.from_json(checkpoint, key)
+        )
+        given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=budget).within(own.outer_budget)
+        at = own.clock.now()
         state = given.resumed_state(at)
-        options = replace(self._options, budget=replace(state.rules.limits, price=price))
+        price = (budget and budget.price) or own.budget.price
+        options = replace(own, budget=replace(state.rules.limits, price=price))
+        behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
-        before, first = given.checkpoint.facts, given.facts(context.functions, at)
+        first = given.facts(context.functions, at)
         return ServiceRun(
             history=chat_history,
             context=context,
             request=request,
             first=first,
             known=len(state.transcript),
-            facts=before,
-            taking=Taking(options.taken, calls_taken(before, first)),
+            facts=loaded.facts,
+            taking=Taking(options.taken, calls_taken(loaded.facts, first)),
             transcript=context.chat.messages(state.transcript),
         )
-
-    def _checkpoint(self, given: Checkpoint | str) -> Checkpoint:
-        key = self._options.checkpoint_key
-        return given.verified(key) if isinstance(given, Checkpoint) else Checkpoint.from_json(given, key)
 
     def _context(
         self,

@@ -29,7 +29,7 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext.core.errors import shown
 from planner_ext.core.fold import CUT_SHORT
-from planner_ext.core.limits import Budget
+from planner_ext.core.limits import Budget, is_count
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
@@ -44,7 +44,7 @@ from planner_ext.sk.errors import (
 from planner_ext.sk.execution import ToolExecution, result_text
 from planner_ext.sk.history import find_problems, given_arguments, one_result_each, render
 from planner_ext.sk.messages import calls_of, merge_reply, requested_calls, text_of, with_items
-from planner_ext.sk.options import RunOptions, instance_of, non_negative, takes_run_options
+from planner_ext.sk.options import RunOptions, instance_of, least, takes_run_options
 from planner_ext.sk.outcome import run_not_answered
 from planner_ext.sk.run_context import checked_messages
 from planner_ext.sk.transport import select_service
@@ -219,11 +219,9 @@ class AutomaticToolUseConfig:
             raise InvalidOptionError(
                 f"AutomaticToolUseConfig.enabled must be True or False; got {shown(self.enabled)}."
             )
-        if self.max_tool_calls is None:  # pyright: ignore[reportUnnecessaryComparison]
-            raise InvalidOptionError(
-                "AutomaticToolUseConfig.max_tool_calls must be a whole number, 0 or more; got None."
-            )
-        non_negative("AutomaticToolUseConfig.max_tool_calls", self.max_tool_calls)
+        if not is_count(self.max_tool_calls, least=0):
+            problem = f"must be a whole number, 0 or more; got {shown(self.max_tool_calls)}."
+            raise InvalidOptionError(f"AutomaticToolUseConfig.max_tool_calls {problem}")
 
 
 _CLOSED_LOOP = AutomaticToolUseConfig()
@@ -300,7 +298,7 @@ class ToolUseSession:
         service, chosen = select_service(kernel, service_id, self._arguments, settings)
         behavior = _behavior(chosen.function_choice_behavior, closed=config.enabled)
         self._settings = chosen.model_copy(update={"function_choice_behavior": behavior})
-        self._refuse_format(_format_of(chosen))
+        self._refuse_format(getattr(chosen, "response_format", None) or chosen.extension_data.get("response_format"))
         options["budget"] = _budget(options.get("budget"), config.max_tool_calls)
         if options.get("execution") is None:
             options["execution"] = ToolExecution(include_error_detail=True)
@@ -479,14 +477,8 @@ def _behavior(given: FunctionChoiceBehavior | None, *, closed: bool) -> Function
 
 
 def _budget(given: Budget | None, max_tool_calls: int) -> Budget:
-    if given is None:
-        return Budget(max_tool_calls=max_tool_calls, on_limit="raise")
-    own = instance_of("budget", given, Budget).max_tool_calls
-    return replace(given, max_tool_calls=max_tool_calls if own is None else min(own, max_tool_calls))
-
-
-def _format_of(settings: PromptExecutionSettings) -> Any:
-    return getattr(settings, "response_format", None) or settings.extension_data.get("response_format")
+    budget = Budget(on_limit="raise") if given is None else instance_of("budget", given, Budget)
+    return replace(budget, max_tool_calls=least(budget.max_tool_calls, max_tool_calls))
 
 
 def _text(message: ChatMessageContent, key: SigningKey | None) -> str:

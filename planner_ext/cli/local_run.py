@@ -32,7 +32,7 @@ from planner_ext.engine.journal import cancellation_reason
 from planner_ext.errors import DecisionRefusedError, InvalidCheckpointError, PlannerInvalidConfigurationError
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import Approve, Checkpoint, Decision, Deny, PendingCall, Supply
-from planner_ext.planner.result import result_of
+from planner_ext.planner.run import result_of
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 

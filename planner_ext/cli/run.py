@@ -40,7 +40,7 @@ from planner_ext.errors import (
 )
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import ApprovalSettings
-from planner_ext.planner.result import result_of
+from planner_ext.planner.run import result_of
 
 __all__ = ["CliRun", "Result", "approval_options", "document", "goal_options", "new_limits", "print_result"]
 

@@ -36,7 +36,7 @@ from planner_ext.durable.worker import Activation, ActivationRun
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import ApprovalSettings, DecisionRefusedError
-from planner_ext.planner.result import result_of
+from planner_ext.planner.run import result_of
 
 __all__ = ["resume_run", "show_run", "start_run", "work"]
 

@@ -32,7 +32,7 @@ from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import PendingCall
-from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
+from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 
 __all__ = ["Progress", "print_answer", "print_pending", "spent_line"]
 

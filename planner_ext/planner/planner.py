@@ -26,8 +26,15 @@ from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.journal import cancellation_reason, stopping_facts
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
-from planner_ext.planner.result import FunctionCallingStepwisePlannerResult, PlannerEvent, result_of
-from planner_ext.planner.run import KeptRun, PlannerRun, rules_kept, run_started
+from planner_ext.planner.run import (
+    FunctionCallingStepwisePlannerResult,
+    KeptRun,
+    PlannerEvent,
+    PlannerRun,
+    result_of,
+    rules_kept,
+    run_started,
+)
 from planner_ext.service import charged_service
 from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken, check_record
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior

@@ -14,7 +14,7 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
 from planner_ext.durable.store import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
-from planner_ext.planner.result import FunctionCallingStepwisePlannerResult
+from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from support.durable import GOAL, PAY, deciding_life, effects_in, open_runs, world
 from support.processes import Lives
