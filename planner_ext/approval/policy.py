@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, cast
 
@@ -366,13 +367,11 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the first difference of two policies."""
     if before["default"] != now["default"]:
         return f"its default was {before['default']}, is {now['default']}"
-    old, new = before["rules"], now["rules"]
-    number = next((n for n, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), None)
-    if number is not None:
-        return f"its rule {number + 1} was {_short(old[number])}, is {_short(new[number])}"
-    if len(old) > len(new):
-        return f"its rule {len(new) + 1} was {_short(old[len(new)])}, is not there"
-    return f"its rule {len(old) + 1}, {_short(new[len(old)])}, was not there"
+    rules: list[tuple[Any, Any]] = list(zip_longest(before["rules"], now["rules"]))
+    number, was, is_ = next((number, *both) for number, both in enumerate(rules, start=1) if both[0] != both[1])
+    if was is None:
+        return f"its rule {number}, {_short(is_)}, was not there"
+    return f"its rule {number} was {_short(was)}, is {'not there' if is_ is None else _short(is_)}"
 
 
 def _short(value: object) -> str:

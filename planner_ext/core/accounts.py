@@ -41,6 +41,7 @@ class Tab:
         restart: Records that the call is about to start once more; returns why it may not, or None.
         closed: Whether the call has ended: nothing more may be taken.
         lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
+        runs: The accounts of the runs that are made in this call.
         around: Returns what the adapters know of the run, given the tab.
     """
 
@@ -56,7 +57,7 @@ class Tab:
         self.around: Callable[[Tab], Any] | None = None
         self._taken: Consumption | None = None
         self._expected: dict[object, Usage] = {}
-        self._runs: list[Account] = []
+        self.runs: list[Account] = []
 
     def __enter__(self) -> Self:
         self._before = _CURRENT.set(self)
@@ -72,7 +73,7 @@ class Tab:
     @property
     def spent(self) -> Consumption | None:
         """What the call has spent, as `CallFinished` records it: None is its whole share, round trips included."""
-        if self.share is None and self._taken is None and not self._runs:
+        if self.share is None and self._taken is None and not self.runs:
             return None
         if self.share is None or not self.lost:
             return self.taken
@@ -85,14 +86,14 @@ class Tab:
             taken = self._taken or Consumption()
             for usage in self._expected.values():
                 taken += Consumption(usage=usage)
-            for run in self._runs:
+            for run in self.runs:
                 taken += run.total()
             return taken
 
     @property
     def held(self) -> int:
         """Round trips that the runs in the call keep for their answers."""
-        return sum(run.held for run in self._runs)
+        return sum(run.held for run in self.runs)
 
     def left(self) -> BudgetShare:
         """Compute what may still be taken."""
@@ -128,10 +129,6 @@ class Tab:
             self._expected.pop(instead_of, None)
             self._taken = spent if self._taken is None else self._taken + spent
 
-    def begin(self, run: "Account") -> None:
-        """Count a run that is made in this call."""
-        self._runs.append(run)
-
 
 class Account:
     """What one run may still spend.
@@ -141,6 +138,10 @@ class Account:
         within: The call of another run in which this run is made, or None.
         lock: Held while something is looked at and taken. A run and all runs in it have one lock, since they may be in
             different threads.
+
+    Attributes:
+        held: Round trips that the run keeps for its answer.
+        tabs: The tabs of the run's calls whose end is not recorded, by the calls' indexes.
     """
 
     def __init__(self, state: Callable[[], State], within: Tab | None, lock: AbstractContextManager[object]) -> None:
@@ -169,7 +170,7 @@ class Account:
             if (limit := self._within.left().used_up()) is None:
                 self._before = self.state.ledger
                 self.held = self.state.rules.limits.iterations_kept
-                self._within.begin(self)
+                self._within.runs.append(self)
             return limit
 
     def close(self, *, sent: bool = True) -> None:
@@ -216,11 +217,6 @@ class Account:
         """Forget a start that is in the ledger now."""
         with self.lock:
             self._restarting = Consumption()
-
-    def forget(self, index: int) -> None:
-        """Forget the tab of a call whose end is recorded."""
-        with self.lock:
-            self.tabs.pop(index, None)
 
     def unrecorded(self) -> dict[int, Consumption]:
         """Give what the calls have spent that is not recorded yet, by index, without whole shares."""

@@ -8,26 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from planner_ext.core import facts
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import (
-    AnswerChecked,
-    CallDecided,
-    CallFact,
-    CallFinished,
-    CallStarted,
-    CallsWithheld,
-    Clarified,
-    Ended,
-    Fact,
-    IterationCompleted,
-    MessageAdded,
-    ModelReplied,
-    Paused,
-    Planned,
-    Resumed,
-    RunStarted,
-    StopRequested,
-)
 from planner_ext.core.limits import Ledger, released
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
 from planner_ext.core.values import (
@@ -49,19 +31,19 @@ CUT_SHORT = frozenset({"length", "content_filter"})
 _Changes: TypeAlias = dict[str, Any]
 
 
-def fold(facts: Iterable[Fact]) -> State:
+def fold(journal: Iterable[facts.Fact]) -> State:
     """Compute the state that a whole journal describes.
 
     Raises:
         IllegalTransitionError: If a fact cannot follow the ones before it.
     """
     state = State()
-    for fact in facts:
+    for fact in journal:
         state = apply(state, fact)
     return state
 
 
-def apply(state: State, fact: Fact) -> State:
+def apply(state: State, fact: facts.Fact) -> State:
     """Compute the state after one more fact.
 
     Raises:
@@ -78,7 +60,7 @@ def apply(state: State, fact: Fact) -> State:
     return after
 
 
-def _run_started(_: State, fact: RunStarted) -> _Changes:
+def _run_started(_: State, fact: facts.RunStarted) -> _Changes:
     return {
         "phase": Phase.PLANNING if fact.rules.plan else Phase.ASKING,
         "run_id": fact.run_id,
@@ -88,13 +70,13 @@ def _run_started(_: State, fact: RunStarted) -> _Changes:
     }
 
 
-def _planned(state: State, fact: Planned) -> _Changes:
+def _planned(state: State, fact: facts.Planned) -> _Changes:
     iterations = fact.iterations if state.rules.charge_plan else 0
     ledger = _charged(state, fact.seconds, iterations, fact.usage)
     return {"phase": Phase.ASKING, "planned": True, "transcript": fact.messages, "ledger": ledger}
 
 
-def _message_added(state: State, fact: MessageAdded) -> _Changes:
+def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
     return {
         "phase": Phase.ASKING,
         "transcript": (*state.transcript, fact.message),
@@ -106,7 +88,7 @@ def _message_added(state: State, fact: MessageAdded) -> _Changes:
     }
 
 
-def _model_replied(state: State, fact: ModelReplied) -> _Changes:
+def _model_replied(state: State, fact: facts.ModelReplied) -> _Changes:
     ledger = _charged(state, fact.seconds, fact.iterations, fact.usage)
     common = {"ledger": ledger, "iteration": fact.iteration + 1, "reask": False, "asked": False, "checked": None}
     if fact.calls and fact.offered and fact.finish_reason not in CUT_SHORT:
@@ -120,7 +102,7 @@ def _model_replied(state: State, fact: ModelReplied) -> _Changes:
     return {**common, "phase": Phase.ANSWERING, "reply": fact, "transcript": transcript}
 
 
-def _spoken(fact: ModelReplied) -> tuple[TranscriptItem, ...]:
+def _spoken(fact: facts.ModelReplied) -> tuple[TranscriptItem, ...]:
     """Give what the transcript keeps of a reply whose calls, if any, were not offered."""
     if fact.final_answer is not None:
         return (TextMessage(role="assistant", text=fact.final_answer),)
@@ -129,10 +111,9 @@ def _spoken(fact: ModelReplied) -> tuple[TranscriptItem, ...]:
     return (EditedReply(message=fact.message, kept=()) if fact.calls else fact.message,)
 
 
-def _call_decided(state: State, fact: CallDecided) -> _Changes:
+def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     """Decide a call; a deferred call, and one in doubt, is decided a second time."""
-    batch = _open_batch(state)
-    call = _named_call(batch, fact, fact.index)
+    batch, call = _named_call(state.batch, fact, fact.index)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
     ledger = released(state.ledger, call.reserved, None)
@@ -156,20 +137,20 @@ def sticky_keys(function: str, digest: str, signature: str) -> dict[str, str]:
     return {"function": f"function:{function}{now}", "arguments": f"arguments:{digest}{now}"}
 
 
-def _calls_withheld(state: State, fact: CallsWithheld) -> _Changes:
-    batch, ledger = _open_batch(state), state.ledger
+def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
+    batch, ledger = state.batch, state.ledger
     for index in fact.indexes:
-        call = _named_call(batch, fact, index)
+        batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
         ledger = released(ledger, call.reserved, None)
         batch = _with_call(batch, index, updated(call, reserved=None, answer=fact.answer))
+    assert batch is not None, "a journal that withholds calls has a batch open"
     return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
 
 
-def _call_started(state: State, fact: CallStarted) -> _Changes:
+def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
     """Charge a call before it runs; a call that a filter runs again is charged again."""
-    batch = _open_batch(state)
-    call = _named_call(batch, fact, fact.index)
+    batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.answer is None and fact.attempt == call.starts + 1, fact, "it has started already")
     _require(call.decided is not None and call.decided.verdict == "run", fact, "it was not decided to run")
     ledger = state.ledger if fact.reserved is None else state.ledger + fact.reserved.whole()
@@ -188,9 +169,8 @@ def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
     )
 
 
-def _call_finished(state: State, fact: CallFinished) -> _Changes:
-    batch = _open_batch(state)
-    call = _named_call(batch, fact, fact.index)
+def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
+    batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
     ledger = released(state.ledger, call.reserved, fact.spent)
     call = updated(call, answer=fact.result, erred=fact.outcome != "ok")
@@ -200,13 +180,12 @@ def _call_finished(state: State, fact: CallFinished) -> _Changes:
     return _settled(state, _with_call(batch, fact.index, call), ledger, ending)
 
 
-def _clarified(state: State, fact: Clarified) -> _Changes:
+def _clarified(state: State, fact: facts.Clarified) -> _Changes:
     """Take in an answer: as the result of the call that asks, or as the user's next message."""
     ledger = _charged(state, fact.seconds, fact.iterations, fact.usage)
     answered = {"clarifications": state.clarifications + (fact.answer is not None)}
     if fact.index is not None:
-        batch = _open_batch(state)
-        call = _named_call(batch, fact, fact.index)
+        batch, call = _named_call(state.batch, fact, fact.index)
         question = call.decided is not None and call.decided.kind == "question"
         _require(question and call.answer is None, fact, "it asks nothing")
         batch = _with_call(batch, fact.index, updated(call, asked=True, answer=fact.answer))
@@ -218,25 +197,22 @@ def _clarified(state: State, fact: Clarified) -> _Changes:
     return {**answered, **asking, "ledger": ledger}
 
 
-def _open_batch(state: State) -> Batch:
-    if state.batch is None:
-        raise IllegalTransitionError(f"A call was named while no batch is open (the run is {state.phase}).")
-    return state.batch
+_NamesCalls: TypeAlias = facts.CallFact | facts.CallsWithheld | facts.Clarified
 
 
-_NamesCalls: TypeAlias = CallDecided | CallStarted | CallFinished | CallsWithheld | Clarified
-
-
-def _named_call(batch: Batch, fact: _NamesCalls, index: int) -> Call:
+def _named_call(batch: Batch | None, fact: _NamesCalls, index: int) -> tuple[Batch, Call]:
+    """Find a call that a fact names in the open batch."""
+    if batch is None:
+        raise IllegalTransitionError(f"{type(fact).__name__} names a call while no batch is open.")
     _require(fact.iteration == batch.iteration and 0 <= index < len(batch.calls), fact, "no such call")
     call = batch.calls[index]
-    _require(not isinstance(fact, CallFact) or fact.call_id == call.request.id, fact, "no such call")
-    return call
+    _require(not isinstance(fact, facts.CallFact) or fact.call_id == call.request.id, fact, "no such call")
+    return batch, call
 
 
 def _require(condition: bool, fact: _NamesCalls, problem: str) -> None:
     if not condition:
-        raise IllegalTransitionError(f"{fact.type} in iteration {fact.iteration} cannot happen: {problem}.")
+        raise IllegalTransitionError(f"{type(fact).__name__} in iteration {fact.iteration} cannot happen: {problem}.")
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
@@ -293,7 +269,7 @@ def _items(batch: Batch, removed: set[str]) -> list[TranscriptItem]:
     return [message, *results] if kept or batch.text else []
 
 
-def _iteration_completed(state: State, fact: IterationCompleted) -> _Changes:
+def _iteration_completed(state: State, fact: facts.IterationCompleted) -> _Changes:
     stopping = state.stopping
     if fact.terminate and stopping is None:
         stopping = fact.reason or "The iteration-completed callback asked to end the run."
@@ -307,19 +283,19 @@ def _iteration_completed(state: State, fact: IterationCompleted) -> _Changes:
     }
 
 
-def _answer_checked(_: State, fact: AnswerChecked) -> _Changes:
+def _answer_checked(_: State, fact: facts.AnswerChecked) -> _Changes:
     return {"checked": fact}
 
 
-def _stop_requested(state: State, fact: StopRequested) -> _Changes:
+def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
     return {"phase": _awake(state), "stopping": state.stopping or fact.reason}
 
 
-def _paused(state: State, fact: Paused) -> _Changes:
+def _paused(state: State, fact: facts.Paused) -> _Changes:
     return {"phase": Phase.PAUSED, "ledger": _charged(state, fact.seconds)}
 
 
-def _resumed(state: State, fact: Resumed) -> _Changes:
+def _resumed(state: State, fact: facts.Resumed) -> _Changes:
     """Continue where the run stands; new limits replace the old ones, and a limit that was reached is forgotten."""
     common = {
         "rules": replace(state.rules, limits=fact.limits or state.rules.limits),
@@ -362,7 +338,7 @@ def _undecided(batch: Batch) -> Batch:
     return updated(batch, calls=calls, undecided=undecided, unanswered=sum(call.answer is None for call in calls))
 
 
-def _ended(state: State, fact: Ended) -> _Changes:
+def _ended(state: State, fact: facts.Ended) -> _Changes:
     return {"phase": Phase.ENDED, "ended": fact, "ledger": _charged(state, fact.seconds, fact.iterations)}
 
 

@@ -145,12 +145,17 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
             both = one.keys() & other.keys()
             values[item.name] = {**one, **other, **{name: min(one[name], other[name]) for name in both}}
         elif item.name.startswith("max_") or item.name == "deadline":
-            values[item.name] = min((limit for limit in (one, other) if limit is not None), default=None)
+            values[item.name] = _least(one, other)
         elif item.name in ("tell_budget", "price"):
             values[item.name] = one or other
         else:
             values[item.name] = one
     return replace(first, **values)
+
+
+def _least(one: Any, other: Any) -> Any:
+    """Return the smaller of two values, of which None is no limit."""
+    return min((value for value in (one, other) if value is not None), default=None)
 
 
 def is_count(value: object, *, least: int) -> TypeGuard[int]:
@@ -166,10 +171,6 @@ def is_positive_number(value: object) -> TypeGuard[float]:
         return math.isfinite(value) and value > 0
     except OverflowError:
         return False
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, bool) or (isinstance(value, float) and is_positive_number(value) and value <= 1)
 
 
 def _one_of(*allowed: str) -> tuple[Callable[[object], bool], str]:
@@ -195,7 +196,10 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda given: given is None or callable(given),
         "be a function of the model's name and the tokens used, or None",
     ),
-    "tell_budget": (_is_share, "be True, False, or a share above 0.0 and up to 1.0 (a float)"),
+    "tell_budget": (
+        lambda share: isinstance(share, bool) or (isinstance(share, float) and 0 < share <= 1),
+        "be True, False, or a share above 0.0 and up to 1.0 (a float)",
+    ),
 }
 """What each limit must be; all others must be a `_COUNT`."""
 
@@ -383,18 +387,12 @@ class BudgetShare:
     def less(self, spent: Consumption) -> "BudgetShare":
         """Subtract what was spent; a part may become negative."""
         used = spent.by_part
-        return self._each(lambda name, own: own - used[name])
+        return self.each(lambda name, own: own - used[name])
 
     def least(self, other: "BudgetShare") -> "BudgetShare":
         """Take the smaller of two shares, part by part."""
-        given = {name: (getattr(self, name), getattr(other, name)) for name in LIMIT_OF_PART}
-        return BudgetShare(
-            **{name: min((one for one in both if one is not None), default=None) for name, both in given.items()}
-        )
-
-    def divided(self, by: int) -> "BudgetShare":
-        """Divide each part; what can only be spent whole is rounded down, to 0 at least."""
-        return self._each(lambda name, own: own / by if name in ("cost", "seconds") else max(own // by, 0))
+        parts = {name: (getattr(self, name), getattr(other, name)) for name in LIMIT_OF_PART}
+        return BudgetShare(**{name: _least(*both) for name, both in parts.items()})
 
     def whole(self) -> Consumption:
         """Convert the share to a consumption of all of it."""
@@ -411,7 +409,8 @@ class BudgetShare:
             usage=replace(usage, cost=taken.usage.cost if self.cost is None else self.cost),
         )
 
-    def _each(self, change: Callable[[str, Any], Any]) -> "BudgetShare":
+    def each(self, change: Callable[[str, Any], Any]) -> "BudgetShare":
+        """Change each part that is limited, given its name and its value."""
         parts = {name: getattr(self, name) for name in LIMIT_OF_PART}
         return BudgetShare(**{name: None if own is None else change(name, own) for name, own in parts.items()})
 
@@ -439,7 +438,7 @@ def divided(limits: Budget, ledger: Ledger, *, starting: int, by: int) -> Budget
         The share of each; None if it buys no round trip or no token.
     """
     left = BudgetShare.of(limits).less(ledger + Consumption(iterations=limits.iterations_kept, tool_calls=starting))
-    share = left.divided(by)
+    share = left.each(lambda name, own: own / by if name in ("cost", "seconds") else max(own // by, 0))
     return share if share.used_up() is None else None
 
 

@@ -301,7 +301,8 @@ class Calls:
                 at=self._journal.now(),
             )
         )
-        self._account.forget(index)
+        with self._account.lock:
+            del self._account.tabs[index]
 
     async def _restart(self, started: CallStarted) -> str | None:
         """Record one more start of a call before it happens; return why it may not happen, or None."""

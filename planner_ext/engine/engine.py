@@ -11,20 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from planner_ext.core import machine
+from planner_ext.core import facts, machine
 from planner_ext.core.accounts import Account
 from planner_ext.core.errors import InvalidJournalError
-from planner_ext.core.facts import (
-    AnswerChecked,
-    CallFinished,
-    CallStarted,
-    Clarified,
-    Fact,
-    MessageAdded,
-    ModelReplied,
-    Planned,
-    StopRequested,
-)
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem
 from planner_ext.engine.batch import CallFailedError, Calls, StopHandle
@@ -47,7 +36,7 @@ class Engine:
     """
 
     def __init__(
-        self, facts: Iterable[Fact], ports: Ports, *, emit: Emit | None = None, stop: StopHandle | None = None
+        self, facts: Iterable[facts.Fact], ports: Ports, *, emit: Emit | None = None, stop: StopHandle | None = None
     ) -> None:
         self._journal = journal = Recorder(facts, ports, emit)
         self.facts = journal.facts
@@ -93,7 +82,7 @@ class Engine:
 
     async def _next(self, *, waits: bool = True) -> machine.Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
-            await self.record(StopRequested(reason=self._stop.reason, at=self._journal.now()))
+            await self.record(facts.StopRequested(reason=self._stop.reason, at=self._journal.now()))
         action = self.account.decide(self._journal.as_of_now())
         waits = waits and self._ports.min_iteration_seconds > 0
         if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._waited():
@@ -124,16 +113,16 @@ class Engine:
                 at, seconds = self._journal.now(), self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds, iterations=self._interrupted))
 
-    def _written(self, action: machine.AddMessage | machine.CheckAnswer) -> MessageAdded | AnswerChecked:
+    def _written(self, action: machine.AddMessage | machine.CheckAnswer) -> facts.MessageAdded | facts.AnswerChecked:
         """Write a message of the planner, or what the answer's form lacks."""
         at, form = self._journal.now(), self._ports.answer_form
         if isinstance(action, machine.AddMessage) and action.purpose != "structure":
             message = self._ports.step_message(action.purpose)
-            return MessageAdded(message=message, purpose=action.purpose, at=at)
+            return facts.MessageAdded(message=message, purpose=action.purpose, at=at)
         assert form is not None, "a run whose rules ask for a form has one"
         if isinstance(action, machine.CheckAnswer):
-            return AnswerChecked(answer=action.answer, problem=form.problem(action.answer), at=at)
-        return MessageAdded(message=form.request(action.problem), purpose=action.purpose, at=at)
+            return facts.AnswerChecked(answer=action.answer, problem=form.problem(action.answer), at=at)
+        return facts.MessageAdded(message=form.request(action.problem), purpose=action.purpose, at=at)
 
     async def _ask_plan(self) -> None:
         prompts = self._ports.prompts
@@ -147,9 +136,9 @@ class Engine:
         try:
             messages = await prompts.opening(reply.text)
         finally:  # a template that fails does not take back the request, nor what it cost
-            iterations, usage = reply.iterations, reply.usage
+            plan, iterations, usage = reply.text, reply.iterations, reply.usage
             await self.record(
-                Planned(plan=reply.text, messages=messages, iterations=iterations, usage=usage, at=at, seconds=seconds)
+                facts.Planned(plan=plan, messages=messages, iterations=iterations, usage=usage, at=at, seconds=seconds)
             )
 
     async def _requested(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Reply | OutOfTime:
@@ -176,7 +165,7 @@ class Engine:
             resolved = map(self._ports.functions.check, reply.calls)
             final_answer = next((call.answer for call in resolved if call.kind == "final_answer"), None)
         await self.record(
-            ModelReplied(
+            facts.ModelReplied(
                 iteration=action.iteration,
                 message=reply.message,
                 text=reply.text,
@@ -205,7 +194,7 @@ class Engine:
         finally:
             waited = self._journal.lap()
         await self.record(
-            Clarified(
+            facts.Clarified(
                 question=action.question,
                 answer=given.text if given.text and given.text.strip() else None,
                 iteration=action.iteration,
@@ -243,7 +232,7 @@ T = TypeVar("T")
 _AHEAD = 64
 """Events that a run may be ahead of its consumer."""
 
-_UNDER_WAY = (TextDelta, CallStarted, CallFinished)
+_UNDER_WAY = (TextDelta, facts.CallStarted, facts.CallFinished)
 """Events of a request or a call that is being made; passing them on must not delay the other calls of the batch."""
 
 

@@ -35,6 +35,10 @@ CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
 """Called with the call; True defers it to a person, False is no objection."""
 
 
+_UNMATCHED = {"approve": None, "defer": Defer(), "deny": Deny("Nobody approved it.", by="default")}
+"""The decision on a call that no interceptor decided."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterceptorChain:
     """Implements `planner_ext.engine.ports.Gate`.
@@ -89,13 +93,7 @@ class InterceptorChain:
         for interceptor in self.interceptors:
             if isinstance(interceptor, ApprovalPolicy):
                 return interceptor.by_default()
-        match self.options.unmatched:
-            case "approve":
-                return None
-            case "defer":
-                return Defer()
-            case "deny":
-                return Deny("Nobody approved it.", by="default")
+        return _UNMATCHED[self.options.unmatched]
 
     async def _ask(self, interceptor: Callable[[ToolCall], Any], call: ToolCall) -> Decision | None:
         # A copy for each: one interceptor's changes to the arguments are not seen by the next.

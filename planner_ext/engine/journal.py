@@ -175,7 +175,7 @@ def stopping_facts(
         seconds: Active time since the last fact that has one; charged with the end.
         spent: What the started calls have spent, by their index in the batch.
     """
-    facts: list[Fact] = [StopRequested(reason=reason, at=at)]
+    ending: list[Fact] = [StopRequested(reason=reason, at=at)]
     batch = state.batch
     for index, call in enumerate(batch.calls if batch is not None else ()):
         if batch is not None and call.started and call.answer is None and call.decided is not None:
@@ -189,14 +189,14 @@ def stopping_facts(
                 spent=(spent or {}).get(index),
                 at=at,
             )
-            facts.append(cancelled)
-    state = reduce(apply, facts, state)
+            ending.append(cancelled)
+    state = reduce(apply, ending, state)
     while (action := next_action(state)) is not None:
         assert isinstance(action, CompleteIteration | WithholdCalls | Finish), "a stopping run asks for nothing else"
         timed = {} if isinstance(action, WithholdCalls) else {"seconds": seconds if isinstance(action, Finish) else 0.0}
-        facts.append(plain_fact(action, at=at, **timed))
-        state = apply(state, facts[-1])
-    return tuple(facts)
+        ending.append(plain_fact(action, at=at, **timed))
+        state = apply(state, ending[-1])
+    return tuple(ending)
 
 
 logger = logging.getLogger(__name__)
@@ -309,10 +309,10 @@ class Recorder:
 
     async def terminate(self, reason: str, *, spent: Mapping[int, Consumption]) -> None:
         """Answer every call of the open batch and end the run; then notify the observers, since no stream reads on."""
-        facts = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
-        for fact in facts:
+        ending = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
+        for fact in ending:
             self._note(fact)
-        for fact in facts:
+        for fact in ending:
             await self._notify(fact)
 
     async def _notify(self, fact: Fact) -> None:
