@@ -7,25 +7,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from planner_ext.approval.decisions import Approve, Deny, Supply
-from planner_ext.cli.options import (
-    RUN_EXIT_CODES,
-    STORE_VARIABLE,
-    By,
-    CallId,
-    CompareArgs,
-    DecisionArgs,
-    Exit,
-    GoalArgs,
-    Json,
-    ListArgs,
-    MoreIterations,
-    ResumeArgs,
-    RunOptions,
-    Store,
-    StoredRunOptions,
-    WorkerArgs,
-    command,
-)
+from planner_ext.cli import options as cli
 from planner_ext.cli.text import Terminal
 
 __all__ = ["app"]
@@ -46,40 +28,25 @@ approvals = typer.Typer(
     help="List, show and decide the calls and questions that wait in a store; needs no kernel and no functions.",
 )
 
-RUNS_EXIT_CODES = """\b
-Exit codes:
+RUN_EXIT_CODES = """\
+  0    answered
+  1    ended without an answer: a limit, the timeout, a cancellation, a reply cut short
+  2    something on the command line, in a file or in the kernel cannot be used
+  3    a fault, such as a failed request
+  4    paused: calls wait for a decision, or questions for an answer
+  130  interrupted with Ctrl-C
+"""
+
+RUNS_EXIT_CODES = """\
   0    done
   1    the run had ended before; nothing changed
   2    the store or the run cannot be used
 """
 
-APPROVALS_EXIT_CODES = """\b
-Exit codes:
+APPROVALS_EXIT_CODES = """\
   0    done
   1    the call was decided before; nothing changed
   2    the store, the id or the decision cannot be used
-"""
-
-WORKER_EXIT_CODES = """\b
-Exit codes:
-  0    stopped by SIGTERM or Ctrl-C; with --once, nothing is left to do
-  2    the store, the application, the policy or the worker's name cannot be used; with --once, a run began under a
-       policy, --ask-all or interceptors that this worker lacks, and is left as it is
-  3    with --once: a fault interrupted a run, which is kept
-"""
-
-COMPARE_EXIT_CODES = """\b
-Exit codes:
-  0    no corrected option made a round trip too many, broke a history or failed
-  1    one did; what the other options do does not matter
-  2    something on the command line or in the kernel cannot be used
-  130  interrupted with Ctrl-C
-"""
-
-DEMO_EXIT_CODES = """\b
-Exit codes:
-  0    every number agrees
-  1    a number does not
 """
 
 
@@ -102,8 +69,8 @@ def _common(
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows ? and the run continues
 
 
-@command(app, epilog=DEMO_EXIT_CODES)
-def demo() -> Exit:
+@cli.command(app)
+def demo() -> cli.Exit:
     """Show what the package does: offline, no key, seconds.
 
     First a model that never stops calling functions: Semantic Kernel's own loop and this package's side by side. Then a
@@ -112,14 +79,18 @@ def demo() -> Exit:
 
     Examples:
       planner-ext demo
+
+    Exit codes:
+      0    every number agrees
+      1    a number does not
     """
     from planner_ext.cli.demo import run_demo  # noqa: PLC0415  (see above)
 
     return run_demo(Terminal())
 
 
-@command(app, epilog=RUN_EXIT_CODES)
-def run(goal: GoalArgs, options: RunOptions) -> Exit:
+@cli.command(app, exit_codes=RUN_EXIT_CODES)
+def run(goal: cli.GoalArgs, options: cli.RunOptions) -> cli.Exit:
     """Reach a GOAL with the functions of a kernel.
 
     Progress goes to stderr, the answer to stdout; without an answer, stdout stays empty. When calls wait for a
@@ -134,15 +105,15 @@ def run(goal: GoalArgs, options: RunOptions) -> Exit:
 
         return start_run(goal, goal.store, options)
     if goal.run_id is not None:
-        problem = f"it names a run in a store; give --store, too, or {STORE_VARIABLE}."
+        problem = f"it names a run in a store; give --store, too, or {cli.STORE_VARIABLE}."
         raise typer.BadParameter(problem, param_hint="--run-id")
     from planner_ext.cli.local_run import run_goal  # noqa: PLC0415  (see above)
 
     return run_goal(goal, options)
 
 
-@command(app, epilog=RUN_EXIT_CODES)
-def resume(args: ResumeArgs, options: RunOptions) -> Exit:
+@cli.command(app, exit_codes=RUN_EXIT_CODES)
+def resume(args: cli.ResumeArgs, options: cli.RunOptions) -> cli.Exit:
     """Resume a run that is kept in FILE: paused, at its limit, or cut short.
 
     Give it the kernel and the --policy or --ask-all that it began with: a checkpoint holds none of them. Without a
@@ -159,8 +130,8 @@ def resume(args: ResumeArgs, options: RunOptions) -> Exit:
     return resume_run(args, options)
 
 
-@command(app, epilog=COMPARE_EXIT_CODES)
-def compare(args: CompareArgs) -> Exit:
+@cli.command(app)
+def compare(args: cli.CompareArgs) -> cli.Exit:
     """Compare ways to limit a tool-calling loop: the options of Semantic Kernel's ADR as written, and corrected.
 
     Offline, in seconds: a scripted model behind a real HTTP server that counts what it is asked. With a real model
@@ -169,14 +140,20 @@ def compare(args: CompareArgs) -> Exit:
     Examples:
       planner-ext compare --only never-ending --max-iterations 3
       planner-ext compare --kernel shop:make_kernel --goal "What does a lamp cost?" --html page.html
+
+    Exit codes:
+      0    no corrected option made a round trip too many, broke a history or failed
+      1    one did; what the other options do does not matter
+      2    something on the command line or in the kernel cannot be used
+      130  interrupted with Ctrl-C
     """
     from planner_ext.cli.compare import run_compare  # noqa: PLC0415  (see above)
 
     return run_compare(args)
 
 
-@command(app, epilog=WORKER_EXIT_CODES)
-def worker(args: WorkerArgs) -> Exit:
+@cli.command(app)
+def worker(args: cli.WorkerArgs) -> cli.Exit:
     """Continue runs whose process died, that were decided, or whose question has expired.
 
     As many workers as wanted share a store. When a worker ends, however it ends, the others take its runs. A run that
@@ -185,6 +162,12 @@ def worker(args: WorkerArgs) -> Exit:
     Examples:
       planner-ext worker --store runs.db --app shop:make_app
       planner-ext worker --store postgresql://ann@host/runs --app shop:make_app --once
+
+    Exit codes:
+      0    stopped by SIGTERM or Ctrl-C; with --once, nothing is left to do
+      2    the store, the application, the policy or the worker's name cannot be used; with --once, a run began under a
+           policy, --ask-all or interceptors that this worker lacks, and is left as it is
+      3    with --once: a fault interrupted a run, which is kept
     """
     from planner_ext.cli.runs import work  # noqa: PLC0415  (see above)
 
@@ -194,8 +177,8 @@ def worker(args: WorkerArgs) -> Exit:
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
 
 
-@command(runs, epilog=RUNS_EXIT_CODES, name="list")
-def list_(args: ListArgs, status: Annotated[str | None, typer.Option(metavar="STATUS")] = None) -> Exit:
+@cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="list")
+def list_(args: cli.ListArgs, status: Annotated[str | None, typer.Option(metavar="STATUS")] = None) -> cli.Exit:
     """List runs, the ones that changed last first.
 
     Examples:
@@ -209,8 +192,8 @@ def list_(args: ListArgs, status: Annotated[str | None, typer.Option(metavar="ST
     return list_runs(args, status=status)
 
 
-@command(runs, epilog=RUNS_EXIT_CODES, name="show")
-def show_run(run: RunName, store: Store, as_json: Json = False) -> Exit:
+@cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="show")
+def show_run(run: RunName, store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
     """Show what happened in a run, what waits, and its answer.
 
     Examples:
@@ -221,8 +204,10 @@ def show_run(run: RunName, store: Store, as_json: Json = False) -> Exit:
     return stored.show_run(run, store, as_json=as_json)
 
 
-@command(runs, epilog=RUN_EXIT_CODES, name="resume")
-def resume_run(run: RunName, store: Store, options: StoredRunOptions, max_iterations: MoreIterations = None) -> Exit:
+@cli.command(runs, exit_codes=RUN_EXIT_CODES, name="resume")
+def resume_run(
+    run: RunName, store: cli.Store, options: cli.StoredRunOptions, max_iterations: cli.MoreIterations = None
+) -> cli.Exit:
     """Continue a run in this process, with what was decided meanwhile.
 
     Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
@@ -236,8 +221,10 @@ def resume_run(run: RunName, store: Store, options: StoredRunOptions, max_iterat
     return stored.resume_run(run, store, options, max_iterations=max_iterations)
 
 
-@command(runs, epilog=RUNS_EXIT_CODES, name="cancel")
-def cancel_run(run: RunName, store: Store, by: By, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> Exit:
+@cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="cancel")
+def cancel_run(
+    run: RunName, store: cli.Store, by: cli.By, reason: Annotated[str, typer.Option(metavar="TEXT")] = ""
+) -> cli.Exit:
     """End a run for good, whatever process drives it; no waiting call runs.
 
     Examples:
@@ -251,8 +238,8 @@ def cancel_run(run: RunName, store: Store, by: By, reason: Annotated[str, typer.
     return stored.cancel_run(run, store, by=by, reason=reason)
 
 
-@command(approvals, epilog=APPROVALS_EXIT_CODES, name="list")
-def list_pending_calls(args: ListArgs) -> Exit:
+@cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="list")
+def list_pending_calls(args: cli.ListArgs) -> cli.Exit:
     """List the calls and questions that wait, the oldest first.
 
     Examples:
@@ -263,8 +250,8 @@ def list_pending_calls(args: ListArgs) -> Exit:
     return list_pending(args)
 
 
-@command(approvals, epilog=APPROVALS_EXIT_CODES, name="show")
-def show_call(id: CallId, store: Store, as_json: Json = False) -> Exit:
+@cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="show")
+def show_call(id: cli.CallId, store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
     """Show one call in full: exactly what will run, or what the model asks, and what was decided.
 
     Examples:
@@ -275,10 +262,10 @@ def show_call(id: CallId, store: Store, as_json: Json = False) -> Exit:
     return show_pending(id, store, as_json=as_json)
 
 
-@command(approvals, epilog=APPROVALS_EXIT_CODES, name="approve")
+@cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="approve")
 def approve_call(
-    args: DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
-) -> Exit:
+    args: cli.DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
+) -> cli.Exit:
     """Let a call run with the arguments that are shown; a worker continues the run.
 
     Examples:
@@ -294,8 +281,8 @@ def approve_call(
     return decide(args, lambda call: Approve(always=kind, by=args.by, fingerprint=call.fingerprint))
 
 
-@command(approvals, epilog=APPROVALS_EXIT_CODES, name="deny")
-def deny_call(args: DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> Exit:
+@cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="deny")
+def deny_call(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metavar="TEXT")] = "") -> cli.Exit:
     """Do not let a call run, or leave a question without an answer.
 
     Examples:
@@ -309,10 +296,10 @@ def deny_call(args: DecisionArgs, reason: Annotated[str, typer.Option(metavar="T
     return decide(args, lambda _: Deny(reason, by=args.by))
 
 
-@command(approvals, epilog=APPROVALS_EXIT_CODES, name="edit")
+@cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="edit")
 def edit_call(
-    args: DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
-) -> Exit:
+    args: cli.DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
+) -> cli.Exit:
     """Let a call run with other arguments.
 
     A worker checks them, since only it knows the function: if they do not fit, the call waits again and says why.
@@ -332,10 +319,10 @@ def edit_call(
     )
 
 
-@command(approvals, epilog=APPROVALS_EXIT_CODES, name="supply")
+@cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="supply")
 def supply_result(
-    args: DecisionArgs, result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)]
-) -> Exit:
+    args: cli.DecisionArgs, result: Annotated[str, typer.Argument(metavar="RESULT", show_default=False)]
+) -> cli.Exit:
     """Answer a question of the model, or give the model this result in place of running a call.
 
     A result is useful, for instance, for a call in doubt that did take effect.

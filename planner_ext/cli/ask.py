@@ -15,7 +15,7 @@ __all__ = ["ApprovalPrompt", "is_terminal"]
 _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show all", "q": "quit"}
 _STICKY = {"f": "function", "a": "arguments", "": "back"}
 
-_AROUND = 14
+_FRAME_LINES = 14
 """Lines of a screen that a question takes beside the arguments: the frame, the other rows, and the question itself."""
 _LONGEST_NAME = 48
 """Characters of a name that is repeated next to the question."""
@@ -46,7 +46,9 @@ class ApprovalPrompt:
         again = refused[1] if refused is not None and refused[0] == call.id else None
         try:
             if again is None:
-                self._cut = print_pending(self._console, call, more=more, lines=max(self._console.height - _AROUND, 6))
+                self._cut = print_pending(
+                    self._console, call, more=more, lines=max(self._console.height - _FRAME_LINES, 6)
+                )
             if call.fully_qualified_name == ASK_USER:
                 answer = self._answer("Your answer (empty: leave it open): ")
                 return Supply(answer, by=self._by) if answer else None

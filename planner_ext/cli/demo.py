@@ -85,18 +85,16 @@ class _Loop(NamedTuple):
     answer: str
     limit: str | None = None
 
-    @property
-    def exact(self) -> bool:
-        """Whether the loop reports what the server counted."""
-        return self.reported == self.requests
-
 
 async def _limits(console: Terminal) -> bool:
     """Ask a model that never stops calling; return whether our loops kept within the budget."""
     _print_title(console, "1", f"A model that never stops calling functions, and {_ALLOWED} round trips allowed")
     stock = [await _loop(ours=False, streamed=streamed) for streamed in (False, True)]
     own = [await _loop(ours=True, streamed=streamed) for streamed in (False, True)]
-    _print_loops(console, [*stock, *await _options_as_written(), *own])
+    options = [f"option-{number}" for number in (1, 2, 3)]
+    comparison = await run_comparison(max_iterations=_ALLOWED, scripts=("never-ending",), options=options)
+    written = [_Loop(f"ADR, option {run.option[-1]}", run.trips, run.charged, run.answer) for run in comparison.runs]
+    _print_loops(console, [*stock, *written, *own])
     ours = own[0]
     _print(
         console,
@@ -114,14 +112,7 @@ async def _limits(console: Terminal) -> bool:
         "planner-ext compare shows them all.",
         style="dim",
     )
-    return all(loop.exact and loop.requests <= _ALLOWED and loop.answer for loop in own)
-
-
-async def _options_as_written() -> list[_Loop]:
-    """Run the three options of the decision record, as written there, with such a model."""
-    keys = {f"option-{number}": f"ADR, option {number}" for number in (1, 2, 3)}
-    comparison = await run_comparison(max_iterations=_ALLOWED, scripts=("never-ending",), options=tuple(keys))
-    return [_Loop(keys[run.option], run.trips, run.charged, run.answer) for run in comparison.runs]
+    return all(loop.reported == loop.requests <= _ALLOWED and loop.answer for loop in own)
 
 
 async def _loop(*, ours: bool, streamed: bool) -> _Loop:
@@ -162,7 +153,7 @@ def _print_loops(console: Terminal, loops: list[_Loop]) -> None:
         reported = Text("nothing", "red") if loop.reported is None else Text(str(loop.reported))
         counted = Text(str(loop.requests), "red" if loop.requests > _ALLOWED else "")
         answered = Text(f"{signs.good} yes", "green") if loop.answer else Text(f"{signs.bad} no", "red")
-        table.add_row(Text(loop.name, "bold" if loop.exact else ""), counted, reported, answered)
+        table.add_row(Text(loop.name, "bold" if loop.reported == loop.requests else ""), counted, reported, answered)
     _print_table(console, table)
 
 
@@ -205,8 +196,8 @@ async def _survival(console: Terminal) -> bool:
     with TemporaryDirectory() as folder, ScriptedOpenAIServer(shop.refund_script) as server:
         try:
             await _refund(_Shell(console, Path(folder), server.url))
-        except _EndedOtherwise as ended:
-            _print(console, str(ended), style="red", indent=6)
+        except _UnexpectedExitError as error:
+            _print(console, str(error), style="red", indent=6)
             return False
         return await _print_refund(console, Path(folder), server)
 
@@ -215,7 +206,7 @@ async def _refund(shell: "_Shell") -> None:
     """Run the commands, real processes and a real SIGKILL among them.
 
     Raises:
-        _EndedOtherwise: If one of them ends with an unexpected exit code.
+        _UnexpectedExitError: If one of them ends with an unexpected exit code.
     """
     app = "from planner_ext.cli.demo_shop import refund_app as app, refund_kernel as kernel\n"
     shell.folder.joinpath("shop.py").write_text(app, encoding="utf-8")
@@ -249,7 +240,7 @@ async def _print_refund(console: Terminal, folder: Path, server: ScriptedOpenAIS
     return agrees and len(lines) == 1 and stored.record.status == "answered"
 
 
-class _EndedOtherwise(Exception):
+class _UnexpectedExitError(Exception):
     """A command ended with an unexpected exit code."""
 
 
@@ -275,7 +266,7 @@ class _Shell:
             The lines of its output.
 
         Raises:
-            _EndedOtherwise: If it ends with another exit code.
+            _UnexpectedExitError: If it ends with another exit code.
         """
         arguments = (*words, "--store", _STORE)
         crash = {"PLANNER_EXT_CRASH_AT": crash_at} if crash_at else {}
@@ -296,7 +287,7 @@ class _Shell:
             if process.returncode is None:
                 process.kill()
         if process.returncode != code:
-            raise _EndedOtherwise(f"ended with {process.returncode}, not {code}: {err.decode('utf-8')}")
+            raise _UnexpectedExitError(f"ended with {process.returncode}, not {code}: {err.decode('utf-8')}")
         shown = out.decode("utf-8").splitlines()
         for text in filter(None, (*shown[:lines], note)):
             _print(self.console, text, indent=6, after=False)

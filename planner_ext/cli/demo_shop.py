@@ -1,7 +1,7 @@
 """The applications of the demo: a lamp shop in memory, a shop that refunds money once, and the scripts of their models.
 
-The data are made up, but the functions really compute with them. A script works like a model: every number in its
-answers comes from the result of a function.
+The data are made up, but the functions really compute with them, and every number in an answer comes from the result of
+a function.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
@@ -169,55 +169,45 @@ def order_kernel() -> Kernel:
 def order_script(request: ScriptedRequest) -> ScriptedReply:
     """Reach `ORDER_GOAL`: a plan, three calls at once, a failure, the way around it, the answer."""
     time.sleep(_THINKS_FOR)
-    known = {name: _parsed(text) for name, text in results_of(request).items()}
-    order: dict[str, Any] = known.get("orders-find", {})
-    match request.index:
-        case 0:
-            return say(
-                "1. Look up the order, the warehouses and today's date, all at once.\n"
-                "2. Reserve the articles.\n"
-                "3. Convert the price, and count the days until the parcel is there.\n"
-                "4. Hand over the answer."
-            )
-        case 1:
-            return calls(
-                call("orders-find", {"order_id": "A-1007"}),
-                call("warehouse-sites"),
-                call("calendar-today"),
-                text="Three things to look up. None needs another, so I ask for all of them at once.",
-            )
-        case 2:
-            return call("warehouse-reserve", {"sku": order["sku"], "quantity": order["quantity"], "site": "Hamburg"})
-        case 3:
-            stock = call("warehouse-stock", {"sku": order["sku"]})
-            return calls(stock, text="Hamburg could not do it. I see where the lamps are.")
-        case 4:
-            site = next(site for site, count in known["warehouse-stock"].items() if count >= order["quantity"])
-            days = known["warehouse-sites"][site]
-            return calls(
-                call("warehouse-reserve", {"sku": order["sku"], "quantity": order["quantity"], "site": site}),
-                call("currency-convert", {"amount": order["total"], "source": order["currency"], "target": "EUR"}),
-                call("calendar-add_working_days", {"start": known["calendar-today"], "days": days}),
-                text=f"{site} has enough. The price and the date I can ask for in the same breath.",
-            )
-        case _:
-            return call("UserInteraction-SendFinalAnswer", {"answer": _order_answer(order, known)})
+    return _ORDER_REPLIES[request.index] if request.index < len(_ORDER_REPLIES) else _order_answer(request)
 
 
-def _order_answer(order: dict[str, Any], known: dict[str, Any]) -> str:
-    reserved, arrival = known["warehouse-reserve"], date.fromisoformat(known["calendar-add_working_days"])
-    return (
-        f"{order['customer']}, your {reserved['reserved']} lamps are reserved in {reserved['site']}; Hamburg had only "
-        f"{known['warehouse-stock']['Hamburg']}. They cost {known['currency-convert']:.2f} EUR "
-        f"({order['total']:.2f} {order['currency']}) and arrive on {arrival:%A}, {arrival.isoformat()}."
+_ORDER_REPLIES = (
+    say(
+        "1. Look up the order, the warehouses and today's date, all at once.\n"
+        "2. Reserve the articles.\n"
+        "3. Convert the price, and count the days until the parcel is there.\n"
+        "4. Hand over the answer."
+    ),
+    calls(
+        call("orders-find", {"order_id": "A-1007"}),
+        call("warehouse-sites"),
+        call("calendar-today"),
+        text="Three things to look up. None needs another, so I ask for all of them at once.",
+    ),
+    call("warehouse-reserve", {"sku": "LAMP-02", "quantity": 4, "site": "Hamburg"}),
+    calls(call("warehouse-stock", {"sku": "LAMP-02"}), text="Hamburg could not do it. I see where the lamps are."),
+    calls(
+        call("warehouse-reserve", {"sku": "LAMP-02", "quantity": 4, "site": "Lyon"}),
+        call("currency-convert", {"amount": 98.0, "source": "USD", "target": "EUR"}),
+        call("calendar-add_working_days", {"start": "2026-03-05", "days": 2}),
+        text="Lyon has enough. The price and the date I can ask for in the same breath.",
+    ),
+)
+
+
+def _order_answer(request: ScriptedRequest) -> ScriptedReply:
+    results = results_of(request)
+    order, reserved, stock = (
+        json.loads(results[name]) for name in ("orders-find", "warehouse-reserve", "warehouse-stock")
     )
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    euros, arrival = float(results["currency-convert"]), date.fromisoformat(results["calendar-add_working_days"])
+    answer = (
+        f"{order['customer']}, your {reserved['reserved']} lamps are reserved in {reserved['site']}; Hamburg had only "
+        f"{stock['Hamburg']}. They cost {euros:.2f} EUR ({order['total']:.2f} {order['currency']}) and arrive on "
+        f"{arrival:%A}, {arrival.isoformat()}."
+    )
+    return call("UserInteraction-SendFinalAnswer", {"answer": answer})
 
 
 REFUND_GOAL = "Refund the broken lamp of order A-1007."

@@ -106,6 +106,7 @@ class LocalRun(CliRun):
         """Prepare a new run, or one with the facts of its journal; ``asks`` is whether a terminal asks."""
         super().__init__(options, facts=facts, stream=options.stream, timeout=timeout)
         self.file = file
+        self._recorded: list[Fact] = []
         self.prompt = ApprovalPrompt(self.console, by=options.by) if asks and is_terminal() else None
 
     def resume(self, decisions: Mapping[str, Decision], *, max_iterations: int | None = None) -> Result:
@@ -119,11 +120,11 @@ class LocalRun(CliRun):
             DecisionRefusedError: If a decision is invalid; then no decision is taken, and nothing runs.
             Exception: As `drive`.
         """
-        state = fold(self.facts)
+        state, self._recorded = fold(self.facts), list(self.facts)
         activation = Activation(
             run_id=state.run_id,
             goal=state.goal,
-            store=_FileJournal(self.file, self.facts),
+            store=self,
             facts=tuple(self.facts),
             decisions=decisions,
             budget=new_limits(state, max_iterations),
@@ -131,6 +132,18 @@ class LocalRun(CliRun):
         )
         run = self.planner.journaled(self.kernel, activation, streaming=self.stream)
         return self.drive(self.progress.watch(run.events()) if self.stream else run.result())
+
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (the port's signature)
+        """Append facts, and write the file if a call has started or ended: a function starts only once it is recorded.
+
+        Implements `planner_ext.engine.ports.RunStore`.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the file cannot be written; then the function does not run.
+        """
+        self._recorded[seq:] = facts
+        if self.file is not None and any(isinstance(fact, CallStarted | CallFinished) for fact in facts):
+            self.file.write(Checkpoint(tuple(self._recorded)))
 
     def recover(self, decisions: Mapping[str, Decision]) -> Result:
         """Recover a run whose process died during its calls: a started call that may not run again waits, in doubt.
@@ -146,25 +159,15 @@ class LocalRun(CliRun):
     def finish(self, first: Callable[[], Result]) -> Result:
         """Drive the run until it ends, or until a call is left undecided."""
         try:
-            result = self._kept(first())
-        except DecisionRefusedError as error:
-            if error.changed:
-                self._kept(self.resume({}))
-            raise
-        while result.status in ("paused", "asked"):
-            if any(call.expires_at is not None and datetime.now(UTC) >= call.expires_at for call in result.pending):
-                result = self._kept(self.resume({}))
-            elif (following := self._decided(result)) is not None:
+            result = self._kept(self._first(first))
+            while result.status in ("paused", "asked") and (following := self._next(result)) is not None:
                 result = self._kept(following)
-            else:
-                break
+        except Exception as fault:
+            left: object = getattr(fault, "checkpoint", None)
+            if self.file is not None and isinstance(left, Checkpoint) and left.facts:
+                self.file.write(left)
+            raise
         return result
-
-    def keep(self, fault: Exception) -> None:
-        """Write the fault's checkpoint to the file."""
-        left: object = getattr(fault, "checkpoint", None)
-        if self.file is not None and isinstance(left, Checkpoint) and left.facts:
-            self.file.write(left)
 
     def interrupted(self) -> Result:
         """Stop the run, store it, and return its result."""
@@ -201,8 +204,21 @@ class LocalRun(CliRun):
             self.file.write(result.checkpoint)
         return result
 
-    def _decided(self, result: Result) -> Result | None:
-        """Ask about the next call, and resume with the decision; one call at a time, so that each one is recorded."""
+    def _first(self, first: Callable[[], Result]) -> Result:
+        try:
+            return first()
+        except DecisionRefusedError as error:
+            if error.changed:
+                self._kept(self.resume({}))
+            raise
+
+    def _next(self, result: Result) -> Result | None:
+        """Drive a paused run on; None if a call is left undecided.
+
+        A person is asked about one call at a time, and the run resumed with the decision, so that each is recorded.
+        """
+        if any(call.expires_at is not None and datetime.now(UTC) >= call.expires_at for call in result.pending):
+            return self.resume({})
         if self.prompt is None:
             return None
         call = next((one for one in result.pending if _is_approved_already(one, result)), None)
@@ -234,14 +250,15 @@ def _decisions(args: ResumeArgs, state: State, by: str | None) -> dict[str, Deci
         DecisionRefusedError: If a call is decided twice, or edited arguments are not a JSON object.
     """
     waiting = [call.id for call in pending_calls(state)]
-    denied = (_split(text, waiting) for text in args.deny or ())
-    answered = (_split(text, waiting) for text in args.answer or ())
-    edited = (_split(text, waiting) for text in args.edit or ())
+
+    def split(texts: Sequence[str] | None) -> list[tuple[str, str]]:
+        return [_split(text, waiting) for text in texts or ()]
+
     given: list[tuple[str, Decision]] = [
         *((name, Approve(by=by)) for name in args.approve or ()),
-        *((name, Deny(reason, by=by)) for name, reason in denied),
-        *((name, Supply(answer, by=by)) for name, answer in answered),
-        *((name, Approve(arguments=_arguments(name, written), by=by)) for name, written in edited),
+        *((name, Deny(reason, by=by)) for name, reason in split(args.deny)),
+        *((name, Supply(answer, by=by)) for name, answer in split(args.answer)),
+        *((name, Approve(arguments=_arguments(name, written), by=by)) for name, written in split(args.edit)),
     ]
     decisions: dict[str, Decision] = {}
     for name, decision in given:
@@ -337,43 +354,18 @@ class CheckpointFile:
         Raises:
             PlannerInvalidConfigurationError: If it cannot be written; then the old file is unchanged.
         """
+        text = checkpoint.to_json(signing_key()[1])
         try:
-            self._replace(checkpoint.to_json(signing_key()[1]))
+            number, name = tempfile.mkstemp(dir=self._target.parent, prefix=f".{self._target.name}.")  # with mode 0600
+            try:
+                with open(number, "w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(name, self._target)
+            except BaseException:
+                os.unlink(name)
+                raise
         except OSError as error:
-            raise PlannerInvalidConfigurationError(
-                f"The checkpoint cannot be written to {self.path}: {error.strerror}."
-            ) from None
-
-    def _replace(self, text: str) -> None:
-        number, name = tempfile.mkstemp(dir=self._target.parent, prefix=f".{self._target.name}.")  # with mode 0600
-        try:
-            with open(number, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._target)
-        except BaseException:
-            os.unlink(name)
-            raise
-
-
-class _FileJournal:
-    """Writes a run to its file while it works: a function starts only after the file records it.
-
-    Implements `planner_ext.engine.ports.RunStore`.
-    """
-
-    def __init__(self, file: CheckpointFile | None, facts: Sequence[Fact]) -> None:
-        """Continue the journal of a run; without a file it is not stored."""
-        self._file = file
-        self._facts = list(facts)
-
-    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (the port's signature)
-        """Append facts, and write the file if a call has started or ended.
-
-        Raises:
-            PlannerInvalidConfigurationError: If the file cannot be written; then the function does not run.
-        """
-        self._facts[seq:] = facts
-        if self._file is not None and any(isinstance(fact, CallStarted | CallFinished) for fact in facts):
-            self._file.write(Checkpoint(tuple(self._facts)))
+            problem = f"The checkpoint cannot be written to {self.path}: {error.strerror}."
+            raise PlannerInvalidConfigurationError(problem) from None

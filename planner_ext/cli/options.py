@@ -21,7 +21,6 @@ from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
     "KEY_VARIABLES",
-    "RUN_EXIT_CODES",
     "STORE_VARIABLE",
     "ApprovalArgs",
     "By",
@@ -45,7 +44,7 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """How a command ended; see `RUN_EXIT_CODES`."""
+    """How a command ended; the help of each command says what it means there."""
 
     ANSWERED = 0
     NO_ANSWER = 1
@@ -61,37 +60,28 @@ STORE_VARIABLE = "PLANNER_EXT_STORE"
 KEY_VARIABLES = ("PLANNER_EXT_CHECKPOINT_KEY", "PLANNER_EXT_KEY")
 """The environment variables with the key that signs checkpoints: the first one that is set and not empty."""
 
-RUN_EXIT_CODES = """\b
-Exit codes:
-  0    answered
-  1    ended without an answer: a limit, the timeout, a cancellation, a reply cut short
-  2    something on the command line, in a file or in the kernel cannot be used
-  3    a fault, such as a failed request
-  4    paused: calls wait for a decision, or questions for an answer
-  130  interrupted with Ctrl-C
-"""
-
 Exit = int | Coroutine[None, None, int]
 """What a command's function returns: its exit code, or a coroutine that returns it."""
 
 
 def command(
-    group: typer.Typer, *, epilog: str, name: str | None = None
+    group: typer.Typer, *, exit_codes: str = "", name: str | None = None
 ) -> Callable[[Callable[..., Exit]], Callable[..., Exit]]:
     """Register a function as a command, with its docstring as help.
 
     A parameter whose type is a dataclass becomes one option, or argument, for each of its fields. A parameter's help
-    may be in the docstring's ``Options:``, a field's in the dataclass's ``Attributes:``. An error of this package is
-    printed as a paragraph on stderr, with exit code 2.
+    may be in the docstring's ``Options:``, a field's in the dataclass's ``Attributes:``. The docstring may end with
+    ``Exit codes:``. An error of this package is printed as a paragraph on stderr, with exit code 2.
 
     Args:
         group: The group of the command.
-        epilog: The end of its help: the exit codes.
+        exit_codes: Exit codes that several commands share.
         name: The command's name; None takes the function's.
     """
 
     def register(function: Callable[..., Exit]) -> Callable[..., Exit]:
-        doc, _, own = (getdoc(function) or "").partition("\n\nOptions:\n")
+        doc, _, codes = (getdoc(function) or "").partition("\n\nExit codes:\n")
+        doc, _, own = doc.partition("\n\nOptions:\n")
         bundles: dict[str, type[Any]] = {}
         options: list[Parameter] = []
         for parameter in signature(function).parameters.values():
@@ -112,7 +102,7 @@ def command(
         run.__signature__ = Signature(options)  # pyright: ignore[reportAttributeAccessIssue]  (PEP 362)
         run.__annotations__ = {option.name: option.annotation for option in options}
         text = re.sub(r"^Examples:", "\b\nExamples:", doc, flags=re.MULTILINE)  # \b: do not join its lines
-        group.command(name, help=text, epilog=epilog)(run)
+        group.command(name, help=text, epilog=f"\b\nExit codes:\n{codes or exit_codes}")(run)
         return function
 
     return register

@@ -169,7 +169,6 @@ class CliRun:
             except KeyboardInterrupt:
                 result, code = self.interrupted(), ExitCode.INTERRUPTED
             except Exception as error:
-                self.keep(error)
                 if _is_unusable(error):
                     raise
                 self.console.complain(self._fault_text(error))
@@ -185,20 +184,15 @@ class CliRun:
         """Drive the run as far as this process can."""
         return first()
 
-    def keep(self, fault: Exception) -> None:
-        """Store what a fault leaves, unless it is stored already."""
-
     def interrupted(self) -> Result | None:
-        """Return the result of a run that Ctrl-C stopped, or None if it is left as it is."""
-        raise NotImplementedError
+        """Handle Ctrl-C: return the result of a run that it stops, or None if the run is kept as it is."""
+        self.explain_fault()
 
     def explain_fault(self) -> None:
         """Print what a person needs to know after a fault."""
-        raise NotImplementedError
 
     def explain_pause(self, result: Result) -> None:
         """Print the pending calls, and how the run is continued."""
-        raise NotImplementedError
 
     def resume_words(self) -> list[str]:
         """Return the run's original options as command-line words, for the command that continues it."""

@@ -59,10 +59,6 @@ class StoreRun(CliRun):
         """Start or resume the open run in its store, and drive it."""
         return self.drive(self._driven(begin))
 
-    def interrupted(self) -> None:
-        """Print the command that resumes the run."""
-        self.explain_fault()
-
     def explain_fault(self) -> None:
         """Print the command that resumes the run, if it is already in the store."""
         if self.run_id:
@@ -287,7 +283,7 @@ class _WatchedRun:
             run = self.watched.planner.journaled(self.kernel, self.activation, arguments=self.arguments)
             result = await run.result()
         except Exception as error:
-            self._say(*_said(error))
+            self._say(*_fault_line(error))
             raise
         self._say(spent_line(result))
         return result
@@ -297,7 +293,7 @@ class _WatchedRun:
         self.watched.console.print(Text.assemble((name, "bold"), "  ", (text, style)), soft_wrap=True)
 
 
-def _said(error: Exception) -> tuple[str, str]:
+def _fault_line(error: Exception) -> tuple[str, str]:
     """Return why a run stops here, and the style to print it in."""
     text = one_line(str(error))
     match error:

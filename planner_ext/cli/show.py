@@ -3,7 +3,6 @@
 import json
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from functools import singledispatchmethod
 from types import TracebackType
 from typing import Self, cast
 
@@ -142,21 +141,43 @@ class Progress:
             flow.close()
             self._flow = None
 
-    @singledispatchmethod
     def _print(self, fact: facts.Fact) -> None:
-        """Print the lines of a fact; a type without a registered method prints nothing."""
+        """Print the lines of a fact; some have none."""
+        match fact:
+            case facts.Resumed():
+                self._spinner = self._new_spinner()
+            case facts.Paused() | facts.Ended():
+                self._spinner = None
+            case facts.ModelReplied(withheld=str() as limit):
+                self._line(f"functions were withdrawn: {limit}", "dim")
+            case facts.Clarified(answer=str() as answer):
+                self._line(f"{self._signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
+            case facts.StopRequested():
+                self._line(one_line(fact.reason), "dim")
+            case facts.MessageAdded():
+                self._line("asks for the next step" if fact.purpose == "step" else "asks for a final answer", "dim")
+            case facts.CallDecided():
+                self._print_decision(fact)
+            case _:
+                self._print_call(fact)
 
-    @_print.register
-    def _(self, _fact: facts.Resumed) -> None:
-        self._spinner = self._new_spinner()
+    def _print_call(self, fact: facts.Fact) -> None:
+        match fact:
+            case facts.CallsWithheld():
+                for index in fact.indexes:
+                    name = self._calls[index].name if index < len(self._calls) else "?"
+                    self._outcome(self._signs.bad, name, "not run", fact.answer.removeprefix("Not executed: "))
+            case facts.CallStarted():
+                self._running[fact.index] = fact
+                self._line(f"{self._signs.call} {self._call(fact)}")
+            case facts.CallFinished():
+                started = self._running.pop(fact.index, fact)
+                sign = self._signs.good if fact.outcome == "ok" else self._signs.bad
+                self._outcome(sign, fact.function, f"{seconds(fact.at - started.at)} s", fact.error or fact.result)
+            case _:
+                pass
 
-    @_print.register
-    def _(self, fact: facts.ModelReplied) -> None:
-        if fact.withheld is not None:
-            self._line(f"functions were withdrawn: {fact.withheld}", "dim")
-
-    @_print.register
-    def _(self, fact: facts.CallDecided) -> None:
+    def _print_decision(self, fact: facts.CallDecided) -> None:
         if fact.person and (record := record_of(fact, self._calls[fact.index])) is not None:
             edited = f" in place of {_arguments_text(self._calls[fact.index].arguments)}" if fact.edited else ""
             self._line(f"{one_line(fact.by) or 'a person'}: {record.kind} {self._call(fact)}{edited}")
@@ -174,41 +195,6 @@ class Progress:
                 self._line(f"{self._signs.call} {fact.function} is for the caller to run")
             case "answer" | "deny":
                 self._outcome(self._signs.bad, fact.function, "not run", fact.answer or fact.reason)
-
-    @_print.register
-    def _(self, fact: facts.CallsWithheld) -> None:
-        for index in fact.indexes:
-            name = self._calls[index].name if index < len(self._calls) else "?"
-            self._outcome(self._signs.bad, name, "not run", fact.answer.removeprefix("Not executed: "))
-
-    @_print.register
-    def _(self, fact: facts.Clarified) -> None:
-        if fact.answer is not None:
-            self._line(f"{self._signs.good} {one_line(fact.by) or 'answered'}: {one_line(fact.answer)}")
-
-    @_print.register
-    def _(self, fact: facts.CallStarted) -> None:
-        self._running[fact.index] = fact
-        self._line(f"{self._signs.call} {self._call(fact)}")
-
-    @_print.register
-    def _(self, fact: facts.CallFinished) -> None:
-        started = self._running.pop(fact.index, fact)
-        sign = self._signs.good if fact.outcome == "ok" else self._signs.bad
-        self._outcome(sign, fact.function, f"{seconds(fact.at - started.at)} s", fact.error or fact.result)
-
-    @_print.register
-    def _(self, fact: facts.StopRequested) -> None:
-        self._line(one_line(fact.reason), "dim")
-
-    @_print.register
-    def _(self, fact: facts.MessageAdded) -> None:
-        self._line("asks for the next step" if fact.purpose == "step" else "asks for a final answer", "dim")
-
-    @_print.register(facts.Paused)
-    @_print.register(facts.Ended)
-    def _(self, _fact: facts.Paused | facts.Ended) -> None:
-        self._spinner = None
 
     def _outcome(self, sign: str, name: str, note: str, text: str) -> None:
         column = min(max(len(each) for each in (name, *(call.name for call in self._calls))), 30)
