@@ -41,14 +41,7 @@ from planner_ext.sk.transport import (
 if TYPE_CHECKING:
     from planner_ext.sk.openai import OpenAITransport
 
-__all__ = [
-    "KernelChat",
-    "ModelClarifier",
-    "default_clarifier_instructions",
-    "named_errors",
-    "no_reply",
-    "with_budget_note",
-]
+__all__ = ["KernelChat", "ModelClarifier", "default_clarifier_instructions", "named_errors", "no_reply"]
 
 _logger = logging.getLogger(__name__)
 

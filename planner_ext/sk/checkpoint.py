@@ -112,13 +112,13 @@ class Checkpoint:
         Raises:
             InvalidCheckpointError: If it is unsigned, altered, or signed with another key.
         """
-        if key is not None and not _same(self._signature, key.sign(SCHEMA, dump_facts(self.facts))):
-            raise InvalidCheckpointError(_NOT_SIGNED)
+        if key is not None:
+            _check_signature(self._signature, key.sign(SCHEMA, dump_facts(self.facts)))
         return self
 
     @property
     def run_id(self) -> str:
-        """The run it is of."""
+        """The id of its run."""
         return next((fact.run_id for fact in self.facts if isinstance(fact, RunStarted)), "")
 
     def state(self) -> State:
@@ -179,14 +179,14 @@ class Checkpoint:
                 "The text was altered."
             )
         signature = data.get("signature")
-        if signing is not None and not _same(signature, signing.sign(data["schema"], data["facts"])):
-            raise InvalidCheckpointError(_NOT_SIGNED)
+        if signing is not None:
+            _check_signature(signature, signing.sign(data["schema"], data["facts"]))
         try:
             check_schema(data["schema"])
             facts = load_facts(data["facts"])
         except InvalidJournalError as error:
             raise InvalidCheckpointError(str(error)) from error
-        if signing is not None:  # of the facts as they are read, which may spell their JSON in another way
+        if signing is not None:  # signs the facts as they were read: their JSON may be written in another way
             signature = journal_signature(facts, signing)
         return cls(facts, _signature=signature if isinstance(signature, str) else None).checked()
 
@@ -209,19 +209,17 @@ class Checkpoint:
         return self
 
 
-_NOT_SIGNED = (
-    "Expected a checkpoint signed with this key; it is unsigned, altered or signed with another one. "
-    "Read it with the key that it was written with."
-)
-
-
 def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | None:
     """Sign a journal; None without a key."""
     return None if key is None else key.sign(SCHEMA, dump_facts(facts))
 
 
-def _same(given: object, signature: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(signature.encode(), given.encode(errors="replace"))
+def _check_signature(given: object, expected: str) -> None:
+    if not isinstance(given, str) or not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
+        raise InvalidCheckpointError(
+            "Expected a checkpoint signed with this key; it is unsigned, altered or signed with another one. "
+            "Read it with the key that it was written with."
+        )
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

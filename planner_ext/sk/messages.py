@@ -31,7 +31,6 @@ from planner_ext.core.values import Message, RequestedCall, Usage
 __all__ = [
     "ACCEPTED_ID",
     "AssistantMessage",
-    "EstimatedUsage",
     "ReplyAssembly",
     "add_reported",
     "as_reported",

@@ -17,7 +17,6 @@ from planner_ext.sk.history import last_reply, render
 from planner_ext.sk.messages import add_reported, as_reported, assistant_text, load_message, loaded, text_of
 
 __all__ = [
-    "PAUSED_TEXT",
     "carry_run",
     "chat_history",
     "final_message",
@@ -73,10 +72,11 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
         questions = [call.prompt for call in pending_calls(state)] if status_of(state) == "asked" else []
         return assistant_text("\n".join(questions) or PAUSED_TEXT)
     reply = last_reply(facts)
-    if reply is None or not _is_last_word(state):
+    returned = state.ended is not None and state.ended.returned
+    if reply is None or not (returned or (state.reply is not None and state.reply.text)):  # its calls were handled
         return assistant_text(state.ended.answer if state.ended is not None else "")
     message = render((reply.message,))[0]
-    if reply.calls and not (state.ended is not None and state.ended.returned):
+    if reply.calls and not returned:
         return assistant_text(text_of(message), finish_reason=message.finish_reason, ai_model_id=message.ai_model_id)
     return message
 
@@ -84,11 +84,6 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
 def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
     """Attach the run so far to the exception that ended it, as attributes; a cancellation included."""
     vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key))
-
-
-def _is_last_word(state: State) -> bool:
-    """Whether the last reply is the run's outcome, and not a message of calls that were then handled."""
-    return (state.reply is not None and bool(state.reply.text)) or (state.ended is not None and state.ended.returned)
 
 
 def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any], key: SigningKey | None) -> dict[str, Any]:
