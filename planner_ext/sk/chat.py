@@ -22,7 +22,7 @@ from planner_ext.core.limits import Budget, Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
-from planner_ext.sk.errors import InvalidReplyError, PlannerInvalidConfigurationError, ServiceCallError
+from planner_ext.sk.errors import InvalidOptionError, InvalidReplyError, ServiceCallError
 from planner_ext.sk.history import accepted_reply, render
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, read_iterations, read_usage, text_of, with_usage
 from planner_ext.sk.prices import RequestMeter
@@ -327,7 +327,7 @@ class ModelClarifier:
             PlannerInvalidConfigurationError: If there is no such service, or an option cannot be used.
         """
         if not isinstance(instructions, str) or not instructions.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlannerInvalidConfigurationError(f"instructions must be a text; got {shown(instructions)}.")
+            raise InvalidOptionError(f"instructions must be a text; got {shown(instructions)}.")
         Budget(price=price)  # which checks that it is a function
         self._instructions = instructions
         self._service, selected = select_service(kernel, service_id, KernelArguments(), settings)

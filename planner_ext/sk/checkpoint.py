@@ -15,7 +15,7 @@ from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
 from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts, messages_of
-from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.messages import load_message
 
 __all__ = ["Checkpoint", "InvalidCheckpointError", "SharedByCopies", "SigningKey", "journal_signature"]
@@ -55,9 +55,7 @@ class SigningKey(SharedByCopies, bytes):
             return key
         if not isinstance(key, bytes) or not key:
             shown_kind = "b''" if key == b"" else type(key).__name__
-            raise PlannerInvalidConfigurationError(
-                f"{name} must be bytes, at least one, or None for no signature; got {shown_kind}."
-            )
+            raise InvalidOptionError(f"{name} must be bytes, at least one, or None for no signature; got {shown_kind}.")
         return cls(key)
 
     def __repr__(self) -> str:
@@ -72,7 +70,7 @@ class SigningKey(SharedByCopies, bytes):
             PlannerInvalidConfigurationError: If pickling has dropped the key.
         """
         if not self:
-            raise PlannerInvalidConfigurationError(
+            raise InvalidOptionError(
                 "The checkpoint_key is missing: a key is left behind where its object is pickled. Set it again."
             )
         text = json.dumps({"schema": schema, "facts": facts}, sort_keys=True, separators=(",", ":"))

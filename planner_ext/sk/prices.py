@@ -23,7 +23,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
-from planner_ext.sk.errors import InvalidPriceError, PlannerInvalidConfigurationError, PromptTooLargeError
+from planner_ext.sk.errors import InvalidOptionError, InvalidPriceError, PromptTooLargeError
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import connector_of
 
@@ -77,7 +77,7 @@ def _checked(price: Price, model: str) -> Price:
         if math.copysign(1, amount) < 0:  # -0.0: a negative price times 0 tokens
             raise _refused(model, nothing, f"returned {amount}")
     except InvalidPriceError as error:
-        raise PlannerInvalidConfigurationError(f"{error} Nothing was sent.") from error.__cause__
+        raise InvalidOptionError(f"{error} Nothing was sent.") from error.__cause__
     return partial(_amount, price)
 
 
@@ -130,7 +130,7 @@ def _listed(service: AIServiceClientBase, model: str, max_cost: float) -> Price:
         with suppress(LookupError):
             cost(model, Usage(), **place)
             return partial(cost, **place)
-    raise PlannerInvalidConfigurationError(
+    raise InvalidOptionError(
         f"max_cost={max_cost:g} needs a price for the model {model!r}, and there is none: {why}. Nothing was sent. "
         f"{way} price= to Budget, a function of the model's name and the tokens used that returns US dollars."
     )

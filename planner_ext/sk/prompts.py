@@ -24,7 +24,7 @@ from semantic_kernel.prompt_template import KernelPromptTemplate, PromptTemplate
 
 from planner_ext.core.errors import shown
 from planner_ext.core.values import Message
-from planner_ext.sk.errors import PlannerException, PlannerInvalidConfigurationError
+from planner_ext.sk.errors import InvalidOptionError, PlannerException
 
 __all__ = [
     "PlannerPrompts",
@@ -212,7 +212,7 @@ def _template_errors(expected: str, text: object) -> Generator[None]:
             raise TypeError(f"got {shown(text)}")
         yield
     except (yaml.YAMLError, TypeError, ValueError, KernelException) as error:
-        raise PlannerInvalidConfigurationError(f"{expected}; it cannot be read as one: {error}") from error
+        raise InvalidOptionError(f"{expected}; it cannot be read as one: {error}") from error
 
 
 # The form of a final answer.
@@ -328,8 +328,8 @@ def _form(data: Any) -> ResponseForm:
             return ResponseForm(schema=_valid_schema(data), wanted=(_named(data),))
 
 
-def _refused(problem: str) -> PlannerInvalidConfigurationError:
-    return PlannerInvalidConfigurationError(f"{_EXPECTED}; {problem}")
+def _refused(problem: str) -> InvalidOptionError:
+    return InvalidOptionError(f"{_EXPECTED}; {problem}")
 
 
 def _valid_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from semantic_kernel.exceptions import KernelServiceNotFoundError
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.errors import ServiceNotFoundError
 from planner_ext.sk.messages import calls_of, part_of, text_of, usage_in, with_usage
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.toolset import RequestBehavior
@@ -99,10 +99,10 @@ def kernel_with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Ke
     return Kernel(plugins=dict(kernel.plugins), services=services, ai_service_selector=selector, **parts)
 
 
-def _not_found(kernel: Kernel, service_id: str | None) -> PlannerInvalidConfigurationError:
+def _not_found(kernel: Kernel, service_id: str | None) -> ServiceNotFoundError:
     wanted = "a chat completion service" if service_id is None else f"a chat completion service {service_id!r}"
     there = ", ".join(f"{key!r} ({type(service).__name__})" for key, service in kernel.services.items())
-    return PlannerInvalidConfigurationError(
+    return ServiceNotFoundError(
         f"This run needs {wanted}; the kernel has {there or 'no service'}. Add one with kernel.add_service(...)."
     )
 

@@ -8,7 +8,12 @@ from semantic_kernel.contents import AuthorRole
 
 from planner_ext import Approve, Budget, Deny, ToolCallHandler
 from planner_ext.engine.engine import StopHandle
-from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
+from planner_ext.errors import (
+    LimitReachedError,
+    PlannerInvalidConfigurationError,
+    RunNotAnsweredError,
+    ServiceNotFoundError,
+)
 from planner_ext.hitl_manager import Checkpoint, Defer
 from planner_ext.iteration import ToolExecution
 from planner_ext.session import AutomaticToolUseConfig, ToolUseSession
@@ -42,7 +47,7 @@ def test_a_session_takes_a_config_and_nothing_else() -> None:
     """Another value for the config, or a kernel without a service, is refused by name."""
     with pytest.raises(PlannerInvalidConfigurationError, match="tool_use_config must be of the class"):
         ToolUseSession(kernel_of([]), tool_use_config=True)  # pyright: ignore[reportArgumentType]  # junk, on purpose
-    with pytest.raises(PlannerInvalidConfigurationError, match="chat completion service 'other'"):
+    with pytest.raises(ServiceNotFoundError, match="chat completion service 'other'"):
         ToolUseSession(kernel_of([]), service_id="other")
     with pytest.raises(PlannerInvalidConfigurationError, match="budget must be"):
         ToolUseSession(kernel_of([]), budget=5)  # pyright: ignore[reportArgumentType]  # junk, on purpose
