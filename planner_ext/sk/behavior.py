@@ -61,7 +61,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     Attributes:
         maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is unlimited.
         pre_invoke_callback: Called before each call, see ``PreInvokeCallback``; sync or async. False refuses the call,
-            True is no opinion. Semantic Kernel's own loop ignores it.
+            True leaves it to the other controls. Semantic Kernel's own loop ignores it.
         maximum_auto_invoke_attempts: The same bound for Semantic Kernel's loop: 0 is manual, ``UNLIMITED_ATTEMPTS`` is
             no bound.
 

@@ -206,7 +206,7 @@ def no_reply(seen: str) -> InvalidReplyError:
 
 @contextmanager
 def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
-    """Name what a connector raises, and chain its cause; its own named errors pass as they are.
+    """Convert a connector's exceptions to this package's errors; Semantic Kernel's specific errors pass unchanged.
 
     Raises:
         InvalidReplyError: If the connector could not read the response.
@@ -249,13 +249,13 @@ def with_budget_note(
 ) -> ChatMessageContent | None:
     """Copy the newest message with what is left added to it; None if there is nothing to add.
 
-    It is added to the end of that message's text, and not sent as a message of its own: right after a tool message some
-    providers take an assistant's turn only, and everywhere results have to follow their calls. All that stands before
-    it is the same from request to request, so a prompt cache keeps what it has. Where the newest message is the
-    assistant's own, a turn that it is to continue, nothing is added.
+    The note is added to the end of that message's text. A separate message would be refused: after a tool message some
+    providers accept an assistant's turn only, and results must follow their calls. The messages before it stay the same
+    from request to request, so a prompt cache keeps them. An assistant's message, which the model continues, gets no
+    note.
 
     Args:
-        messages: What is to be sent; not changed.
+        messages: The messages to send; not changed.
         left: What is left of each limit.
     """
     if not left or not messages or messages[-1].role == AuthorRole.ASSISTANT:

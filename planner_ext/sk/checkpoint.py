@@ -1,4 +1,4 @@
-"""A run as JSON text: what an approver's answer, a larger budget or another process resumes."""
+"""Checkpoints: a run's journal as JSON text, signed on request, from which the run is resumed."""
 
 import hashlib
 import hmac
@@ -81,10 +81,9 @@ class SigningKey(SharedByCopies, bytes):
 class Checkpoint:
     """A run's journal. It holds the run's messages and its budget, and never the application's arguments.
 
-    One that is made of facts is unsigned. One that a planner, service or handler with a ``checkpoint_key`` returns is
-    signed with that key, and such a door refuses every other. Who can write an unsigned checkpoint can put an approval
-    in it: what contradicts itself is refused, a record that agrees with itself is believed. Without a key keep a
-    checkpoint where only those can write who may decide.
+    A checkpoint made of facts is unsigned. A planner, service or handler with a ``checkpoint_key`` signs the
+    checkpoints that it returns, and refuses every other. Anyone who can write an unsigned checkpoint can put an
+    approval in it: only contradictions are refused. Without a key, keep checkpoints where only approvers can write.
 
     Attributes:
         facts: The journal's facts.

@@ -82,7 +82,7 @@ class ServiceCallError(PlannerException, ServiceResponseException):
 
 
 class InvalidReplyError(PlannerException, ServiceInvalidResponseError):
-    """The connector answered with something that is no reply: no choices, null choices, no JSON, an unknown role."""
+    """The connector's response is not a reply: no choices, null choices, no JSON, an unknown role."""
 
 
 class NestedRunRefusedError(PlannerException):
@@ -105,7 +105,7 @@ class PromptTooLargeError(PlannerException):
     """A request would have sent more tokens than ``max_prompt_tokens``; nothing was sent, and the run can be resumed.
 
     Attributes:
-        prompt_tokens: What it would have sent, counted or estimated: the message says which.
+        prompt_tokens: The tokens of the request, counted or estimated: the message says which.
         max_prompt_tokens: The limit.
     """
 

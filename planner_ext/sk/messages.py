@@ -215,7 +215,7 @@ class ReplyAssembly:
 
     def add(self, chunk: StreamingChatMessageContent) -> str:
         """Take one chunk; return the text in it."""
-        if chunk.role == AuthorRole.TOOL:  # the service ran the calls so far itself, and replies anew
+        if chunk.role == AuthorRole.TOOL:  # the service ran the calls so far itself, and begins another reply
             self._text, self._calls, self._others = [], [], []
             return ""
         if self._first is None:
@@ -292,7 +292,7 @@ class ReplyAssembly:
 # `usage_in` reads both. A count that is not a positive integer is ignored.
 
 _KEYS = ("iterations", "Iterations")
-"""Ours, and the spelling of the ADR "Automatic tool calling controls"."""
+"""Our key, and that of the ADR "Automatic tool calling controls"."""
 
 _MOST = 2**53
 """Larger counts are not believed: JSON cannot carry them exactly."""

@@ -52,7 +52,7 @@ REPLACED: Mapping[str, str] = {
     "_send_completion_request": "8bcc8ad59490e0b4",
     "_update_function_choice_settings_callback": "437d3d94f17070c5",
 }
-"""Methods of the connector that are not called, and the digests of the sources of which we do the work."""
+"""Methods of the connector that this module replaces, with the digests of their sources."""
 
 CALLED: Mapping[str, tuple[str, ...]] = {
     "_handle_structured_output": ("request_settings", "settings"),
@@ -62,10 +62,10 @@ CALLED: Mapping[str, tuple[str, ...]] = {
     "_create_streaming_chat_message_content": ("chunk", "choice", "chunk_metadata", "function_invoke_attempt"),
     "store_usage": ("response",),
 }
-"""Methods of the connector that are called, and the parameters that they are given by position."""
+"""Methods of the connector that this module calls, with the positional parameters that it passes."""
 
 BODY_FIELDS = frozenset(inspect.signature(AsyncCompletions.create).parameters) - {"self"}
-"""The fields of a request that the client takes; it raises TypeError for any other."""
+"""The fields of a request that the client accepts; it raises TypeError for any other."""
 
 _POSTED = {"cast_to", "content", "options", "stream", "stream_cls"}
 """The keyword arguments of the client's ``post`` that are used here."""
@@ -84,7 +84,7 @@ def is_supported(service: Any) -> bool:
     return (
         kind in (OpenAIChatCompletion, AzureChatCompletion)
         and service.ai_model_type == OpenAIModelTypes.CHAT
-        and service.__dict__.keys() <= kind.model_fields.keys()  # a method that was set on the instance
+        and service.__dict__.keys() <= kind.model_fields.keys()  # no method was set on the instance
         and all(is_own(getattr(kind, name, None), digest) for name, digest in REPLACED.items())
         and all(_takes(getattr(kind, name, None), taken) for name, taken in CALLED.items())
         and client_kind in (AsyncOpenAI, AsyncAzureOpenAI)
@@ -137,7 +137,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class ReadCompletion(ChatCompletion):
-    """Asks the client for a `ChatCompletion`, which is what it then returns."""
+    """The type that the client is asked for; constructing it returns a `ChatCompletion`."""
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:
@@ -146,7 +146,7 @@ class ReadCompletion(ChatCompletion):
 
 
 class ReadChunk(ChatCompletionChunk):
-    """Asks the client for a `ChatCompletionChunk`, which is what it then returns."""
+    """The type that the client is asked for; constructing it returns a `ChatCompletionChunk`."""
 
     @classmethod
     def construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Any:

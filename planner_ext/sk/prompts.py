@@ -148,7 +148,7 @@ class PlannerPrompts:
         """
         given = cast("dict[str, object]", self.arguments)
         arguments = KernelArguments()
-        for name, value in {**given, **{name: _covered(text) for name, text in variables.items()}}.items():
+        for name, value in {**given, **{name: _escaped(text) for name, text in variables.items()}}.items():
             if isinstance(value, str | int | float | bool):  # templates take text only; the rest is for the functions
                 arguments[name] = value
         try:
@@ -159,25 +159,25 @@ class PlannerPrompts:
             ) from error
         messages = ChatHistory.from_rendered_prompt(rendered).messages
         for item in (item for message in messages for item in message.items if isinstance(item, TextContent)):
-            item.text = _uncovered(item.text)
+            item.text = _unescaped(item.text)
         return tuple(messages)
 
 
 _MARKUP = re.compile("[&<>\"'\x00-\x08\x0b-\x1f\ud800-\udfff\ue000\ufffe\uffff]")
-_COVERED = re.compile("\ue000([0-9a-f]+);")
+_ESCAPED = re.compile("\ue000([0-9a-f]+);")
 
 
-def _covered(text: str) -> str:
-    """Write what XML cannot hold, or reads as markup, as a number behind a character of private use.
+def _escaped(text: str) -> str:
+    """Escape characters that XML cannot hold or reads as markup: a private-use character and the code point.
 
-    Semantic Kernel escapes a variable once and unescapes it twice, and does not parse a prompt with a control character
-    at all: then the text of every message, the system's included, becomes the user's.
+    Semantic Kernel escapes a variable once and unescapes it twice. It does not parse a prompt with a control character:
+    then the text of every message, the system's included, becomes the user's.
     """
     return _MARKUP.sub(lambda found: f"\ue000{ord(found[0]):x};", text)
 
 
-def _uncovered(text: str) -> str:
-    return _COVERED.sub(lambda found: chr(int(found[1], 16)), text)
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
 def plan_template(text: str) -> tuple[KernelPromptTemplate, dict[str, Any]]:
