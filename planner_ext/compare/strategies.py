@@ -108,8 +108,7 @@ Strategy: TypeAlias = Callable[[Trial], Awaitable[None]]
 """Pursues the goal of a trial as one option does, and notes the outcome in it; the error of a request is raised."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """One of the options compared: its description, and its strategy."""
 
     info: OptionInfo
@@ -269,7 +268,7 @@ async def _chat_request(
         if counted:
             message.metadata = {**message.metadata, _ITERATIONS: iteration}
         calls = calls_of(message)
-        if not calls or not all(proceed(iteration) for _ in calls):
+        if not calls or not proceed(iteration):
             return _StepReply(message, free)
         trial.history.add_message(message)
         for call in calls:

@@ -91,17 +91,14 @@ async def run_comparison(
             runs.append(await _run(backend, option, scenario, max_iterations))
             if live is not None and (first := runs[0]).status == "failed" and first.trips == 0:
                 # Every later run would meet the same fault.
-                raise PlannerInvalidConfigurationError(
-                    f"{backend.name} did not answer the first request: {first.error}"
-                )
+                problem = f"{backend.name} did not answer the first request: {first.error}"
+                raise PlannerInvalidConfigurationError(problem)
+    packages = [(name, version(name)) for name in ("semantic-kernel", "openai")]
     return Comparison(
         max_iterations=max_iterations,
         endpoint=backend.name,
         live=live is not None,
-        versions=(
-            *((name, version(name)) for name in ("semantic-kernel", "openai")),
-            ("python", platform.python_version()),
-        ),
+        versions=(*packages, ("python", platform.python_version())),
         options=tuple(option.info for option in chosen),
         scripts=tuple(scenario.info for scenario in scenarios),
         runs=tuple(runs),

@@ -25,14 +25,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from planner_ext.core import facts as recorded
-from planner_ext.core.facts import Fact
 from planner_ext.engine.ports import RunStore
 
 __all__ = ["CRASH_POINTS", "CrashingStore", "kill"]
 
 _MID_TOOL_SECONDS = 0.05
 
-_POINTS: Mapping[str, tuple[type[Fact], ...]] = {
+_POINTS: Mapping[str, tuple[type[recorded.Fact], ...]] = {
     "after_model": (recorded.ModelReplied,),
     "after_model_saved": (recorded.ModelReplied,),
     "after_intent": (recorded.CallStarted,),
@@ -89,7 +88,7 @@ class CrashingStore:
         once = os.environ.get("PLANNER_EXT_CRASH_ONCE")
         return cls(store, os.environ["PLANNER_EXT_CRASH_AT"], Path(once) if once else None)
 
-    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
+    async def append(self, run_id: str, seq: int, facts: Sequence[recorded.Fact]) -> None:
         """Store facts; see `planner_ext.engine.ports.RunStore`."""
         before = self.point in _BEFORE
         if before and any(map(self._is_at_point, facts)):
@@ -100,7 +99,7 @@ class CrashingStore:
             if not before and self._is_at_point(fact):
                 self._crash()
 
-    def _follow(self, fact: Fact) -> None:
+    def _follow(self, fact: recorded.Fact) -> None:
         match fact:
             case recorded.Resumed():
                 self._open_calls, self._resumed = 0, True
@@ -115,7 +114,7 @@ class CrashingStore:
             case _:
                 pass
 
-    def _is_at_point(self, fact: Fact) -> bool:
+    def _is_at_point(self, fact: recorded.Fact) -> bool:
         match fact:
             case recorded.CallFinished() if self.point == "mid_parallel":
                 return self._open_calls > 0

@@ -11,7 +11,7 @@ shapes are those of https://platform.openai.com/docs/api-reference/chat.
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
@@ -223,7 +223,7 @@ class ScriptReader:
         self.chunk_size = chunk_size
         self._steps: Iterator[object] = itertools.repeat(script) if callable(script) else iter(script)
         self._answers_given = 0
-        self._calls_given = 0
+        self._call_numbers = itertools.count(1)
 
     def answer(self, request: ScriptedRequest) -> ScriptedAnswer:
         """Return the script's next answer, for this request.
@@ -258,11 +258,9 @@ class ScriptReader:
         )
 
     def _with_ids(self, reply: ScriptedReply) -> ScriptedReply:
-        first = self._calls_given + 1
-        self._calls_given += len(reply.calls)
         named = (
             item if item.id is not None else replace(item, id=f"call_{number}")
-            for number, item in enumerate(reply.calls, first)
+            for item, number in zip(reply.calls, self._call_numbers, strict=False)
         )
         return replace(reply, calls=tuple(named))
 
@@ -275,9 +273,7 @@ def reply_metadata(index: int) -> dict[str, object]:
     return {"id": f"chatcmpl-{index}", "created": 1_700_000_000, "system_fingerprint": "fp_scripted"}
 
 
-def count_tokens(
-    reply: ScriptedReply, *, messages: Sequence[Mapping[str, object]], tools: Sequence[object] | None
-) -> Usage:
+def count_tokens(reply: ScriptedReply, *, messages: Iterable[object], tools: Iterable[object] | None) -> Usage:
     """Count the tokens that a reply reports: its own figures, or the estimate that ``ScriptedReply`` describes.
 
     Args:
@@ -287,16 +283,12 @@ def count_tokens(
     """
     prompt, completion = reply.prompt_tokens, reply.completion_tokens
     if prompt is None:
-        asked = json.dumps([*messages, *(tools or ())], separators=(",", ":"), ensure_ascii=False, default=str)
-        prompt = _estimate(asked)
+        sent = json.dumps([*messages, *(tools or ())], separators=(",", ":"), ensure_ascii=False, default=str)
+        prompt = max(1, len(sent) // 4)
     if completion is None:
-        texts = [item.name + item.arguments_text for item in reply.calls]
-        completion = _estimate("".join([reply.text or "", reply.refusal or "", *texts]))
+        calls = "".join(item.name + item.arguments_text for item in reply.calls)
+        completion = max(1, len(f"{reply.text or ''}{reply.refusal or ''}{calls}") // 4)
     return Usage(prompt_tokens=prompt, completion_tokens=completion)
-
-
-def _estimate(text: str) -> int:
-    return max(1, len(text) // 4)
 
 
 def deltas(reply: ScriptedReply, *, chunk_size: int) -> Iterator[tuple[dict[str, Any], str | None]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from planner_ext.core.values import Usage
 from planner_ext.testing.rules import find_violation, is_object, object_of, tool_names
@@ -36,8 +36,7 @@ _JSON = "application/json"
 _POLL_SECONDS = 0.02  # how long a stop may wait until the accepting thread checks for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRequest:
+class HttpRequest(NamedTuple):
     """A request that was read to its end; ``path`` is without the query."""
 
     method: str
