@@ -257,7 +257,7 @@ class PlannerRun:
         """
         context = self.context
         engine = context.engine(self.facts, emit=emit, stop=self.stop)
-        with self.taking.held(engine):
+        with self.taking.reserve(engine):
             for fact in self.new:
                 await engine.record(fact)
             await context.drive(engine)

@@ -85,9 +85,9 @@ class PendingCall:
         fully_qualified_name: The function that will run.
         arguments: What it will get from the model, converted to its parameters' types; neither the application's own
             arguments nor the function's defaults are in it.
-        fingerprint: Digest of run, trip, call, function and arguments; an `Approve` may name it.
+        fingerprint: Digest of run, iteration, call, function and arguments; an `Approve` may name it.
         expires_at: When the question is no longer open, or None.
-        prompt: What the person is asked, "" for nothing in particular.
+        prompt: The question to the person; "" asks for a plain approval.
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.
         decision: Who let a call in doubt run, when and with which arguments; None for a call that was not decided.
@@ -201,7 +201,7 @@ def decision_facts(
     """Turn decisions on a paused run into facts: all of them, or none.
 
     Of the calls that were not decided, one whose question has expired is answered as expired; one that would now get
-    another value, as its parameters or this package's conversion changed, waits anew, with its own fingerprint.
+    another value, as its parameters or this package's conversion changed, waits again, with a new fingerprint.
 
     Args:
         state: The run, paused.
@@ -243,7 +243,7 @@ class _DecisionFacts:
     def leave(self, call: WaitingCall, at: float) -> CallDecided | None:
         """Expire a question that was not answered, or ask it again; None if it waits as before."""
         if not _is_late(call.decided, at):
-            return self._asked_anew(call, at)
+            return self._refreshed(call, at)
         answer = "The call did not run: it needed a person's approval, and nobody decided in time."
         return replace(call.decided, verdict="answer", answer=answer, reason="expired", at=at)
 
@@ -258,7 +258,7 @@ class _DecisionFacts:
         fact, call_id = replace(call.decided, at=at), call.request.id
         name = f"{call_id!r} ({fact.function})"
         if (problem := self._problem(call, fact, decision, name)) is not None:
-            changed = not _is_late(fact, at) and self._asked_anew(call, at) is not None
+            changed = not _is_late(fact, at) and self._refreshed(call, at) is not None
             raise DecisionRefusedError(problem, call_id=call_id, changed=changed)
         decided = apply_decision(fact, decision, self.functions, call.request)
         if isinstance(decision, Approve) and decided.verdict != "run":
@@ -329,7 +329,7 @@ class _DecisionFacts:
             "as what it is now, and can be decided."
         )
 
-    def _asked_anew(self, call: WaitingCall, at: float) -> CallDecided | None:
+    def _refreshed(self, call: WaitingCall, at: float) -> CallDecided | None:
         """Ask about a call as it would run now; None if it would run as asked before, or cannot run."""
         fact, checked = call.decided, self.functions.check(call.request, call.decided.edited)
         if call.in_doubt or fact.kind != "function" or checked.kind != "function" or is_as_decided(checked, fact):
@@ -369,7 +369,7 @@ class DecisionsTaken(SharedByCopies):
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """The decisions of one resume; nothing is taken before `take` or `held`.
+    """The decisions of one resume; nothing is taken before `take` or `reserve`.
 
     Attributes:
         taken: The memories of the objects that are resumed: the one that the caller has, and the services inside it.
@@ -398,7 +398,7 @@ class Taking:
                     )
 
     @contextmanager
-    def held(self, engine: Engine) -> Generator[None]:
+    def reserve(self, engine: Engine) -> Generator[None]:
         """Take all decisions, or none; release them if the block fails before it starts a function.
 
         Raises:
@@ -431,7 +431,7 @@ def calls_taken(facts: Sequence[Fact], more: Sequence[Fact]) -> dict[bytes, str]
 
     Args:
         facts: The checkpoint's.
-        more: What the run is resumed with.
+        more: The facts of the resume.
     """
     state = fold(facts)
     decided = [call.request for call in waiting_calls(state) if _is_decided(call, more)]

@@ -75,7 +75,7 @@ _REFUSED: Final = "The call was refused and did not run"
 _STARTED: Final = (
     "This call was approved and has started; its result is not known, and whether it took effect is in doubt."
 )
-"""This stands in the history from the start of an approved function to its end."""
+"""The result in the history from the start of an approved function to its end."""
 
 
 class ApprovalFilter:
@@ -432,7 +432,7 @@ def _answer(context: Any, text: str, metadata: Mapping[str, Any] | None = None) 
 
 
 def _is_same(one: object, other: object) -> bool:
-    return one is other or (inspect.ismethod(one) and one == other)  # a method is made anew where it is looked up
+    return one is other or (inspect.ismethod(one) and one == other)  # each lookup makes another method object
 
 
 def approval_filters(kernel: Kernel) -> tuple[ApprovalFilter, ...]:

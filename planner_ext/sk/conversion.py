@@ -171,7 +171,7 @@ def _to_dict(convert: Convert, value: Any) -> Any:
 def _to_model(model: type[BaseModel], value: Any) -> Any:
     """Convert to what a pydantic model reads: near types converted, extra keys dropped, its defaults filled in.
 
-    A default that is drawn anew each time is no part of the value. What a model writes and does not read again as the
+    A default that differs each time is not part of the value. What a model writes and does not read again as the
     same, as one with its own serializer may, stays as it was sent: then a condition sees the model's own spelling.
     """
 
@@ -339,7 +339,7 @@ class Parameter:
         types: JSON schema types, without "null"; () accepts every value as it is.
         values: The values that an enumeration allows, or None.
         nullable: Whether null is accepted.
-        drops_null: Whether null must be passed by leaving the argument out, as Semantic Kernel makes ``"None"`` of it.
+        drops_null: Whether null must be passed by omitting the argument, as Semantic Kernel makes ``"None"`` of it.
         kind: The type that the function's signature names; None if only a schema is known. A near miss of the model
             is converted to a kind, never to a schema's type: Semantic Kernel converts nothing there.
         exact: A value of exactly this Python type needs no conversion; None if each has to be checked.
@@ -467,7 +467,7 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidArguments:
-    """Arguments that cannot be used; ``message`` tells the model what is wrong and what is expected."""
+    """Arguments that cannot be used; ``message`` describes to the model the problem and what is expected."""
 
     message: str
 

@@ -368,7 +368,7 @@ class CallGuard:
         self._check(context)
         last = self._outcome
         if self._ended or (last is not None and not await self._may_run_again()):
-            await self._give(last, context)
+            await self._repeat(last, context)
             return
         self._check(context)  # once more: to record another start takes its time
         outcome = self._outcome = asyncio.get_running_loop().create_future()
@@ -392,7 +392,7 @@ class CallGuard:
     async def _may_run_again(self) -> bool:
         return self.restart is not None and await self.restart() is None and not self._ended
 
-    async def _give(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
+    async def _repeat(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
         if self._ended or last is None:
             raise NotRunAgainError(f"The function {self.name} was not run: its call has ended.")
         outcome = await asyncio.shield(last)
@@ -423,16 +423,16 @@ def behind_filters(next: _Next, last: Callable[[_Next], _Next]) -> _Next:
 
 def watch(arguments: Mapping[str, Any], names: Iterable[str]) -> _Unchanged:
     """Remember arguments by name and value, absent ones included; a filter may change a value in place."""
-    before = {name: _fixed(arguments.get(name, _ABSENT)) for name in names}
+    before = {name: _snapshot(arguments.get(name, _ABSENT)) for name in names}
 
     def unchanged(now: Mapping[str, Any]) -> bool:
-        return all(_same(fixed, _fixed(now.get(name, _ABSENT))) for name, fixed in before.items())
+        return all(_is_same(snapshot, _snapshot(now.get(name, _ABSENT))) for name, snapshot in before.items())
 
     return unchanged
 
 
-def _fixed(value: object) -> tuple[object, object]:
-    """Write a value so that a later change of it shows; an object that cannot be written stands for itself."""
+def _snapshot(value: object) -> tuple[object, object]:
+    """Write a value so that a later change is detected; an object that cannot be written is compared by identity."""
     kind: object = type(value)
     written: object = value
     if isinstance(value, _WRITTEN):
@@ -441,6 +441,6 @@ def _fixed(value: object) -> tuple[object, object]:
     return kind, written
 
 
-def _same(one: tuple[object, object], other: tuple[object, object]) -> bool:
+def _is_same(one: tuple[object, object], other: tuple[object, object]) -> bool:
     written = isinstance(one[1], bytes) and isinstance(other[1], bytes) and one[1] == other[1]
     return one[0] is other[0] and (written or one[1] is other[1])

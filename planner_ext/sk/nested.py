@@ -12,7 +12,7 @@ filters, and services that are charged to the run.
   wait for a person, raises `NestedRunRefusedError`.
 - Once the call has ended, both are refused.
 
-Embeddings, images and audio are not round trips, and are not counted. A run that a function keeps in a store
+Embeddings, images and audio are not iterations, and are not counted. A run that a function keeps in a store
 (`planner_ext.durable.Runs`) may outlive the call: it has its own budget and policies. Requests that do not pass this
 kernel are not seen: those of an SDK called by hand, and those of the application's own kernel where a function holds it
 (in a closure, or as ``self._kernel``). The way out: take ``kernel: Kernel`` as a parameter, or register
@@ -313,7 +313,7 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
         if context is own or parent is None or _is_inline(context):
             await next(context)
         else:
-            await _gated(context, next, parent)
+            await _decide_and_run(context, next, parent)
 
     listed: Any = kernel  # its lists of filters are typed in part only
     return Kernel.model_construct(
@@ -418,7 +418,7 @@ class RunGate:
             if not isinstance(decision, Approve | None):
                 return decision
             if decision is not None:
-                decided = _both(decided, decision)
+                decided = _merged(decided, decision)
                 call = call if decided.arguments is None else replace(call, arguments=decided.arguments)
         return decided
 
@@ -443,21 +443,21 @@ class RunGate:
             if isinstance(edited, InvalidArguments):
                 return decision  # which is refused where it is applied
             call = replace(call, arguments=edited)
-        said = await one.decide(function, call, state, asks=not isinstance(decision, Defer))
+        verdict = await one.decide(function, call, state, asks=not isinstance(decision, Defer))
         if isinstance(decision, Defer):
-            return said if isinstance(said, Deny | Supply) else decision
-        if said is None or (isinstance(said, Approve) and said.arguments is None and decision is not None):
+            return verdict if isinstance(verdict, Deny | Supply) else decision
+        if verdict is None or (isinstance(verdict, Approve) and verdict.arguments is None and decision is not None):
             return decision
-        if isinstance(said, Defer) and said.expires_in is None:
-            return replace(said, expires_in=self.expires_in)
-        return said
+        if isinstance(verdict, Defer) and verdict.expires_in is None:
+            return replace(verdict, expires_in=self.expires_in)
+        return verdict
 
 
 def _mark_in(functions: Callable[[], Mapping[str, KernelFunction]], name: str) -> Defer | None:
     return mark_of(functions().get(name))
 
 
-def _both(first: Approve | None, then: Approve) -> Approve:
+def _merged(first: Approve | None, then: Approve) -> Approve:
     """Merge two approvals of a call: the last edit of its arguments, and the last approver's name."""
     if first is None:
         return then
@@ -465,7 +465,7 @@ def _both(first: Approve | None, then: Approve) -> Approve:
     return replace(then, arguments=edited, by=then.by or first.by)
 
 
-async def _gated(context: FunctionInvocationContext, next: _Next, parent: ParentRun) -> None:
+async def _decide_and_run(context: FunctionInvocationContext, next: _Next, parent: ParentRun) -> None:
     """Decide on a function that a function of the run calls itself, and count it."""
     parent.check()
     function = context.function

@@ -123,7 +123,7 @@ class UserInteraction:
     """The planner's own functions, as the model sees them."""
 
     @kernel_function(name="SendFinalAnswer", description="Hand the final answer over to the user; this ends the work.")
-    def send_final_answer(self, answer: Annotated[str, "The whole answer, as the user shall read it"]) -> str:  # noqa: ARG002  (what the model is told of it)
+    def send_final_answer(self, answer: Annotated[str, "The whole answer, as the user shall read it"]) -> str:  # noqa: ARG002  (the model reads its name)
         """Take the final answer; returns what the removed planner's function did."""
         return "Thanks"
 

@@ -124,7 +124,7 @@ class ServiceRun:
     async def _drive(self, emit: Emit | None = None, stream: "_Stream | None" = None) -> Engine:
         follow = partial(self._follow, stream)
         engine = self.context.engine(self.facts, emit=emit, stop=self.request.stop, follow=follow)
-        with self.taking.held(engine):
+        with self.taking.reserve(engine):
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
                 bring_up_to_date(self.history, self.transcript, engine.state, self.facts, returned)

@@ -134,16 +134,16 @@ class KernelFunctions:
         given = parse_object(call.arguments if edited is None else edited)
         parsed = convert_arguments(given, tool)
         if isinstance(parsed, InvalidArguments):
-            return _own(function, "invalid", parsed.message)
+            return _own_call(function, "invalid", parsed.message)
         if function is self.final_answer:
             answer = result_text(cast("dict[str, Any]", given).get("answer"))
-            return _own(function, "final_answer", answer) if answer.strip() else _lacking(function, "answer")
+            return _own_call(function, "final_answer", answer) if answer.strip() else _missing(function, "answer")
         converted = None if parsed is given else _JSON.encode(parsed)
         if function is self.ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():
-                return _lacking(function, "question")
-            return replace(_own(function, "question", question), arguments=parsed, converted=converted)
+                return _missing(function, "question")
+            return replace(_own_call(function, "question", question), arguments=parsed, converted=converted)
         return ResolvedCall(
             kind="function",
             function=name,
@@ -288,30 +288,26 @@ class KernelFunctions:
         self, run: _Run, function: KernelFunction, arguments: KernelArguments
     ) -> FunctionResult | Finished | None:
         """Run a function through its function-invocation filters; None if they neither ran it nor set a result."""
-        outcome = await caught(self._invoke_in_time(run, function, arguments))
-        return self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
-
-    async def _invoke_in_time(
-        self, run: _Run, function: KernelFunction, arguments: KernelArguments
-    ) -> FunctionResult | None:
+        name, tool = run.checked.function, run.prepared.tool
         if function is not run.prepared.function:
-            raise ApprovedArgumentsChangedError(run.checked.function)
-        seconds = self.execution.timeout_of(run.checked.function)
-        if TIME_PARAMETER in run.prepared.tool.injected:
+            return self._failed(run, ApprovedArgumentsChangedError(name))
+        seconds = self.execution.timeout_of(name)
+        if TIME_PARAMETER in tool.injected:
             values = cast("dict[str, Any]", arguments)
             values.pop(TIME_PARAMETER, None)
             if left := [limit for limit in (seconds, time_left()) if limit is not None]:
                 values[TIME_PARAMETER] = min(left)  # without a limit the function gets its default, or None
         tab, kernel = current_tab(), self.kernel
-        if tab is not None and self.wrap is not None and run.checked.asks_model:
+        if tab is not None and self.wrap is not None and tool.asks_model:
             kernel = view_of(kernel, tab, self.wrap)
         invocation = run.target.invoke(kernel, arguments, metadata={"id": run.call.id})
         if seconds is None:
-            return await invocation
-        result = await in_time(invocation, seconds_from_now(seconds))
-        if isinstance(result, OutOfTime):
-            raise _TimedOutError(f"no result within {seconds:g} seconds")
-        return result
+            outcome = await caught(invocation)
+        else:
+            outcome = await caught(in_time(invocation, seconds_from_now(seconds)))
+        if isinstance(outcome, OutOfTime):
+            return self._failed(run, _TimedOutError(f"no result within {seconds:g} seconds"))
+        return self._failed(run, outcome.error) if isinstance(outcome, Raised) else outcome
 
     def _failed(self, run: _Run, error: BaseException) -> Finished:
         name, recorded = run.checked.function, _described(error)
@@ -330,7 +326,7 @@ class KernelFunctions:
         return failed(text=f"The function {name} failed.")
 
 
-def _own(function: KernelFunction, kind: Any, answer: str) -> ResolvedCall:
+def _own_call(function: KernelFunction, kind: Any, answer: str) -> ResolvedCall:
     return ResolvedCall(
         kind=kind,
         function=function.fully_qualified_name,
@@ -341,8 +337,8 @@ def _own(function: KernelFunction, kind: Any, answer: str) -> ResolvedCall:
     )
 
 
-def _lacking(function: KernelFunction, what: str) -> ResolvedCall:
-    return _own(function, "invalid", f"{function.fully_qualified_name} was given no {what}. Call it with one.")
+def _missing(function: KernelFunction, what: str) -> ResolvedCall:
+    return _own_call(function, "invalid", f"{function.fully_qualified_name} was given no {what}. Call it with one.")
 
 
 def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:

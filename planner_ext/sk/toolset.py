@@ -188,7 +188,7 @@ def mark_of(function: KernelFunction | None) -> Defer | None:
 
 
 def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
-    """Leave out the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
+    """Remove the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
     metadata, hidden = function.metadata, _hidden_parameters(function)
     shown = [parameter for parameter in metadata.parameters if parameter.name not in hidden]
     return metadata if len(shown) == len(metadata.parameters) else metadata.model_copy(update={"parameters": shown})
@@ -224,7 +224,7 @@ class Tool:
     asks_model: bool
 
     def put(self, given: Mapping[str, Any], arguments: MutableMapping[str, Any]) -> None:
-        """Put converted values among a function's arguments, as items; leave out the nulls that are passed so."""
+        """Put converted values among a function's arguments, as items; omit each null that is passed by omission."""
         for name, value in given.items():
             if value is None and name in self.parameters and self.parameters[name].drops_null:
                 arguments.pop(name, None)
@@ -311,7 +311,7 @@ def _is_lazy(method: Any) -> bool:
 
 
 def _optional_without_default(declared: Iterable[KernelParameterMetadata], method: Any) -> dict[str, None]:
-    """Collect the parameters that Semantic Kernel tells the model it may leave out, and Python demands."""
+    """Collect the parameters that Semantic Kernel declares optional to the model, and Python requires."""
     optional = {
         one.name
         for one in declared

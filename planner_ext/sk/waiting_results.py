@@ -1,6 +1,6 @@
 """Calls of a stock kernel that wait for a person: their results in the history, and the decisions on them.
 
-A call that waits has a result in the history that says so. A mark in the result's metadata tells it from a function's
+A call that waits has a placeholder result in the history. A mark in the result's metadata tells it from a function's
 text, and the mark's fingerprint binds it to its conversation, the place of its call in it, the function and the
 arguments. Must not know who decides, nor how a function runs.
 """
@@ -57,7 +57,7 @@ class WaitingResult:
     """A call that waits, found by its result.
 
     Attributes:
-        item: The result, as it stands in the history.
+        item: The result in the history.
         pending: The call as a person is shown it.
         signature: The parameters that the function had when it was asked about.
     """
@@ -208,15 +208,15 @@ def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, s
 
     System messages are not in it, since an agent adds its own to each request; nor are results, which are replaced.
     """
-    said = hashlib.sha256()
+    conversation = hashlib.sha256()
     for message in history.messages:
         if message.role not in (AuthorRole.USER, AuthorRole.ASSISTANT):
             continue
         calls = calls_of(message)
         listed = [[one.id, one.plugin_name, one.function_name, arguments_text(one.arguments)] for one in calls]
-        said.update(json.dumps([str(message.role), text_of(message), listed]).encode())
+        conversation.update(json.dumps([str(message.role), text_of(message), listed]).encode())
         for number, one in enumerate(calls):
-            yield one, f"{said.hexdigest()}/{number}"
+            yield one, f"{conversation.hexdigest()}/{number}"
 
 
 def arguments_text(arguments: str | Mapping[str, Any] | None) -> str:
