@@ -49,7 +49,7 @@ class InvalidDecisionError(PlannerExtError):
     Attributes:
         call_id: The call that it was given for; None if it names no call.
         changed: Whether the call would now get another value than was asked about. After a resume without a decision on
-            it, it waits with that value, and with a fingerprint of its own.
+            it, it waits with that value, and with a new fingerprint.
     """
 
     def __init__(self, message: str, *, call_id: str | None = None, changed: bool = False) -> None:

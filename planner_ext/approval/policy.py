@@ -64,7 +64,7 @@ class ArgumentPredicate(_Data):
     glob: str | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _has_condition(self) -> Self:
         if not self.model_fields_set:
             raise ValueError("a predicate needs one of equals, one_of, gt, ge, lt, le, glob")
         for name in sorted(self.model_fields_set - {"equals"}):
@@ -332,7 +332,7 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
     """
     found: list[str] = []
     for field, kind in _KINDS_OF_GUARDS.items():
-        found += _lacking(kind, getattr(before, field), getattr(now, field))
+        found += _missing_of_kind(kind, getattr(before, field), getattr(now, field))
     default = _default(before)
     if _STRICTER.index(_default(now)) < _STRICTER.index(default):
         found.append(f"calls that nothing decides are now {_default(now)!r} instead of {default!r} (unmatched)")
@@ -340,10 +340,10 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
         found.append(f"expires_in is now {now.expires_in} instead of {before.expires_in}")
     if unmarked := sorted(set(before.marked) & set(offered) - set(now.marked)):
         found.append(f"@requires_approval of {', '.join(unmarked)}")
-    return found or list(_freed(before, now))
+    return found or list(_newly_allowed(before, now))
 
 
-def _lacking(kind: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
+def _missing_of_kind(kind: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
     """List the missing guards of one kind, or their order where only that changed."""
     missing, more = Counter(before) - Counter(now), Counter(now) - Counter(before)
     changed = [json.loads(name) for name in more if _is_policy(name)]
@@ -380,12 +380,12 @@ def _short(value: object) -> str:
 
 
 def _default(guards: Guards) -> str:
-    """Give what happens to a call that nothing decides: the first policy's default comes before ``unmatched``."""
+    """Return the default for a call that nothing decides: the first policy's default comes before ``unmatched``."""
     first = next((name for name in guards.interceptors if _is_policy(name)), None)
     return guards.unmatched if first is None else _BY_DEFAULT[json.loads(first)["default"]]
 
 
-def _freed(before: Guards, now: Guards) -> Iterator[str]:
+def _newly_allowed(before: Guards, now: Guards) -> Iterator[str]:
     """List the allow rules that the run did not begin with, and that decide before one of its guards."""
     known = list(before.interceptors)
     for name in now.interceptors:
@@ -394,13 +394,13 @@ def _freed(before: Guards, now: Guards) -> Iterator[str]:
         elif _is_policy(name):
             later = bool(known or before.pre_invoke or before.checks) or _default(before) != "approve"
             for number, rule in enumerate(json.loads(name)["rules"], start=1):
-                if rule["action"] == "allow" and (later or any(_is_for(rule, one) for one in before.marked)):
+                if rule["action"] == "allow" and (later or any(_names_function(rule, one) for one in before.marked)):
                     yield (
                         f"the say of what is asked later: rule {number} of a policy that the run did not begin with, "
                         f"{_short(rule)}, allows calls before that"
                     )
 
 
-def _is_for(rule: Mapping[str, Any], function: str) -> bool:
+def _names_function(rule: Mapping[str, Any], function: str) -> bool:
     plugin, _, own = function.rpartition("-")
     return fnmatchcase(plugin, rule.get("plugin", "*")) and fnmatchcase(own, rule.get("function", "*"))

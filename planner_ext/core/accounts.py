@@ -186,7 +186,7 @@ class Account:
             return next_action(state)
         with self.lock:
             self._under_way, self._charged = 0, self.state.ledger.iterations
-            action = next_action(self._seen_within(state, within))
+            action = next_action(self._within_budget(state, within))
             match action:
                 case AskPlan() | AskModel():
                     self._under_way = 1
@@ -219,7 +219,7 @@ class Account:
             self._restarting = Consumption()
 
     def unrecorded(self) -> dict[int, Consumption]:
-        """Give what the calls have spent that is not recorded yet, by index, without whole shares."""
+        """Return what the running calls have spent, by index; without calls whose whole share is spent."""
         spent = {index: tab.spent for index, tab in self.tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
 
@@ -280,7 +280,7 @@ class Account:
                 taken += self._share.whole()
         return taken, held
 
-    def _seen_within(self, state: State, within: Tab) -> State:
+    def _within_budget(self, state: State, within: Tab) -> State:
         """Show the run to itself with the budget that is left around it: what others took of that counts as spent."""
         if within.closed:
             return updated(state, stopping=state.stopping or "The call in which this run was begun has ended.")

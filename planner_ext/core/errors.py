@@ -93,7 +93,7 @@ def seconds(value: float) -> str:
 
 
 def is_function(value: object) -> bool:
-    """Whether a decorator may mark a value: a function, a method, or what wraps one in a class."""
+    """Return whether a decorator may mark a value: a function, a method, or what wraps one in a class."""
     return (callable(value) or hasattr(value, "__func__")) and not isinstance(value, type)
 
 

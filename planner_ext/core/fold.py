@@ -98,12 +98,12 @@ def _model_replied(state: State, fact: facts.ModelReplied) -> _Changes:
             iteration=fact.iteration, message=fact.message, text=fact.text, calls=calls, undecided=n, unanswered=n
         )
         return {**common, "phase": Phase.REVIEWING, "batch": batch, "reply": None}
-    transcript = (*state.transcript, *_spoken(fact))
+    transcript = (*state.transcript, *_kept_text(fact))
     return {**common, "phase": Phase.ANSWERING, "reply": fact, "transcript": transcript}
 
 
-def _spoken(fact: facts.ModelReplied) -> tuple[TranscriptItem, ...]:
-    """Give what the transcript keeps of a reply whose calls, if any, were not offered."""
+def _kept_text(fact: facts.ModelReplied) -> tuple[TranscriptItem, ...]:
+    """Return the transcript items of a reply whose calls, if any, were not offered."""
     if fact.final_answer is not None:
         return (TextMessage(role="assistant", text=fact.final_answer),)
     if not fact.text:
@@ -288,7 +288,7 @@ def _answer_checked(_: State, fact: facts.AnswerChecked) -> _Changes:
 
 
 def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
-    return {"phase": _awake(state), "stopping": state.stopping or fact.reason}
+    return {"phase": _resumed_phase(state), "stopping": state.stopping or fact.reason}
 
 
 def _paused(state: State, fact: facts.Paused) -> _Changes:
@@ -302,11 +302,11 @@ def _resumed(state: State, fact: facts.Resumed) -> _Changes:
         "limit": state.limit if fact.limits is None else None,
         "stopping": None,
     }
-    return {**common, "phase": _awake(state)} if state.ended is None else {**common, **_reopened(state)}
+    return {**common, "phase": _resumed_phase(state)} if state.ended is None else {**common, **_reopened(state)}
 
 
-def _awake(state: State) -> Phase:
-    """Give the phase in which a run continues: a paused one with its open calls, or with the reply that asks."""
+def _resumed_phase(state: State) -> Phase:
+    """Return the phase in which a run continues: a paused one with its open calls, or with the reply that asks."""
     if state.phase is not Phase.PAUSED:
         return state.phase
     return Phase.CALLING if state.batch is not None else Phase.ANSWERING
@@ -326,7 +326,7 @@ def _reopened(state: State) -> _Changes:
         return {**common, "phase": Phase.REVIEWING, "batch": _undecided(state.batch)}
     if state.rules.plan and not state.planned and state.iteration == 0:
         return {**common, "phase": Phase.PLANNING}
-    forced = state.reply is not None and bool(_spoken(state.reply))
+    forced = state.reply is not None and bool(_kept_text(state.reply))
     transcript = state.transcript[:-1] if forced else state.transcript
     return {**common, "phase": Phase.ASKING, "reply": None, "transcript": transcript}
 

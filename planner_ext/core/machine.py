@@ -261,7 +261,7 @@ def _request(state: State, limit: str | None) -> AskModel:
 
 
 def _closes_step(state: State) -> bool:
-    """Whether the next plain reply closes a step, and is no answer."""
+    """Return whether the next plain reply closes a step, and is not an answer."""
     rounds = state.rules.rounds_per_step
     return rounds is not None and state.step_rounds >= rounds and not state.structuring
 
@@ -302,7 +302,7 @@ def _continued(state: State, reply: ModelReplied) -> Action | None:
 
 
 def _may_clarify(state: State) -> bool:
-    """Whether an answer to a question could still be used: none is asked where no request may follow."""
+    """Return whether an answer to a question could still be used: a request may follow it."""
     allowed = state.rules.max_clarifications
     return not state.structuring and _no_request(state) is None and (allowed is None or state.clarifications < allowed)
 

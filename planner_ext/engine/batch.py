@@ -32,20 +32,14 @@ from planner_ext.engine.concurrency import GRACE, OutOfTime
 from planner_ext.engine.journal import Recorder
 from planner_ext.engine.ports import Finished, Functions, Ports
 
-__all__ = [
-    "CallFailedError",
-    "Calls",
-    "StopHandle",
-    "apply_decision",
-    "is_as_decided",
-]
+__all__ = ["CallFailedError", "Calls", "StopHandle", "apply_decision", "is_as_decided"]
 
 FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 """What the transcript has as the result of the final-answer call."""
 
 
 def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCall, at: float) -> CallDecided:
-    """Record what a resolved call comes to as long as no interceptor objects.
+    """Record the decision on a resolved call if no interceptor objects.
 
     A ``function`` runs, the final answer is taken, a question waits, an ``external`` call is returned to the caller,
     and an unknown or invalid one is answered.
@@ -83,7 +77,7 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
 
 
 def is_as_decided(resolved: ResolvedCall, fact: CallDecided) -> bool:
-    """Whether a call that was resolved again is the one that was decided; older journals have no signature."""
+    """Return whether a call that was resolved again is the one that was decided; older journals have no signature."""
     same = resolved.kind == "function" and fact.digest in digests_of(resolved.function, resolved.arguments)
     return same and takes_no_more(fact.signature, resolved.signature)
 
@@ -126,7 +120,7 @@ def apply_decision(
 def _edited(
     fact: CallDecided, decision: Approve, functions: Functions, request: RequestedCall
 ) -> dict[str, str] | Deny:
-    """Give what the edited arguments change, or the denial where they are invalid."""
+    """Return the fields that the edited arguments change, or the denial if they are invalid."""
     try:
         text = json.dumps(decision.arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -202,7 +196,7 @@ class Calls:
         gated = [fact for fact in facts if fact.kind == "function" and gate is not None and gate.watches(fact.function)]
         if gate is None or not gated:
             return facts
-        calls = [_as_shown(batch, fact, resolved[fact.index]) for fact in gated]
+        calls = [_tool_call(batch, fact, resolved[fact.index]) for fact in gated]
         with self._journal.persons_time():
             decisions = await self._journal.in_time(gate.review(calls, state), person=True)
         if isinstance(decisions, OutOfTime):
@@ -251,7 +245,7 @@ class Calls:
     async def _run_call(self, index: int, action: RunCalls, slots: AbstractAsyncContextManager[object]) -> None:
         """Run one call of the open batch, unless the run is to stop or the call is no longer what was decided."""
         async with slots:
-            if self._is_over():
+            if self._may_not_start():
                 return
             batch = self._journal.state.batch
             assert batch is not None
@@ -266,7 +260,7 @@ class Calls:
                 return
             waits = resolved.threaded and self._threads.locked()
             async with self._threads if resolved.threaded else nullcontext():
-                if not (waits and (self._is_over() or self._journal.state.ending is not None)):
+                if not (waits and (self._may_not_start() or self._journal.state.ending is not None)):
                     await self._start_call(index, call.request, resolved, action)
 
     async def _start_call(self, index: int, request: RequestedCall, resolved: ResolvedCall, action: RunCalls) -> None:
@@ -311,7 +305,7 @@ class Calls:
             call = None if state.batch is None else state.batch.calls[started.index]
             if call is None or call.answer is not None or state.iteration != started.iteration + 1:
                 return "the call has ended"
-            if self._is_over():
+            if self._may_not_start():
                 return "the run is to stop"
             limit = limit_of_restart(state, started.index, at) or self._account.restart(started.function)
             if limit is not None:
@@ -320,8 +314,8 @@ class Calls:
             self._account.restarted()
         return None
 
-    def _is_over(self) -> bool:
-        """Whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.
+    def _may_not_start(self) -> bool:
+        """Return whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.
 
         Calls that start together run to their ends, whichever of them terminates.
         """
@@ -337,7 +331,7 @@ class Calls:
         return resolved if is_as_decided(resolved, decision) else None
 
 
-def _as_shown(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> ToolCall:
+def _tool_call(batch: Batch, fact: CallDecided, resolved: ResolvedCall) -> ToolCall:
     """Show a call that could run as interceptors see it."""
     return ToolCall(
         id=fact.call_id,

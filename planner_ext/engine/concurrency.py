@@ -124,7 +124,7 @@ class OutOfTime(Enum):
 OUT_OF_TIME: Final = OutOfTime.OUT_OF_TIME
 
 _left: ContextVar[Callable[[], float] | None] = ContextVar("planner_ext_time_left", default=None)
-_left_behind: set[asyncio.Task[Any]] = set()
+_abandoned: set[asyncio.Task[Any]] = set()
 
 
 def time_left() -> float | None:
@@ -184,14 +184,14 @@ async def in_time(
 
 async def _end(task: asyncio.Task[Any], seconds: float) -> None:
     """Cancel a task and wait so many seconds for it; its outcome counts as retrieved."""
-    _left_behind.add(task)
+    _abandoned.add(task)
     task.add_done_callback(_forget)
     task.cancel()
     await asyncio.wait({task}, timeout=seconds)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
-    _left_behind.discard(task)
+    _abandoned.discard(task)
     if not task.cancelled():
         task.exception()
 

@@ -85,7 +85,7 @@ class Engine:
             await self.record(facts.StopRequested(reason=self._stop.reason, at=self._journal.now()))
         action = self.account.decide(self._journal.as_of_now())
         waits = waits and self._ports.min_iteration_seconds > 0
-        if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._waited():
+        if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._kept_interval():
             return await self._next(waits=False)  # a stop or a deadline may have come while it waited
         return action
 
@@ -104,7 +104,7 @@ class Engine:
             case machine.CompleteIteration():
                 await self._complete_iteration(action)
             case machine.AddMessage() | machine.CheckAnswer():
-                await self.record(self._written(action))
+                await self.record(self._prepared_fact(action))
             case machine.WithholdCalls():
                 await self.record(plain_fact(action, at=self._journal.now()))
             case machine.Pause():
@@ -113,7 +113,9 @@ class Engine:
                 at, seconds = self._journal.now(), self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds, iterations=self._interrupted))
 
-    def _written(self, action: machine.AddMessage | machine.CheckAnswer) -> facts.MessageAdded | facts.AnswerChecked:
+    def _prepared_fact(
+        self, action: machine.AddMessage | machine.CheckAnswer
+    ) -> facts.MessageAdded | facts.AnswerChecked:
         """Write a message of the planner, or what the answer's form lacks."""
         at, form = self._journal.now(), self._ports.answer_form
         if isinstance(action, machine.AddMessage) and action.purpose != "structure":
@@ -207,7 +209,7 @@ class Engine:
             )
         )
 
-    async def _waited(self) -> bool:
+    async def _kept_interval(self) -> bool:
         """Keep the least time between the starts of two requests; return whether there was anything to wait for."""
         clock, least = self._ports.clock, self._ports.min_iteration_seconds
         wait = 0.0 if self._asked_at is None else self._asked_at + least - clock.monotonic()

@@ -58,7 +58,7 @@ class InterceptorChain:
     marked: Callable[[str], Defer | None] = lambda _: None
 
     def watches(self, function: str) -> bool:
-        """Whether a call of this function could be decided by an interceptor, a mark or a setting."""
+        """Return whether a call of this function could be decided by an interceptor, a mark or a setting."""
         asked = self.interceptors or self.pre_invoke or self.checks or self.options.unmatched != "approve"
         return bool(asked) or self.marked(function) is not None
 
@@ -73,11 +73,11 @@ class InterceptorChain:
                 return decision
         if (mark := self.marked(call.fully_qualified_name)) is not None:
             return mark
-        return await self._gates(call) or self._defaults()
+        return await self._call_callbacks(call) or self._defaults()
 
-    async def _gates(self, call: ToolCall) -> Decision | None:
+    async def _call_callbacks(self, call: ToolCall) -> Decision | None:
         for pre_invoke in self.pre_invoke:
-            verdict = await self._asked(
+            verdict = await self._outcome_of(
                 pre_invoke, call.iteration + 1, call.fully_qualified_name, deepcopy(dict(call.arguments))
             )
             if isinstance(verdict, Deny):
@@ -97,7 +97,7 @@ class InterceptorChain:
 
     async def _ask(self, interceptor: Callable[[ToolCall], Any], call: ToolCall) -> Decision | None:
         # A copy for each: one interceptor's changes to the arguments are not seen by the next.
-        answer = await self._asked(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
+        answer = await self._outcome_of(interceptor, replace(call, arguments=deepcopy(dict(call.arguments))))
         if answer is None or answer is False:
             return None
         if answer is True:
@@ -110,8 +110,8 @@ class InterceptorChain:
         )
         return Deny("It could not be decided.", by=_name(interceptor))
 
-    async def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask one interceptor; an exception or a timeout denies. A synchronous one runs in a thread."""
+    async def _outcome_of(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Call one interceptor; an exception or a timeout denies. A synchronous one runs in a thread."""
         task, seconds = asyncio.current_task(), self.options.interceptor_timeout
         cancelling = task.cancelling() if task is not None else 0
         answer: Any = None

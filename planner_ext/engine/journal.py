@@ -17,20 +17,8 @@ from typing import Annotated, Any, Final, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from planner_ext.core import facts
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
-from planner_ext.core.facts import (
-    CallFinished,
-    CallsWithheld,
-    Ended,
-    Fact,
-    IterationCompleted,
-    MessageAdded,
-    ModelReplied,
-    Paused,
-    Planned,
-    RunStarted,
-    StopRequested,
-)
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption, is_count
 from planner_ext.core.machine import IN_DOUBT, CompleteIteration, Finish, Pause, WithholdCalls, next_action
@@ -60,10 +48,10 @@ _CHECKPOINT = "checkpoint"
 
 
 @cache
-def _facts() -> TypeAdapter[list[Fact]]:
+def _facts() -> TypeAdapter[list[facts.Fact]]:
     """Build the serializer of facts; not at import, which it would make a tenth slower."""
     return TypeAdapter(
-        list[Annotated[Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
+        list[Annotated[facts.Fact, Field(discriminator="type")]], config=ConfigDict(extra="forbid", allow_inf_nan=False)
     )
 
 
@@ -90,12 +78,12 @@ def check_schema(schema: object) -> None:
         )
 
 
-def dump_facts(facts: Sequence[Fact]) -> list[Any]:
+def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
     """Turn facts into JSON values."""
     return _facts().dump_python([_with_json_messages(fact) for fact in facts], mode="json")
 
 
-def load_facts(data: object) -> tuple[Fact, ...]:
+def load_facts(data: object) -> tuple[facts.Fact, ...]:
     """Turn JSON values back into facts.
 
     Raises:
@@ -122,36 +110,36 @@ def _with_missing_limit(facts: object) -> object:
     return cast("object", facts)
 
 
-def messages_of(fact: Fact) -> tuple[Message, ...]:
+def messages_of(fact: facts.Fact) -> tuple[Message, ...]:
     """List the messages in a fact."""
     match fact:
-        case ModelReplied() | MessageAdded():
+        case facts.ModelReplied() | facts.MessageAdded():
             return (fact.message,)
-        case RunStarted() | Planned() | IterationCompleted():
+        case facts.RunStarted() | facts.Planned() | facts.IterationCompleted():
             return fact.messages or ()
         case _:
             return ()
 
 
-def _with_json_messages(fact: Fact) -> Fact:
+def _with_json_messages(fact: facts.Fact) -> facts.Fact:
     match fact:
-        case ModelReplied() | MessageAdded():
+        case facts.ModelReplied() | facts.MessageAdded():
             return replace(fact, message=dump_message(fact.message))
-        case RunStarted() | Planned() | IterationCompleted() if fact.messages:
+        case facts.RunStarted() | facts.Planned() | facts.IterationCompleted() if fact.messages:
             return replace(fact, messages=tuple(map(dump_message, fact.messages)))
         case _:
             return fact
 
 
-_FACT_OF: dict[type[object], Callable[..., Fact]] = {
-    WithholdCalls: CallsWithheld,
-    CompleteIteration: IterationCompleted,
-    Pause: Paused,
-    Finish: Ended,
+_FACT_OF: dict[type[object], Callable[..., facts.Fact]] = {
+    WithholdCalls: facts.CallsWithheld,
+    CompleteIteration: facts.IterationCompleted,
+    Pause: facts.Paused,
+    Finish: facts.Ended,
 }
 
 
-def plain_fact(action: WithholdCalls | CompleteIteration | Pause | Finish, *, at: float, **more: Any) -> Fact:
+def plain_fact(action: WithholdCalls | CompleteIteration | Pause | Finish, *, at: float, **more: Any) -> facts.Fact:
     """Turn an action that needs no adapter into its fact, which has the same values and those that are given."""
     values = {item.name: getattr(action, item.name) for item in fields(action)}
     return _FACT_OF[type(action)](**values, at=at, **more)
@@ -165,7 +153,7 @@ def cancellation_reason(by: str, reason: str) -> str:
 
 def stopping_facts(
     state: State, *, reason: str, at: float, seconds: float = 0.0, spent: Mapping[int, Consumption] | None = None
-) -> tuple[Fact, ...]:
+) -> tuple[facts.Fact, ...]:
     """List the facts that end a run now: started calls as cancelled, the others as not executed, then the end. Pure.
 
     Args:
@@ -175,11 +163,11 @@ def stopping_facts(
         seconds: Active time since the last fact that has one; charged with the end.
         spent: What the started calls have spent, by their index in the batch.
     """
-    ending: list[Fact] = [StopRequested(reason=reason, at=at)]
+    ending: list[facts.Fact] = [facts.StopRequested(reason=reason, at=at)]
     batch = state.batch
     for index, call in enumerate(batch.calls if batch is not None else ()):
         if batch is not None and call.started and call.answer is None and call.decided is not None:
-            cancelled = CallFinished(
+            cancelled = facts.CallFinished(
                 iteration=batch.iteration,
                 index=index,
                 call_id=call.request.id,
@@ -219,7 +207,7 @@ class Recorder:
         now: Returns the seconds since the epoch.
     """
 
-    def __init__(self, facts: Iterable[Fact], ports: Ports, emit: Emit | None) -> None:
+    def __init__(self, facts: Iterable[facts.Fact], ports: Ports, emit: Emit | None) -> None:
         self.facts = list(facts)
         self.state = fold(self.facts)
         self.now = ports.clock.now
@@ -294,14 +282,14 @@ class Recorder:
         left = self.left_to_deadline if person else self.left
         return await in_time(work, left, step=self._step, patience=patience)
 
-    async def record(self, fact: Fact) -> None:
+    async def record(self, fact: facts.Fact) -> None:
         """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order."""
         if not self._watched:
-            return self._note(fact)  # nothing is awaited, so nothing can come in between
+            return self._apply(fact)  # nothing is awaited, so nothing can come in between
         async with self._recording:
             if self._ports.store is not None:
                 await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
-            self._note(fact)
+            self._apply(fact)
             await self._notify(fact)
             if self._emit is not None:
                 await self._emit(fact)
@@ -311,18 +299,18 @@ class Recorder:
         """Answer every call of the open batch and end the run; then notify the observers, since no stream reads on."""
         ending = stopping_facts(self.state, reason=reason, at=self.now(), seconds=self.lap(), spent=spent)
         for fact in ending:
-            self._note(fact)
+            self._apply(fact)
         for fact in ending:
             await self._notify(fact)
 
-    async def _notify(self, fact: Fact) -> None:
+    async def _notify(self, fact: facts.Fact) -> None:
         """Call the observers; one that is still busy when a time limit passes is not called again."""
         for observer in tuple(self._observers):
             if isinstance(await self.in_time(self._observe(observer, fact), patience=GRACE), OutOfTime):
                 self._observers.remove(observer)
                 logger.error("The observer %r hangs on %s; the run ends without it.", observer[0], fact.type)
 
-    async def _observe(self, observer: tuple[Any, bool], fact: Fact) -> None:
+    async def _observe(self, observer: tuple[Any, bool], fact: facts.Fact) -> None:
         observe, takes_run = observer
         try:
             more = (RunInfo(run_id=self.state.run_id, goal=self.state.goal),) if takes_run else ()
@@ -330,9 +318,9 @@ class Recorder:
             if waiting is not None:
                 await waiting
         except Exception:
-            logger.exception("The observer %r failed on %s; the run goes on.", observe, fact.type)
+            logger.exception("The observer %r failed on %s; the run continues.", observe, fact.type)
 
-    def _note(self, fact: Fact) -> None:
+    def _apply(self, fact: facts.Fact) -> None:
         self.state = apply(self.state, fact)
         self.facts.append(fact)
         if self._ports.follow is not None:
@@ -340,7 +328,7 @@ class Recorder:
 
 
 def _takes_run(observer: Any) -> bool:
-    """Whether an observer requires a second argument."""
+    """Return whether an observer requires a second argument."""
     try:
         parameters = inspect.signature(observer).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature

@@ -95,7 +95,7 @@ class Gate(Protocol):
     """Decides whether calls run."""
 
     def watches(self, function: str) -> bool:
-        """Whether calls of a function have to be reviewed."""
+        """Return whether calls of a function have to be reviewed."""
         ...
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:

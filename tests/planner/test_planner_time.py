@@ -244,7 +244,7 @@ async def test_whoever_swallows_cancellation_is_left_behind(who: str, streamed: 
         result = await invoke(planner, kernel, streamed=streamed)
     finally:
         _released.set()
-        for task in tuple(in_time_module._left_behind):
+        for task in tuple(in_time_module._abandoned):
             task.cancel()
     assert (result.status, result.limit) == ("limit_reached", "deadline")
     check_sendable(result.chat_history)
@@ -261,7 +261,7 @@ async def test_an_interceptor_that_swallows_its_own_timeout_denies() -> None:
         result = await planner.invoke(kernel_of(service, math=math), "go")
     finally:
         _released.set()
-        for task in tuple(in_time_module._left_behind):
+        for task in tuple(in_time_module._abandoned):
             task.cancel()
     assert (result.status, math.sums) == ("answered", [])
 
