@@ -84,7 +84,7 @@ def made_by(door: type, **options: Any) -> RunSettings:
         return FunctionInvokingChatCompletion(ScriptedChatCompletion([]), **options).options
     if door is FunctionCallingStepwisePlannerOptions:
         planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(**options))
-        return planner._settings()  # pyright: ignore[reportPrivateUsage]
+        return planner._settings()
     return door(kernel(), **options)._service.options
 
 
@@ -147,11 +147,11 @@ def test_the_planner_reads_its_options_again_once_they_have_changed() -> None:
     """Options that are assigned, or changed in place, hold from the next run on."""
     options = FunctionCallingStepwisePlannerOptions(interceptors=[asked])
     planner = FunctionCallingStepwisePlanner(options=options)
-    before = planner._settings()  # pyright: ignore[reportPrivateUsage]
-    assert planner._settings() is before  # pyright: ignore[reportPrivateUsage]
-    options.interceptors.append(asked)  # type: ignore[attr-defined]  (a list was given)
+    before = planner._settings()
+    assert planner._settings() is before
+    options.interceptors.append(asked)  # pyright: ignore[reportAttributeAccessIssue]  # a list was given
     options.max_iterations = 4
-    after = planner._settings()  # pyright: ignore[reportPrivateUsage]
+    after = planner._settings()
     assert after.interceptors == (asked, asked)
     assert after.budget == replace(before.budget, max_iterations=4)
 

@@ -28,6 +28,7 @@ from planner_ext.errors import (
     RunNotAnsweredError,
     ServiceCallError,
 )
+from planner_ext.events import RunStarted
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.session import ToolUseSession
 from planner_ext.testing import call, calls
@@ -45,6 +46,7 @@ from support.approval import (
     settings_with,
     world,
 )
+from support.narrow import as_type, present
 
 KEY, OTHER = b"the-signing-key", b"another-key"
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
@@ -89,7 +91,7 @@ async def forged(how: str) -> Checkpoint:
     """Make a checkpoint object that was not signed as it is."""
     signed = await signed_checkpoint()
     data = json.loads(signed.to_json())
-    other = dataclasses.replace(signed.facts[0], goal="Refund everything.")  # pyright: ignore[reportCallIssue]
+    other = dataclasses.replace(as_type(RunStarted, signed.facts[0]), goal="Refund everything.")
     match how:
         case "by-hand":
             return Checkpoint(signed.facts)
@@ -234,7 +236,7 @@ async def test_the_outer_key_holds_and_an_inner_one_where_there_is_none() -> Non
     check_signed((await keyless.invoke(here.kernel, "Refund.")).checkpoint.to_json())
     outer = (await keyed.invoke(here.kernel, "Refund.")).checkpoint
     assert Checkpoint.from_json(outer.to_json(), OTHER).facts == Checkpoint.from_json(outer.to_json()).facts
-    (waiting,) = outer.state().batch.calls  # pyright: ignore[reportOptionalMemberAccess]
+    (waiting,) = present(outer.state().batch).calls
     with pytest.raises(InvalidCheckpointError, match=REFUSED):
         await keyless.resume(here.kernel, outer, {waiting.request.id: Approve()})
     assert (await keyed.resume(here.kernel, outer, {waiting.request.id: Approve()})).status == "answered"

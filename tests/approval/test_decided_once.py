@@ -25,6 +25,7 @@ from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer, Supply
 from planner_ext.sk import approval as taken
 from planner_ext.testing import Script, call, calls, say
 from support.approval import ASKING_REFUND, DONE, LOOK, REFUND, REFUNDED, Shop, World, asked, settings_with, world
+from support.narrow import present
 
 ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
 TWO = calls(REFUND, REFUND)
@@ -193,7 +194,7 @@ async def test_a_run_that_pauses_again_asks_anew(kind: str, streamed: bool) -> N
         again = Checkpoint.from_json(message.metadata["checkpoint"])
     else:
         again = (await bench.door.resume(bench.here.kernel, first, {"call_1": Approve()})).checkpoint
-    (waiting,) = again.state().batch.calls  # pyright: ignore[reportOptionalMemberAccess]
+    (waiting,) = present(again.state().batch).calls
     assert await bench.resume(again, {waiting.request.id: Approve()}) == "answered"
     assert bench.here.ran == [REFUNDED, REFUNDED]
 
@@ -339,7 +340,7 @@ async def test_a_cancelled_run_is_not_resumed() -> None:
     bench.door.cancel(first)
     with pytest.raises(DecisionRefusedError, match=ONCE):
         await bench.resume(first, {"call_1": Approve()})
-    (waiting,) = second.state().batch.calls  # pyright: ignore[reportOptionalMemberAccess]
+    (waiting,) = present(second.state().batch).calls
     await bench.resume(second, {waiting.request.id: Approve()})
     with pytest.raises(DecisionRefusedError, match=ONCE):
         bench.door.cancel(second)

@@ -22,4 +22,4 @@ def test_only_functions_can_be_marked(given: Any) -> None:
 def test_a_prompt_is_a_text() -> None:
     """Another one is refused when the function is marked."""
     with pytest.raises(InvalidLimitError, match="prompt must be a text"):
-        requires_approval(prompt=7)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        requires_approval(prompt=7)  # pyright: ignore[reportArgumentType]  # junk, on purpose

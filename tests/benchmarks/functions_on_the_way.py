@@ -84,7 +84,7 @@ def service() -> Run:
     async def run(kernel: Kernel) -> object:
         history = ChatHistory()
         history.add_user_message("What is 1 + 2?")
-        asked: FunctionInvokingChatCompletion = kernel.get_service("chat")  # pyright: ignore[reportAssignmentType]
+        asked: FunctionInvokingChatCompletion = kernel.get_service("chat")
         return await asked.get_chat_message_content(history, settings, kernel=kernel)
 
     return run

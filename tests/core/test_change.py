@@ -37,7 +37,7 @@ def test_a_copy_is_as_frozen_as_its_original() -> None:
     """A copy takes no assignment, and a copy of it does not reach back into it."""
     first = updated(State(), goal="g")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.goal = "h"  # pyright: ignore[reportAttributeAccessIssue]
+        first.goal = "h"  # pyright: ignore[reportAttributeAccessIssue]  # frozen
     assert updated(first, goal="h").goal == "h"
     assert first.goal == "g"
 

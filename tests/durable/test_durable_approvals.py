@@ -190,7 +190,7 @@ async def test_a_decision_made_in_time_counts_though_it_is_taken_late(store: str
         (Approve(arguments={"amount": float("nan")}), "can be written as JSON"),
         (Supply(object()), "can be written as JSON"),
         (Defer(), "Expected Approve, Deny or Supply"),
-        (Approve(always="forever"), "always must be"),  # pyright: ignore[reportArgumentType]
+        (Approve(always="forever"), "always must be"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     ],
 )
 async def test_a_decision_that_cannot_be_taken_is_refused_by_name(

@@ -126,4 +126,4 @@ async def test_an_option_that_means_nothing_is_refused_by_name(option: dict[str,
 def test_a_crash_point_that_is_none_is_refused_by_name() -> None:
     """A misspelt point does not pass for a run without crashes."""
     with pytest.raises(ValueError, match=r"PLANNER_EXT_CRASH_AT must be one of after_model, .*got 'somewhere'"):
-        CrashingStore(None, "somewhere")  # pyright: ignore[reportArgumentType]
+        CrashingStore(None, "somewhere")  # pyright: ignore[reportArgumentType]  # refused before the store is read

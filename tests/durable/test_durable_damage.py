@@ -93,7 +93,7 @@ async def test_a_damaged_row_of_a_run_keeps_no_other_from_going_on(
 async def test_a_text_that_is_too_long_fails_alone(tmp_path: Path) -> None:
     """A result that the database does not take ends its own run's activation, and no other one's."""
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        database: Any = runs._store.database  # pyright: ignore[reportPrivateUsage]
+        database: Any = runs._store.database
         database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
         goals = {"long": "x" * 20_000, "short": "x"}
         handles = await asyncio.gather(

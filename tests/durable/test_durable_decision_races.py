@@ -38,7 +38,7 @@ class Late:
     """A planner to which something happens between the reading of what was decided and the taking of it."""
 
     planner: Any
-    meanwhile: Callable[[], Any]
+    meanwhile: Callable[[], Any] | None
     run: Any = None
 
     def journaled(self, kernel: Any, activation: Activation, *, arguments: Any = None) -> ActivationRun[Any]:
@@ -47,7 +47,7 @@ class Late:
 
     async def result(self) -> Any:
         if (meanwhile := self.meanwhile) is not None:
-            self.meanwhile = None  # pyright: ignore[reportAttributeAccessIssue]
+            self.meanwhile = None
             await meanwhile()
         return await self.run.result()
 

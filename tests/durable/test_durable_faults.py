@@ -126,8 +126,8 @@ async def test_a_store_that_takes_no_more_stops_the_run(pragma: str, problem: st
         assert await approvals.decide("r/0/pay", Approve(by="ann" * 10_000))
     planner, kernel = world(tmp_path / "effects", [say("Done.")])
     async with Runs.sqlite(tmp_path / "runs.db") as runs:
-        database: Any = runs._store.database  # pyright: ignore[reportPrivateUsage]
-        await runs._store.claim("r", runs.worker_id, seen=None)  # pyright: ignore[reportPrivateUsage]
+        database: Any = runs._store.database
+        await runs._store.claim("r", runs.worker_id, seen=None)
         await asyncio.to_thread(database._connection.execute, pragma)
         handle = await runs.resume("r", planner, kernel)
         with pytest.raises(StoreError, match=problem):

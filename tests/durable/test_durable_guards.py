@@ -268,13 +268,13 @@ async def test_a_run_of_an_earlier_version_goes_on(store: str, tmp_path: Path) -
     effects = tmp_path / "effects"
     async with open_runs(store) as runs:
         await interrupted(runs, effects, interceptors=(ASKS,))
-        (row,) = await runs._store.database.transact(  # pyright: ignore[reportPrivateUsage]  (what a journal has)
+        (row,) = await runs._store.database.transact(  # what a journal has
             ("SELECT fact FROM planner_journal WHERE run_id = 'a' AND seq = 0", {})
         )
         fact = json.loads(str(row[0][0]))
         assert fact.pop("guards")["interceptors"] == ['{"default":"ask","rules":[]}']
         values = {"fact": json.dumps(fact)}
-        await runs._store.database.transact(  # pyright: ignore[reportPrivateUsage]  (likewise)
+        await runs._store.database.transact(  # likewise
             ("UPDATE planner_journal SET fact = :fact WHERE run_id = 'a' AND seq = 0", values)
         )
         assert (await (await runs.resume("a", planner_of(), kernel_of(effects))).result()).status == "answered"

@@ -297,7 +297,7 @@ async def test_a_worker_that_was_taken_for_dead_is_fenced(tmp_path: Path) -> Non
     async with Runs.sqlite(tmp_path / "runs.db") as one, Runs.sqlite(tmp_path / "runs.db") as two:
         slow = await one.start(planner, kernel, GOAL, run_id="order-7")
         await held.begun.wait()
-        quick = await two._pool._runner.drive(Job(run_id="order-7", planner=same, kernel=kernel_two))  # pyright: ignore[reportPrivateUsage]
+        quick = await two._pool.runner.drive(Job(run_id="order-7", planner=same, kernel=kernel_two))
         held.go.set()
         result = await slow.result()
     assert quick.final_answer == result.final_answer == "Quick."

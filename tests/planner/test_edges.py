@@ -248,7 +248,7 @@ class World:
             "prompts", function_name="expert", prompt="{{$question}}", prompt_execution_settings=automatic()
         )
         for kind, name in scenario.filters:
-            self.kernel.add_filter(kind, FILTERS[name])  # pyright: ignore[reportArgumentType]  (a name of a kind)
+            self.kernel.add_filter(kind, FILTERS[name])  # pyright: ignore[reportArgumentType]  # the name of a kind
         self.approved: Counter[tuple[str, int, float]] = Counter()
         self.stop = StopHandle()
         self.facts = 0

@@ -107,9 +107,9 @@ def test_a_mark_is_read_off_methods_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("declare", "problem"),
     [
-        (lambda: effect("twice"), 'takes "once", "idempotent" or "keyed"'),  # pyright: ignore
+        (lambda: effect("twice"), 'takes "once", "idempotent" or "keyed"'),  # pyright: ignore[reportArgumentType]  # junk, on purpose
         (lambda: effect("keyed", probe=lambda *_: None), 'only stands with effect\\("once"\\)'),
-        (lambda: effect(probe="ask"), "probe must be a function"),  # pyright: ignore
+        (lambda: effect(probe="ask"), "probe must be a function"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
         (lambda: effect("keyed")(lambda amount: None), "has no parameter idempotency_key: add it"),
     ],
 )

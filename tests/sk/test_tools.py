@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from semantic_kernel.functions import KernelFunction, KernelParameterMetadata
+from semantic_kernel.functions import KernelFunction, KernelFunctionFromMethod, KernelParameterMetadata
 
 from planner_ext.engine.effects import effect
 from planner_ext.sk.toolset import tool_of
 from support.arguments import ADD, declaring, function_of, taking
+from support.narrow import as_type, present
 
 
 def test_a_function_is_described_once() -> None:
@@ -42,14 +43,14 @@ def _name(function: KernelFunction) -> None:
 
 
 def _effect(function: KernelFunction) -> None:
-    effect("idempotent")(function.method)  # type: ignore[attr-defined]
+    effect("idempotent")(as_type(KernelFunctionFromMethod, function).method)
 
 
 def _method(function: KernelFunction) -> None:
     async def f(p: list[int]) -> int:
         return len(p)
 
-    function.method = f  # type: ignore[attr-defined]
+    as_type(KernelFunctionFromMethod, function).method = f
 
 
 def _parameters(function: KernelFunction) -> None:
@@ -60,7 +61,7 @@ def _parameters(function: KernelFunction) -> None:
 def test_a_declaration_that_is_changed_in_place_is_described_again(change: Callable[[KernelFunction], None]) -> None:
     """Whatever a description is made of may be changed on the function itself, at any depth."""
 
-    def f(p: list[int] = 1) -> int:  # type: ignore[assignment]
+    def f(p: list[int] = 1) -> int:  # pyright: ignore[reportArgumentType]  # a default of another type
         return len(p)
 
     function = function_of(f)
@@ -77,7 +78,7 @@ def test_values_that_are_not_plain_are_read_each_time() -> None:
 
     function = declaring(schema_data=Own(type="string"))
     before = tool_of(function)
-    function.parameters[0].schema_data["type"] = "integer"  # type: ignore[index]
+    present(function.parameters[0].schema_data)["type"] = "integer"
     assert tool_of(function) != before
 
 

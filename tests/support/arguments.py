@@ -46,7 +46,7 @@ def taking(annotation: Any, default: Any = inspect.Parameter.empty) -> KernelFun
         return arguments["p"]
 
     parameter = inspect.Parameter("p", inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-    f.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+    f.__signature__ = inspect.Signature([parameter])
     return function_of(f)
 
 

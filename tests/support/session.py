@@ -15,11 +15,13 @@ from semantic_kernel.contents import (
     ChatMessageContent,
     FunctionCallContent,
     FunctionResultContent,
+    TextContent,
 )
 from semantic_kernel.functions import kernel_function
 
 from planner_ext.session import AutomaticToolUseConfig, OpenCall, ToolUseSession
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedOpenAIServer
+from support.narrow import as_type
 
 OPEN = AutomaticToolUseConfig(enabled=False)
 CLOSED = AutomaticToolUseConfig(enabled=True, max_tool_calls=8)
@@ -127,7 +129,7 @@ def _words(message: ChatMessageContent) -> list[str]:
             case FunctionResultContent():
                 words.append(f"{item.id}={item.result}")
             case _:
-                words.append(item.text)  # pyright: ignore
+                words.append(as_type(TextContent, item).text)
     return words
 
 

@@ -106,7 +106,7 @@ def test_what_is_no_answer_is_refused_with_the_way_out(script: Script) -> None:
 def test_a_single_reply_is_no_script() -> None:
     """A script that is neither iterable nor a function is refused at once."""
     with pytest.raises(TypeError, match="not iterable"):
-        ScriptReader(say("alone"))  # pyright: ignore[reportArgumentType]
+        ScriptReader(say("alone"))  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 
 def test_tokens_are_given_or_a_quarter_of_the_characters() -> None:
