@@ -53,17 +53,28 @@ def chat_history(state: State, written: Sequence[ChatMessageContent] | None = No
 def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -> ChatMessageContent:
     """Build the message that a chat completion service returns: an assistant message, safe to add to the history.
 
-    It carries calls only if they are returned to the caller.
+    It carries calls only if they are returned to the caller. Its metadata is the last reply's, with the consumption and
+    the outcome of the run.
 
     Args:
         state: The run's state.
         facts: Its journal.
         key: Signs the checkpoint in the metadata; None leaves it unsigned.
     """
-    reply = last_reply(facts)
-    received = {} if reply is None else load_message(reply.message).metadata
-    message = returned_message(state, facts)
-    return message.model_copy(update={"metadata": _metadata(state, facts, received, key)})
+    reply, status = last_reply(facts), status_of(state)
+    metadata = {
+        **({} if reply is None else load_message(reply.message).metadata),
+        "iterations": state.ledger.iterations,
+        "usage": _reported_usage(facts),
+        "tool_calls": state.ledger.tool_calls,
+        "status": status,
+        "limit": state.ended.limit if state.ended is not None else None,
+    }
+    if status in ("paused", "asked"):
+        metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
+    if status != "answered":
+        metadata["checkpoint"] = Checkpoint.of_run(facts, key).to_json()
+    return returned_message(state, facts).model_copy(update={"metadata": metadata})
 
 
 def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
@@ -84,23 +95,6 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
 def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:
     """Attach the run so far to the exception that ended it, as attributes; a cancellation included."""
     vars(error).update(chat_history=chat_history(state), checkpoint=Checkpoint.of_run(facts, key))
-
-
-def _metadata(state: State, facts: Sequence[Fact], received: dict[str, Any], key: SigningKey | None) -> dict[str, Any]:
-    """Add the run's consumption and outcome to the connector's metadata."""
-    metadata = {
-        **received,
-        "iterations": state.ledger.iterations,
-        "usage": _reported_usage(facts),
-        "tool_calls": state.ledger.tool_calls,
-        "status": status_of(state),
-        "limit": state.ended.limit if state.ended is not None else None,
-    }
-    if metadata["status"] in ("paused", "asked"):
-        metadata["pending"] = [call.as_dict() for call in pending_calls(state)]
-    if metadata["status"] != "answered":
-        metadata["checkpoint"] = Checkpoint.of_run(facts, key).to_json()
-    return metadata
 
 
 def _reported_usage(facts: Sequence[Fact]) -> Any:
