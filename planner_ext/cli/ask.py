@@ -16,7 +16,7 @@ _CHOICES = {"a": "approve", "d": "deny", "e": "edit", "w": "always", "s": "show 
 _STICKY = {"f": "function", "a": "arguments", "": "back"}
 
 _FRAME_LINES = 14
-"""Lines of a screen that a question takes beside the arguments: the frame, the other rows, and the question itself."""
+"""Lines of the screen beside the arguments: the frame, the other rows, and the question."""
 _LONGEST_NAME = 48
 """Characters of a name that is repeated next to the question."""
 

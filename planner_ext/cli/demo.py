@@ -187,7 +187,7 @@ async def _goal(console: Terminal) -> bool:
 
 
 async def _survival(console: Terminal) -> bool:
-    """Pause, edit, approve, kill and finish; return whether the refund was made once, and the ledger is exact."""
+    """Pause, edit, approve, kill and finish a run; return whether there was one refund, and the charges agree."""
     _print_title(console, "3", "A refund that waits for a person, and a process that is killed")
     if sys.platform == "win32":
         _print(console, "Shown on systems with SIGKILL only.")
@@ -203,7 +203,7 @@ async def _survival(console: Terminal) -> bool:
 
 
 async def _refund(shell: "_Shell") -> None:
-    """Run the commands, real processes and a real SIGKILL among them.
+    """Run the commands as real processes, one of which is killed with SIGKILL.
 
     Raises:
         _UnexpectedExitError: If one of them ends with an unexpected exit code.
@@ -270,13 +270,16 @@ class _Shell:
         """
         arguments = (*words, "--store", _STORE)
         crash = {"PLANNER_EXT_CRASH_AT": crash_at} if crash_at else {}
+        unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "PLANNER_EXT_CRASH_ONCE")
+        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+        endpoint = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": self.endpoint, "OPENAI_CHAT_MODEL_ID": "scripted"}
         written = shlex.join([*map("=".join, crash.items()), "planner-ext", *arguments])
         self.console.print()
         _print(self.console, f"$ {written}", style="bold", after=False)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "planner_ext.cli", *arguments),
             cwd=self.folder,
-            env=self._environment() | crash,
+            env={**kept, **endpoint, **crash, "PYTHONIOENCODING": "utf-8"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -292,12 +295,6 @@ class _Shell:
         for text in filter(None, (*shown[:lines], note)):
             _print(self.console, text, indent=6, after=False)
         return shown
-
-    def _environment(self) -> dict[str, str]:
-        unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "PLANNER_EXT_CRASH_ONCE")
-        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-        endpoint = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": self.endpoint, "OPENAI_CHAT_MODEL_ID": "scripted"}
-        return {**kept, **endpoint, "PYTHONIOENCODING": "utf-8"}
 
 
 @asynccontextmanager

@@ -42,19 +42,19 @@ __all__ = [
 
 @dataclass
 class Export:
-    """A job that takes longer than a model should ask."""
+    """An export that takes longer than a model should wait for."""
 
     files: int = 0
 
     @kernel_function(description="How far the export is.")
     async def status(self) -> str:
-        """Report how many files are exported; each time it is a few more."""
+        """Report how many files are exported; each call exports a few more."""
         self.files += 12
         return f"{self.files} of 500 files"
 
 
 def export_script(request: ScriptedRequest) -> ScriptedReply:
-    """Call a function whenever one is offered; answer only when functions are withdrawn."""
+    """Call a function while one is offered; answer when functions are withdrawn."""
     if request.tools:
         return call("export-status")
     return say(f"Not finished: {request.messages[-1]['content']} when I last looked.")
@@ -65,10 +65,7 @@ ORDER_GOAL = "Reserve order A-1007 in Hamburg. Tell Ann what it costs in euros, 
 _THINKS_FOR = 0.25
 """Seconds that the model takes for a reply, so that a person can follow."""
 
-_ORDERS: dict[str, dict[str, object]] = {
-    "A-1007": {"customer": "Ann", "sku": "LAMP-02", "quantity": 4, "total": 98.0, "currency": "USD"},
-    "A-1012": {"customer": "Bo", "sku": "BULB-E27", "quantity": 12, "total": 41.4, "currency": "USD"},
-}
+_ORDERS = {"A-1007": {"customer": "Ann", "sku": "LAMP-02", "quantity": 4, "total": 98.0, "currency": "USD"}}
 _PER_DOLLAR = {"USD": 1.0, "EUR": 0.92, "GBP": 0.79}
 
 Sku = Annotated[str, "The article's stock number"]
@@ -79,7 +76,7 @@ class Orders:
 
     @kernel_function(description="Find an order by its number.")
     async def find(self, order_id: Annotated[str, "The order's number, such as A-1007"]) -> dict[str, object]:
-        """Look an order up."""
+        """Return an order."""
         await asyncio.sleep(0.2)
         if order_id not in _ORDERS:
             raise LookupError(f"There is no order {order_id}.")
@@ -87,7 +84,7 @@ class Orders:
 
 
 class OutOfStockError(Exception):
-    """A warehouse has less of an article than was to be reserved."""
+    """A warehouse has too little of an article to reserve."""
 
 
 @dataclass
@@ -133,13 +130,13 @@ class Currency:
         source: Annotated[str, "ISO code of the amount's currency"],
         target: Annotated[str, "ISO code of the wanted currency"],
     ) -> float:
-        """Convert by way of the dollar, to the cent."""
+        """Convert through dollars, to the cent."""
         await asyncio.sleep(0.1)
         return round(amount / _PER_DOLLAR[source] * _PER_DOLLAR[target], 2)
 
 
 class Calendar:
-    """Dates, counted from a fixed day so that every demo tells the same story: a Thursday."""
+    """Dates, counted from a fixed Thursday, so that every demo is the same."""
 
     @kernel_function(description="Today's date.")
     async def today(self) -> str:
@@ -221,7 +218,7 @@ class RefundShop:
 
     @kernel_function(description="What was ordered and paid.")
     def find(self, order: Annotated[str, "Such as A-1007"]) -> dict[str, object]:
-        """Look an order up."""
+        """Return an order."""
         return {"order": order, "lamps": 4, "paid": 98.0}
 
     @effect("keyed")
@@ -253,7 +250,7 @@ def refund_app() -> tuple[FunctionCallingStepwisePlanner, Kernel]:
 
 
 def refund_script(request: ScriptedRequest) -> ScriptedReply:
-    """Look the order up, refund all of it (which is too much), and report what was refunded."""
+    """Find the order, refund all of it (which is too much), and report what was refunded."""
     match results_of(request):
         case {"shop-refund": outcome}:
             return say(f"Dear customer, we are sorry: {outcome}.")

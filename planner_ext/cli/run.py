@@ -181,7 +181,7 @@ class CliRun:
         return code
 
     def finish(self, first: Callable[[], Result]) -> Result:
-        """Drive the run as far as this process can."""
+        """Drive the run as far as this process can: here, its first part."""
         return first()
 
     def interrupted(self) -> Result | None:

@@ -290,7 +290,7 @@ class _WatchedRun:
 
     def _say(self, text: str, style: str = "") -> None:
         name = exact(self.activation.run_id)
-        self.watched.console.print(Text.assemble((name, "bold"), "  ", (text, style)), soft_wrap=True)
+        self.watched.console.print_line((name, "bold"), "  ", (text, style))
 
 
 def _fault_line(error: Exception) -> tuple[str, str]:

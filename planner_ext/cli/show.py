@@ -48,8 +48,6 @@ class Progress:
 
     def __init__(self, console: Terminal) -> None:
         self._console = console
-        self._signs = console.signs
-        self._width = console.text_width
         self._limit: int | None = None
         self._charge_plan = True
         self._charged = 0
@@ -129,7 +127,7 @@ class Progress:
             if self._limit is not None and what != "Plan":
                 what += f" of {self._limit}"
             self._console.print(Text(what, "bold"), Text(": the plan" if plan and what != "Plan" else ""), sep="")
-            self._flow = TextFlow(self._console, width=self._width, indent=4)
+            self._flow = TextFlow(self._console, width=self._console.text_width, indent=4)
         return self._flow
 
     def _close_reply(self, fact: facts.Fact) -> None:
@@ -151,7 +149,7 @@ class Progress:
             case facts.ModelReplied(withheld=str() as limit):
                 self._line(f"functions were withdrawn: {limit}", "dim")
             case facts.Clarified(answer=str() as answer):
-                self._line(f"{self._signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
+                self._line(f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
             case facts.StopRequested():
                 self._line(one_line(fact.reason), "dim")
             case facts.MessageAdded():
@@ -166,13 +164,13 @@ class Progress:
             case facts.CallsWithheld():
                 for index in fact.indexes:
                     name = self._calls[index].name if index < len(self._calls) else "?"
-                    self._outcome(self._signs.bad, name, "not run", fact.answer.removeprefix("Not executed: "))
+                    self._outcome(self._console.signs.bad, name, "not run", fact.answer.removeprefix("Not executed: "))
             case facts.CallStarted():
                 self._running[fact.index] = fact
-                self._line(f"{self._signs.call} {self._call(fact)}")
+                self._line(f"{self._console.signs.call} {self._call(fact)}")
             case facts.CallFinished():
                 started = self._running.pop(fact.index, fact)
-                sign = self._signs.good if fact.outcome == "ok" else self._signs.bad
+                sign = self._console.signs.good if fact.outcome == "ok" else self._console.signs.bad
                 self._outcome(sign, fact.function, f"{seconds(fact.at - started.at)} s", fact.error or fact.result)
             case _:
                 pass
@@ -186,26 +184,28 @@ class Progress:
             case "run":
                 pass
             case "final_answer":
-                self._line(f"{self._signs.call} hands over the final answer")
+                self._line(f"{self._console.signs.call} hands over the final answer")
             case "defer" if fact.kind == "question":
                 self._line(f"? asks: {prompt}")
             case "defer":
                 self._line(f"? {self._call(fact)} waits for a decision" + (f": {prompt}" if prompt else ""))
             case "external":
-                self._line(f"{self._signs.call} {fact.function} is for the caller to run")
+                self._line(f"{self._console.signs.call} {fact.function} is for the caller to run")
             case "answer" | "deny":
-                self._outcome(self._signs.bad, fact.function, "not run", fact.answer or fact.reason)
+                self._outcome(self._console.signs.bad, fact.function, "not run", fact.answer or fact.reason)
 
     def _outcome(self, sign: str, name: str, note: str, text: str) -> None:
         column = min(max(len(each) for each in (name, *(call.name for call in self._calls))), 30)
-        style = "green" if sign == self._signs.good else "red"
+        style = "green" if sign == self._console.signs.good else "red"
         self._line(f" {one_line(name):<{column}}  {note:>7}  {one_line(text)}", sign=Text(sign, style))
 
     def _line(self, text: str, style: str = "", *, sign: Text | None = None) -> None:
         """Print one indented line, cut where the console ends."""
         lead = sign or Text("")
-        room = self._width - 4 - lead.cell_len
-        self._console.print("    ", lead, Text(shortened(printable(text), room, self._signs.more), style), sep="")
+        room = self._console.text_width - 4 - lead.cell_len
+        self._console.print(
+            "    ", lead, Text(shortened(printable(text), room, self._console.signs.more), style), sep=""
+        )
 
     def _call(self, fact: facts.CallDecided | facts.CallStarted) -> str:
         """Format a call for a person, with the arguments that it runs with."""
@@ -213,7 +213,7 @@ class Progress:
         return f"{one_line(fact.function)}({_arguments_text(arguments)})"
 
     def _new_spinner(self) -> Status | None:
-        return self._console.status("", spinner=self._signs.spinner) if self._console.is_interactive else None
+        return self._console.status("", spinner=self._console.signs.spinner) if self._console.is_interactive else None
 
     def _rest(self) -> None:
         if self._spinner is not None:
@@ -225,7 +225,7 @@ class Progress:
             return
         names = ", ".join(sorted(call.function for call in self._running.values()))
         text = one_line(f"runs {names}") if names else "waits for the model"
-        self._spinner.update(Text(shortened(text, self._width - 4, self._signs.more), "dim"))
+        self._spinner.update(Text(shortened(text, self._console.text_width - 4, self._console.signs.more), "dim"))
         self._spinner.start()
 
 

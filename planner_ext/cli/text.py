@@ -128,7 +128,7 @@ Unicode Character Database (DerivedCoreProperties.txt, 15.1), and the letters an
 
 _RUN = re.compile(r" {3,}")
 _MOST_MARKS = 2
-"""Combining marks on one character that no language exceeds; more of them are drawn over other lines."""
+"""The most combining marks that a language puts on one character; more of them are drawn over other lines."""
 
 
 def visible(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The command as a user starts it: a process of its own, or, where that proves no more, ``main`` in this one."""
+"""The command as a user starts it: in a separate process, or, where that proves no more, ``main`` in this one."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def process(here: Path) -> Command:
-    """Run the command in a process of its own."""
+    """Run the command in a separate process."""
 
     def run(*arguments: str) -> Outcome:
         done = subprocess.run(

@@ -50,7 +50,7 @@ def kept(command: Command, server: ScriptedOpenAIServer, here: Path) -> Path:
     return here / "run.json"
 
 
-# A terminal of its own.
+# In a pseudo terminal.
 
 
 def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_person_approves_denies_and_edits_in_the_terminal(here: Path) -> None:
     assert {len(line) for line in session.shown.splitlines() if line[:1] in "╭│╰" and line} == {80}
 
 
-# The rest in this process.
+# In this process.
 
 
 def test_a_person_quits(command: Command, typed: list[str], server: ScriptedOpenAIServer) -> None:
@@ -102,9 +102,9 @@ def test_a_run_waits_in_a_file_and_is_resumed_by_another_command(
     file = here / "run.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert json.loads(file.read_text())["signature"]
-    went_on = command(*RESUME, *at(server), "--edit", 'lamb={"article": "lamp"}', "--by", "ann")
-    assert (went_on.code, went_on.out) == (0, "It is 42.\n")
-    assert "looked up" in went_on.err
+    resumed = command(*RESUME, *at(server), "--edit", 'lamb={"article": "lamp"}', "--by", "ann")
+    assert (resumed.code, resumed.out) == (0, "It is 42.\n")
+    assert "looked up" in resumed.err
     assert [(fact.by, fact.edited) for fact in decided(file)] == [("ann", '{"article":"lamp"}')]
     assert [path.name for path in here.iterdir() if path.name.startswith(".run")] == []
 
@@ -326,7 +326,7 @@ def make():
 """
 
 
-def test_a_call_that_would_get_another_value_by_now_waits_anew(command: Command, here: Path) -> None:
+def test_a_call_that_would_get_another_value_by_now_waits_again(command: Command, here: Path) -> None:
     """Its approval is refused; the file then holds the call as it would run, and the next decision is on that."""
     for name, kind in (("plain_texts", "str"), ("whole_numbers", "int")):
         (here / f"{name}.py").write_text(BANK.replace("TYPE", kind))

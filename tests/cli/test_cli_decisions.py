@@ -1,4 +1,4 @@
-"""What the command line says of who decided what, and of decisions that were refused."""
+"""The command line shows who decided what, and which decisions were refused."""
 
 import json
 
@@ -43,9 +43,9 @@ def test_every_command_says_who_decided_what_and_what_was_refused(command: Comma
     resumed = command("runs", "resume", "order-7", *STORE, "--kernel", "till:kernel", "--json")
     (taken,) = resumed.document["decisions"]
     assert (taken["by"], taken["requested"], taken["arguments"]) == ("ann", ASKED, {**ASKED, "amount": 20})
-    told = command("runs", "show", "order-7", *STORE, "--json").document
-    assert told["decisions"] == [taken]
-    assert [(one["call"], one["by"]) for one in told["refused"]] == [(CALL, "eve"), (CALL, "bo")]
+    shown = command("runs", "show", "order-7", *STORE, "--json").document
+    assert shown["decisions"] == [taken]
+    assert [(one["call"], one["by"]) for one in shown["refused"]] == [(CALL, "eve"), (CALL, "bo")]
     in_words = command("runs", "show", "order-7", *STORE).err
     assert "    ann: approve shop-refund(" in in_words
     assert "Decided, of call_2 shop-refund: approve by ann" in in_words

@@ -97,9 +97,9 @@ def test_a_call_that_was_cut_short_is_in_doubt(command: Command, here: Path) -> 
     with living(words, here) as (running, lines):
         assert next(line for line in lines if "slow-pay()" in line)
         running.send_signal(signal.SIGINT)
-        told = "".join(lines)
+        shown = "".join(lines)
         assert running.wait() == 130
-    assert "planner-ext runs resume order-7 --kernel till:slow --store runs.db" in told
+    assert "planner-ext runs resume order-7 --kernel till:slow --store runs.db" in shown
     resume = ("runs", "resume", "order-7", "--kernel", "till:slow", *STORE)
     assert command(*resume).code == 4
     assert command("approvals", "list", *STORE).out.startswith("order-7/0/call_1  IN DOUBT: it may have run already\n")

@@ -1,4 +1,4 @@
-"""What the command line gives a run's calls a say by, travels with a kept run; and the environment names its store."""
+"""``--policy`` and ``--ask-all`` apply wherever a stored run is continued; the environment can name the store."""
 
 import shlex
 from pathlib import Path
@@ -17,22 +17,22 @@ FIND = "order-7/0/call_1"
 
 
 @pytest.fixture(params=["--policy", "--ask-all"])
-def say(request: pytest.FixtureRequest, here: Path) -> tuple[str, ...]:
-    """The options that give calls a say."""
+def guards(request: pytest.FixtureRequest, here: Path) -> tuple[str, ...]:
+    """The options that let a person decide on calls."""
     (here / "asks.yaml").write_text(ASKS)
     return ("--policy", "asks.yaml") if request.param == "--policy" else ("--ask-all",)
 
 
-def test_a_kept_run_is_continued_under_what_it_began_under(command: Command, here: Path, say: tuple[str, ...]) -> None:
-    """Worker and ``runs resume`` refuse it by name without, leave it as it is, and take it with the same options."""
+def test_a_stored_run_keeps_its_guards(command: Command, here: Path, guards: tuple[str, ...]) -> None:
+    """Without them, worker and ``runs resume`` refuse the run and leave it as it is; with them, they continue it."""
     (here / "equal.yaml").write_text(
         "# the same\n" + ASKS.replace("{plugin: shop, ", "{reason: Reads only., plugin: shop, ")
     )
-    began = command(*RUN, *say)
+    began = command(*RUN, *guards)
     assert began.code == 4
-    id = FIND if say == ("--ask-all",) else CALL
+    id = FIND if guards == ("--ask-all",) else CALL
     assert command("approvals", "approve", id, *STORE).code == 0
-    missing = "unmatched" if say == ("--ask-all",) else "the approval policy"
+    missing = "unmatched" if guards == ("--ask-all",) else "the approval policy"
     for again in (
         ("runs", "resume", "order-7", *STORE, "--kernel", "till:kernel"),
         ("worker", *STORE, *APP, "--once"),
@@ -44,7 +44,7 @@ def test_a_kept_run_is_continued_under_what_it_began_under(command: Command, her
         assert "Traceback" not in refused.err
     assert command("approvals", "show", id, *STORE, "--json").document["status"] == "decided"
     assert refunds(here) == []
-    equal = tuple("equal.yaml" if word == "asks.yaml" else word for word in say)
+    equal = tuple("equal.yaml" if word == "asks.yaml" else word for word in guards)
     worked = command("worker", *STORE, *APP, "--once", *equal)
     assert worked.code == 0
     assert (refunds(here) == [98.0]) == (id == CALL)
@@ -52,9 +52,9 @@ def test_a_kept_run_is_continued_under_what_it_began_under(command: Command, her
         assert "order-7/1/" in command("approvals", "list", *STORE).out
 
 
-def test_the_command_that_is_suggested_has_the_say(command: Command, here: Path, say: tuple[str, ...]) -> None:
-    """Copied as it stands, it continues the run."""
-    began = command(*RUN, *say)
+def test_the_suggested_command_has_the_same_guards(command: Command, here: Path, guards: tuple[str, ...]) -> None:
+    """Copied unchanged, it continues the run."""
+    began = command(*RUN, *guards)
     (line,) = [line for line in began.err.splitlines() if "runs resume" in line]
     assert command(*shlex.split(line)[1:]).code == 4
     assert refunds(here) == []

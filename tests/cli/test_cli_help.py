@@ -37,7 +37,7 @@ def test_help_is_given_at_every_level(command: Command, words: tuple[str, ...]) 
 
 @pytest.mark.parametrize("words", [words for words in levels() if words not in GROUPS], ids=" ".join)
 def test_the_help_of_a_command_has_examples_and_exit_codes(command: Command, words: tuple[str, ...]) -> None:
-    """An example is on a line of its own and begins with the command; each exit code is on a line of its own."""
+    """Each example and each exit code has a separate line; an example begins with the command."""
     shown = command(*words, "--help").out
     assert f"\n  Examples:\n    planner-ext {' '.join(words)}" in shown
     assert "\n  Exit codes:\n    0    " in shown

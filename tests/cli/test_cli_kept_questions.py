@@ -41,9 +41,9 @@ def asked(command: Command, here: Path, at: tuple[str, ...]) -> str:
 
 def test_a_run_that_asks_says_how_it_is_answered(asked: str, command: Command) -> None:
     """The question, the command that answers it, and the one that resumes the run; also when the run is shown."""
-    for told in (asked, command("runs", "show", "price-7", *STORE).err):
-        assert "The model asks you" in told
-        assert f"planner-ext approvals supply {ROW} ANSWER --store runs.db" in told
+    for shown in (asked, command("runs", "show", "price-7", *STORE).err):
+        assert "The model asks you" in shown
+        assert f"planner-ext approvals supply {ROW} ANSWER --store runs.db" in shown
     assert "planner-ext runs resume price-7 --kernel shop:make" in asked
 
 

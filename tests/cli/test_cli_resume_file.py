@@ -78,7 +78,7 @@ class Till:
         return Checkpoint.from_json(self.file.read_text())
 
     def started(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Resume in a process of its own, and return once its function runs."""
+        """Resume in a separate process, and return once its function runs."""
         for name in ("started", "gate"):
             os.mkfifo(self.here / name)
         command = command_line("resume", "run.json", *self.options, *arguments)

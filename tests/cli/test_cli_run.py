@@ -40,7 +40,7 @@ def escapes(outcome: Outcome) -> list[str]:
     return re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", outcome.out + outcome.err)
 
 
-# Processes: what only a process of its own can show.
+# In a separate process: streams, signals and imports.
 
 
 def test_an_answered_run_prints_the_answer_alone_on_stdout(process: Command) -> None:
@@ -88,7 +88,7 @@ def test_without_the_extra_the_command_says_how_to_install_it(here: Path) -> Non
     assert done.stderr == 'planner-ext needs typer. Install it with: pip install "planner-ext[cli]"\n'
 
 
-# The rest in this process.
+# In this process.
 
 
 def test_json_is_one_document_whatever_the_kernel_prints(command: Command) -> None:
@@ -127,10 +127,10 @@ def test_streamed_and_plain_runs_show_and_answer_the_same(command: Command, way:
         outcome = command("run", "What is a lamp?", *SHOP_AT, *at(server), way)
         assert [request.stream for request in server.requests] == [way == "--stream"] * 2
     assert (outcome.code, outcome.out) == (0, "It is 42.\n")
-    told = re.sub(r"\d+\.\d\d s", "0.00 s", outcome.err)
+    shown = re.sub(r"\d+\.\d\d s", "0.00 s", outcome.err)
     for noise in ("imported\n", "made\n", "looked up\n"):
-        told = told.replace(noise, "")
-    assert told.startswith(
+        shown = shown.replace(noise, "")
+    assert shown.startswith(
         "Round trip 1 of 15\n"
         "    I look it up.\n"
         '    → shop-price(article="lamp")\n'
@@ -293,7 +293,7 @@ def test_a_wrong_option_is_a_usage_error(command: Command) -> None:
 
 
 def test_the_help_has_the_exit_codes(command: Command) -> None:
-    """Every exit code stands on a line of its own."""
+    """Every exit code has a separate line."""
     outcome = command("run", "--help")
     assert outcome.code == 0
     assert re.findall(r"^ +(\d+) ", outcome.out, re.MULTILINE) == ["0", "1", "2", "3", "4", "130"]

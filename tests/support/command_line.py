@@ -82,5 +82,5 @@ Command = Callable[..., Outcome]
 
 
 def command_line(*arguments: str) -> list[str]:
-    """The command as a process of its own."""
+    """The command line of a separate process."""
     return [sys.executable, "-m", "planner_ext.cli", *arguments]

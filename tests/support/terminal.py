@@ -1,4 +1,4 @@
-"""The command on a terminal of its own: what a person sees there, and what they type."""
+"""The command on a pseudo terminal: what a person sees there, and what they type."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ class Session:
         try:
             piece = os.read(self._screen, 4096)
         except OSError as error:
-            if error.errno != errno.EIO:  # how Linux says that nobody is at the other end
+            if error.errno != errno.EIO:  # Linux raises it when the other end is closed
                 raise
             return False
         self._bytes += piece  # a piece may end in the middle of a character
