@@ -38,7 +38,7 @@ class Stock:
 
     @kernel_function(description="How many pieces of an article are in stock.")
     def count(self, article: Annotated[str, "The article, in the singular"]) -> int:
-        """Look into the warehouse; what nobody has heard of is not there."""
+        """Look into the warehouse; unknown goods count as 0."""
         return self.pieces.get(article, 0)
 
 

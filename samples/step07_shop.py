@@ -24,7 +24,7 @@ CHECKPOINT = Path("step07_checkpoint.json")
 """In the current directory. In your application it is a row of a table, or a message in a queue."""
 
 KEY = os.environ.get("CHECKPOINT_KEY", "for this sample only").encode()
-"""Signs the checkpoint, so that nobody can write into it that a call was approved. Keep yours secret."""
+"""Signs the checkpoint, so that a forged approval in it is refused. Keep yours secret."""
 
 BUDGET = Budget(max_iterations=6, max_tool_calls=3)
 """For the whole run, however many processes it takes."""

@@ -39,7 +39,7 @@ class Weather:
 
     @kernel_function(description="Today's temperature in a city, in degrees Celsius.")
     def temperature(self, city: str) -> float:
-        """Look it up; a city that nobody measured is an error, which the model reads."""
+        """Look it up; an unknown city is an error, which the model reads."""
         return {"Oslo": 4.5, "Lisbon": 19.0}[city]
 
 

@@ -376,7 +376,7 @@ class Comparison:
 
     def findings(self, run: Run) -> tuple[Finding, ...]:
         """List the faults of a run, the worst first."""
-        over, past, told = run.over_budget, run.tools_past_budget, run.tokens_told
+        over, past, told, summed = run.over_budget, run.tools_past_budget, run.tokens_told, run.tokens_summed
         possible: dict[FindingKind, tuple[object, str]] = {
             "over budget": (over, f"{counted(over, 'round trip')} over the budget"),
             "tools past budget": (past, f"{counted(past, 'function call')} past the budget"),
@@ -385,10 +385,7 @@ class Comparison:
             "silent": (not run.answer, "no answer"),
             "unfinished": (run.answer and self.unfinished(run), "ran out where another option finished"),
             "miscounted": (run.charged != run.trips, f"believes it made {counted(run.charged, 'round trip')}"),
-            "untold": (
-                told not in (None, run.tokens_summed),
-                f"tells of {told or 0:,} of {run.tokens_summed:,} tokens",
-            ),
+            "untold": (told not in (None, summed), f"tells of {told or 0:,} of {summed:,} tokens"),
         }
         return tuple(Finding(kind, text, kind in _GRAVE) for kind, (applies, text) in possible.items() if applies)
 

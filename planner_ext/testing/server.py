@@ -100,15 +100,14 @@ class LoopbackServer(ThreadingTCPServer):
             thread.join()
         self.server_close()
 
-    def process_request(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
         """Answer one connection in a separate thread; see `socketserver.BaseServer`."""
-        assert isinstance(request, socket.socket)
         thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
         self._connections = [pair for pair in self._connections if pair[0].is_alive()]
         thread.start()
         self._connections.append((thread, request))
 
-    def handle_error(self, request: "socket.socket | tuple[bytes, socket.socket]", client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Print an error of a connection's thread, unless the client has disconnected."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
@@ -244,10 +243,8 @@ class ScriptedOpenAIServer:
                 with self._turn:
                     return self._complete(request.body)
             case "GET", "/v1/models":
-                models = [
-                    {"id": name, "object": "model", "created": 0, "owned_by": "scripted"} for name in self._models
-                ]
-                return _json_response({"object": "list", "data": models})
+                common = {"object": "model", "created": 0, "owned_by": "scripted"}
+                return _json_response({"object": "list", "data": [{"id": name, **common} for name in self._models]})
             case _:
                 text = f"Invalid URL ({request.method} {request.path})"
                 return _json_response(error_body(text, type="invalid_request_error"), status=404)

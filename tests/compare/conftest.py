@@ -16,7 +16,7 @@ def comparison() -> Comparison:
 
 @pytest.fixture
 def spoilt(comparison: Comparison) -> Comparison:
-    """The same, but a corrected option overshot, another broke a history, and a model said things that are no HTML."""
+    """The same, but a corrected option exceeded its budget, another broke a history, and texts contain markup."""
 
     def spoil(run: Run) -> Run:
         if (run.script, run.option) == ("chain", "use_attempts"):

@@ -1,4 +1,4 @@
-"""``planner-ext compare``: what it takes, what it writes, and how it ends."""
+"""``planner-ext compare``: its options, its documents and its exit codes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def make():
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of its own, and an environment without a word about OpenAI or terminals."""
+    """An empty directory, and an environment without variables of OpenAI or of terminals."""
     for name in list(os.environ):
         if name.startswith("OPENAI_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
             monkeypatch.delenv(name)
@@ -57,7 +57,7 @@ def run(*arguments: str) -> Result:
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
-    """Put a comparison in the place of a new one."""
+    """Replace the measurement by a finished comparison."""
 
     async def measured(**_: Any) -> Comparison:
         return comparison
@@ -153,7 +153,7 @@ def test_a_real_endpoint_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_used_exits_with_2(arguments: list[str], message: str) -> None:
-    """The message names the option and the way out, and nothing was measured."""
+    """The message names the option and the way out; nothing is measured."""
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())

@@ -50,7 +50,7 @@ def restless(request: ScriptedRequest) -> Any:
 
 
 def own_kernel(script: Script = restless) -> tuple[Kernel, Lights]:
-    """A user's kernel with a service of its own."""
+    """A user's kernel with its service."""
     kernel, lights = Kernel(), Lights()
     kernel.add_plugin(lights, "lights")
     kernel.add_service(ScriptedChatCompletion(script, service_id="mine"))
@@ -58,7 +58,7 @@ def own_kernel(script: Script = restless) -> tuple[Kernel, Lights]:
 
 
 def compared(live: Live, **wanted: Any) -> Comparison:
-    """Compare before a real model, as it were."""
+    """Compare with a scripted service in the place of a real model."""
     return asyncio.run(run_comparison(live=live, **wanted))
 
 
@@ -122,8 +122,8 @@ def test_a_filter_that_refuses_a_function_keeps_it_from_being_counted() -> None:
     assert lights.switched == 0
 
 
-def test_a_service_with_a_loop_of_its_own_is_taken_apart() -> None:
-    """The loops of the options are compared, so the loop of a wrapper in the kernel is not used."""
+def test_a_service_with_its_own_loop_is_unwrapped() -> None:
+    """The comparison unwraps a service that has its own loop, and uses its connector."""
     kernel, _ = own_kernel()
     inner = kernel.get_service("mine")
     kernel.add_service(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=1)), overwrite=True)
@@ -164,13 +164,13 @@ def test_an_endpoint_that_never_answers_ends_the_comparison() -> None:
 
 
 def test_a_kernel_without_a_service_is_refused() -> None:
-    """It is said before anything is run."""
+    """The error is raised before the first run."""
     with pytest.raises(PlannerInvalidConfigurationError, match="chat completion service"):
         compared(Live(kernel=Kernel(), goal="Switch."))
 
 
 def test_a_goal_takes_the_place_of_the_scripts() -> None:
-    """Both together mean nothing."""
+    """A goal together with scripts is refused."""
     kernel, _ = own_kernel()
     with pytest.raises(PlannerInvalidConfigurationError, match="chain"):
         compared(Live(kernel=kernel, goal="Switch."), scripts=["chain"])

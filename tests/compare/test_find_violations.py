@@ -1,4 +1,4 @@
-"""The judge of histories: what may be sent, and what is wrong with what may not."""
+"""`find_violations`: valid histories have no violation; an invalid one names the message at fault."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def tells(*ids: str) -> ShownMessage:
     ids=["empty", "plain", "one call", "two results in any order", "two results in one message", "an id used again"],
 )
 def test_a_history_in_which_every_call_has_its_result_is_valid(history: tuple[ShownMessage, ...]) -> None:
-    """Nothing is found where nothing is wrong."""
+    """A valid history has no violations."""
     assert find_violations(history) == ()
 
 
@@ -51,7 +51,7 @@ def test_a_history_in_which_every_call_has_its_result_is_valid(history: tuple[Sh
         ((USER, ShownMessage(role="assistant")), 1, "a reply with neither text nor calls"),
     ],
 )
-def test_what_is_wrong_is_found_where_it_is(history: tuple[ShownMessage, ...], place: int, text: str) -> None:
+def test_a_violation_is_reported_at_its_message(history: tuple[ShownMessage, ...], place: int, text: str) -> None:
     """The first violation names the message at fault and the ids."""
     first = find_violations(history)[0]
     assert (first.place, first.text) == (place, f"message {place}: {text}")

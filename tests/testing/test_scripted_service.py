@@ -253,7 +253,7 @@ async def test_the_tools_offered_count_as_prompt_tokens(kernel: Kernel) -> None:
 
 @both_ways
 async def test_metadata_is_merged_over_every_reply(streamed: bool) -> None:
-    """A service that reports iterations of its own is scripted by its metadata, fixed or by request."""
+    """A service that reports its iterations is scripted by its metadata, fixed or by request."""
     fixed = ScriptedChatCompletion([say("a")], metadata={"iterations": 4, "id": "mine"})
     counted = ScriptedChatCompletion(lambda _: say("a"), metadata=lambda request: {"iterations": request.index + 1})
 
@@ -266,7 +266,7 @@ async def test_metadata_is_merged_over_every_reply(streamed: bool) -> None:
 
 
 async def test_a_stream_carries_extra_metadata_once() -> None:
-    """Only the last chunk has it, so that nobody counts it once per chunk."""
+    """Only the last chunk has it, so that it is counted once."""
     service = ScriptedChatCompletion([say("a longer text")], metadata={"iterations": 4})
 
     found = await chunks(service)

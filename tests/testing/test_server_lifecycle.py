@@ -57,7 +57,7 @@ def test_the_script_goes_on_after_a_restart() -> None:
 
 
 def test_stopping_closes_connections_that_are_kept_open() -> None:
-    """A client that keeps its connection does not keep the server: no thread is left and nobody listens."""
+    """A client that keeps its connection does not keep the server: no thread is left and the port is closed."""
     before = set(threading.enumerate())
     server = ScriptedOpenAIServer([say("3")])
     server.start()
