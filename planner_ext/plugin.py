@@ -85,26 +85,26 @@ class PlannerPlugin:
     async def _reach(self, goal: str, kernel: Kernel, arguments: KernelArguments) -> str:
         given = copy(arguments)
         del given["goal"]  # the model's, for this function
-        around = current_parent_run()
-        if around is None:
+        parent = current_parent_run()
+        if parent is None:
             return _text_of(await self._planner.invoke(self._kernel or kernel, goal, given))
-        if any(planner is self._planner for planner in around.planners):
+        if any(planner is self._planner for planner in parent.planners):
             raise NestedRunRefusedError("This planner is running already; it cannot be called inside a run of its own.")
-        if around.tab.share is None:
+        if parent.tab.share is None:
             raise NestedRunRefusedError(
                 "A function of a run called this planner, and nothing of that run's budget is set aside for it. Let "
                 "the model call the planner's function itself, or call it after the run."
             )
-        return await self._paid(around, kernel, goal, given)
+        return await self._paid(parent, kernel, goal, given)
 
-    async def _paid(self, around: ParentRun, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
+    async def _paid(self, parent: ParentRun, kernel: Kernel, goal: str, arguments: KernelArguments) -> str:
         """Run on the call's share of the budget; all of it counts as spent unless the run reports its cost."""
-        tab = around.tab
+        tab = parent.tab
         if tab.lost or (tab.left().iterations or 1) <= 0:
             raise NestedRunRefusedError("Nothing is left of the budget that was set aside for this call.")
         tab.lost = True
         try:
-            answer = _text_of(await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=around.stop))
+            answer = _text_of(await self._planner.invoke(self._kernel or kernel, goal, arguments, stop=parent.stop))
         except LimitReachedError as error:
             answer = f"There is no answer: {error}"
         except (PlannerInvalidConfigurationError, PromptTooLargeError):  # no request was under way

@@ -275,9 +275,9 @@ class ToolUseSession:
             initial_prompts: Messages that the conversation begins with, such as a system message and examples.
             tool_use_config: Who runs the functions, and how many of them one prompt may start.
             service_id: The service to use; None leaves it to the kernel's own selection.
-            settings: Settings of every request; None takes those of the arguments, or the service's defaults. Which
-                functions are offered is their function choice behaviour's to say, all where they have none; who runs
-                them is ``tool_use_config``'s.
+            settings: Settings of every request; None takes those of the arguments, or the service's defaults. Their
+                function choice behaviour selects the functions that are offered; without one, all are offered.
+                ``tool_use_config`` says who runs them.
             arguments: The application's arguments, for functions and service selection.
             **options: See `planner_ext.sk.options.RunOptions`. In open loop ``on_invalid_history`` alone has an effect:
                 ``repair`` repairs the initial prompts, and the conversation when it is sent. The ``budget`` is what

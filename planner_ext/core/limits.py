@@ -129,10 +129,6 @@ class Budget:
         """How many round trips are kept for the answer."""
         return 1 if self.on_limit == "answer" else 0
 
-    def unpriced(self) -> "Budget":
-        """Return the budget without its price, as a journal keeps it."""
-        return self if self.price is None else replace(self, price=None)
-
 
 def tightest(first: Budget, second: Budget | None) -> Budget:
     """Merge two budgets that both apply: of each limit the tighter, and the first one's behaviour at a limit."""

@@ -149,12 +149,6 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
             return replace(budget, max_iterations=least(budget.max_iterations, self.max_iterations))
         return budget
 
-    def snapshot(self) -> tuple[object, ...]:
-        """Copy the current inputs of `run_options`, to detect lists that were changed in place."""
-        values = [getattr(self, name) for name in DEFAULTS]
-        given = "max_iterations" in self.model_fields_set
-        return (*values, tuple(self.interceptors), tuple(self.observers), self.max_iterations, given)
-
     @field_validator("get_available_functions", mode="before")
     @classmethod
     def _check_get_available_functions(cls, value: object) -> object:

@@ -41,7 +41,7 @@ from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError, RunEndedError
 from planner_ext.sk.nested import ParentRun, current_parent_run, planner_of, tab_in
-from planner_ext.sk.options import RunSettings, instance_of
+from planner_ext.sk.options import DEFAULTS, RunSettings, instance_of
 from planner_ext.sk.prompts import (
     PlannerPrompts,
     default_plan_prompt,
@@ -78,6 +78,19 @@ class _Templates:
     def read(cls, plan_yaml: str, step_prompt: str) -> "_Templates":
         return cls(plan_yaml, step_prompt, *plan_template(plan_yaml), step_template(step_prompt))
 
+    def prompts(
+        self, kernel: Kernel, arguments: KernelArguments, goal: str, tools: ToolSet, *, hands_over: bool
+    ) -> PlannerPrompts:
+        return PlannerPrompts(
+            kernel=kernel,
+            arguments=arguments,
+            goal=goal,
+            plan_template=self.plan,
+            step_template=self.step,
+            functions=lambda: tools.metadata,
+            hands_over=hands_over,
+        )
+
 
 class FunctionCallingStepwisePlanner:
     """Reaches a goal with the functions of a kernel: plans, calls functions step by step, and answers.
@@ -111,7 +124,10 @@ class FunctionCallingStepwisePlanner:
 
     def _settings(self) -> RunSettings:
         """Read the options; a cached result is reused until they change."""
-        seen = self.options.snapshot()
+        options = self.options
+        given = [getattr(options, name) for name in DEFAULTS]
+        lists = tuple(options.interceptors), tuple(options.observers)  # as they are now: they may be changed in place
+        seen = (*given, *lists, options.max_iterations, "max_iterations" in options.model_fields_set)
         if self._read is None or self._read[0] != seen:
             self._read = (seen, RunSettings.of(self._taken, **self.options.run_options))
         return self._read[1]
@@ -437,15 +453,7 @@ class FunctionCallingStepwisePlanner:
             streaming=streaming,
             parent=parent,
             wrap=charged_service,
-            prompts=PlannerPrompts(
-                kernel=kernel,
-                arguments=arguments,
-                goal=goal,
-                plan_template=self._templates.plan,
-                step_template=self._templates.step,
-                functions=lambda: tools.metadata,
-                hands_over=final_answer is not None,
-            ),
+            prompts=self._templates.prompts(kernel, arguments, goal, tools, hands_over=final_answer is not None),
             final_answer=final_answer,
             ask_user=ask_user,
             plan_settings=self._templates.plan_settings,
@@ -465,9 +473,9 @@ class FunctionCallingStepwisePlanner:
         """
         options = self._settings()
         if budget is not None or price is not None:
-            own, given = options.budget, instance_of("budget", budget or options.budget, Budget)
-            most = given.max_iterations or own.max_iterations
-            price = (budget and budget.price) or price or own.price
+            own = options.budget
+            given = instance_of("budget", own if budget is None else budget, Budget)
+            most, price = given.max_iterations or own.max_iterations, (budget and budget.price) or price or own.price
             options = replace(options, budget=replace(given, max_iterations=most, price=price))
         options = options if parent is None else parent.within(options)
         if kept is not None and budget is None:

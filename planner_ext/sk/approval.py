@@ -504,4 +504,4 @@ class ResumeRequest:
         return (self._resumed(at), *decided)
 
     def _resumed(self, at: float) -> Resumed:
-        return Resumed(limits=None if self.budget is None else self.budget.unpriced(), at=at)
+        return Resumed(limits=None if self.budget is None else replace(self.budget, price=None), at=at)

@@ -114,29 +114,11 @@ class RunContext:
         if isinstance(self.behavior, BoundedFunctionChoiceBehavior) and self.behavior.pre_invoke_callback is not None:
             asked = (*self.options.pre_invoke, self.behavior.pre_invoke_callback)
             self.options = replace(self.options, pre_invoke=asked)
-        options, tools, form = self.options, self.tools, self.form
+        options, tools = self.options, self.tools
         if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
             self._check_names()
         check_service(self.service, self.settings, tools)
-        self.chat = KernelChat(
-            self.service,
-            self.settings,
-            kernel=self.kernel,
-            arguments=self.arguments,
-            tools=tools,
-            meter=RequestMeter(
-                self.service,
-                self.settings,
-                price=options.budget.price,
-                max_cost=options.budget.max_cost,
-                max_prompt_tokens=options.max_prompt_tokens or 0,
-                estimates=options.budget.max_total_tokens is not None,
-            ),
-            streaming=self.streaming,
-            strict_finish_reason=options.strict_finish_reason,
-            plan_settings=dict(self.plan_settings),
-            answer_settings={} if form is None else form.settings,
-        )
+        self.chat = self._chat()
         filters = approval_filters(self.kernel)
         own = InterceptorChain(
             options=options.approval,
@@ -167,17 +149,39 @@ class RunContext:
             history=partial(_with_batch, self.chat),
             streaming=self.streaming,
             decided_by=self._gate.decided_by,
-            parent=partial(_parent_run, around=self.parent, gate=own, planner=self.planner, price=options.budget.price),
+            parent=partial(_parent_run, outer=self.parent, gate=own, planner=self.planner, price=options.budget.price),
             wrap=self.wrap,
+        )
+
+    def _chat(self) -> KernelChat:
+        options = self.options
+        return KernelChat(
+            self.service,
+            self.settings,
+            kernel=self.kernel,
+            arguments=self.arguments,
+            tools=self.tools,
+            meter=RequestMeter(
+                self.service,
+                self.settings,
+                price=options.budget.price,
+                max_cost=options.budget.max_cost,
+                max_prompt_tokens=options.max_prompt_tokens or 0,
+                estimates=options.budget.max_total_tokens is not None,
+            ),
+            streaming=self.streaming,
+            strict_finish_reason=options.strict_finish_reason,
+            plan_settings=dict(self.plan_settings),
+            answer_settings={} if self.form is None else self.form.settings,
         )
 
     def rules(self) -> Rules:
         """Build the run's `Rules`. With ``Required``, attempts count forced rounds and are not a limit."""
-        options, behavior = self.options, self.behavior
+        options, behavior, budget = self.options, self.behavior, self.options.budget
         required = behavior.type_ is FunctionChoiceType.REQUIRED
         bounded = isinstance(behavior, BoundedFunctionChoiceBehavior)
         return Rules(
-            limits=options.budget.unpriced(),
+            limits=budget if budget.price is None else replace(budget, price=None),  # a journal has no price
             use_attempts=behavior.maximum_use_attempts if bounded else behavior.maximum_auto_invoke_attempts,
             attempts_limit="" if required else "maximum_use_attempts" if bounded else "maximum_auto_invoke_attempts",
             tool_choice="required" if required else "auto",
@@ -284,14 +288,14 @@ class RunContext:
 def _parent_run(
     tab: Tab,
     *,
-    around: ParentRun | None,
+    outer: ParentRun | None,
     gate: InterceptorChain,
     planner: object | None,
     price: Price | None,
     stop: StopHandle | None = None,
 ) -> ParentRun:
     """Build the `ParentRun` that the functions of a run see."""
-    planners, gates = ((), ()) if around is None else (around.planners, around.gates)
+    planners, gates = ((), ()) if outer is None else (outer.planners, outer.gates)
     planners = planners if planner is None else (*planners, planner)
     return ParentRun(planners=planners, gates=(*gates, (gate, tab.account)), price=price, stop=stop, tab=tab)
 
