@@ -211,8 +211,8 @@ class Runs:
             kernel: Its functions may be called.
             decisions: Decisions on pending calls, by call id, in addition to those made through `Approvals`; all or
                 none are taken.
-            budget: Replaces the run's limits; consumption so far still counts. Its ``price`` is not stored: it prices the requests of this handle, and another
-                process that continues the run uses the planner's.
+            budget: Replaces the run's limits; consumption so far still counts. Its ``price`` is not stored: it
+                prices the requests of this handle, and another process that continues the run uses the planner's.
             arguments: The application's arguments.
 
         Raises:
