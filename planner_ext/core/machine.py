@@ -506,8 +506,11 @@ def _open(batch: Batch) -> dict[int, Call]:
 
 def _ready(batch: Batch) -> dict[int, CallDecided]:
     """Return the decisions on the calls that are to run and have not started."""
-    unstarted = {i: call.decided for i, call in _open(batch).items() if not call.starts}
-    return {i: decided for i, decided in unstarted.items() if decided is not None and decided.verdict == "run"}
+    return {
+        i: call.decided
+        for i, call in enumerate(batch.calls)
+        if call.answer is None and not call.starts and call.decided is not None and call.decided.verdict == "run"
+    }
 
 
 def _stopped_text(state: State) -> str | None:
