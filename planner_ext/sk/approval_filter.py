@@ -44,6 +44,7 @@ from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
+    Next,
     NotRunAgainError,
     Raised,
     behind_filters,
@@ -68,8 +69,6 @@ _logger = logging.getLogger(__name__)
 
 Approver = Callable[[ToolCall], Decision | Awaitable[Decision]]
 """Asks a person, and returns their decision; async or not."""
-
-_Next = Callable[[Any], Awaitable[None]]
 
 _REFUSED: Final = "The call was refused and did not run"
 _STARTED: Final = (
@@ -135,7 +134,7 @@ class ApprovalFilter:
         self._taken: set[str] = set()
         self._reported = False
 
-    async def __call__(self, context: Any, next: _Next) -> None:
+    async def __call__(self, context: Any, next: Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""
         guard = guard_of(context.function if isinstance(context, FunctionInvocationContext) else context)
         if guard is not None and guard.decided_by(self.decides_as, context.arguments):
@@ -188,7 +187,7 @@ class ApprovalFilter:
         (answer,) = await chain.review([replace(call, prompt=decision.prompt or "")], State())
         return Deny("Nobody decided.") if answer is None or isinstance(answer, Defer) else answer
 
-    async def _run(self, context: Any, next: _Next, call: ToolCall, decision: Approve | None) -> None:
+    async def _run(self, context: Any, next: Next, call: ToolCall, decision: Approve | None) -> None:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
         tool, given = tool_of(context.function), call.arguments
         if decision is not None and decision.arguments is not None:
@@ -326,7 +325,7 @@ async def _always() -> None:
     """Let a function start again: nothing counts the starts of a stock kernel."""
 
 
-async def _guarded(context: Any, next: _Next, guard: CallGuard) -> None:
+async def _guarded(context: Any, next: Next, guard: CallGuard) -> None:
     """Run the rest of the stack of filters, with a guard behind the last one; see `CallGuard`."""
     function: KernelFunction = context.function
     if not isinstance(context, AutoFunctionInvocationContext):
@@ -334,7 +333,7 @@ async def _guarded(context: Any, next: _Next, guard: CallGuard) -> None:
         return
     target = guard.guarding(function)
 
-    def last(run: _Next) -> _Next:
+    def last(run: Next) -> Next:
         async def run_target(inner: AutoFunctionInvocationContext) -> None:
             if inner.function is not function and inner.function is not target:
                 raise ApprovedArgumentsChangedError(function.fully_qualified_name)

@@ -33,6 +33,7 @@ __all__ = [
     "NOT_WRITABLE",
     "ApprovedArgumentsChangedError",
     "CallGuard",
+    "Next",
     "NotRunAgainError",
     "Raised",
     "ToolExecution",
@@ -59,7 +60,8 @@ _T = TypeVar("_T")
 _Unchanged: TypeAlias = Callable[[Mapping[str, Any]], bool]
 """Says whether arguments are still those that were approved."""
 
-_Next: TypeAlias = Callable[[Any], Awaitable[None]]
+Next: TypeAlias = Callable[[Any], Awaitable[None]]
+"""Runs the rest of a stack of filters on a context."""
 
 _logger = logging.getLogger(__name__)
 
@@ -383,7 +385,7 @@ class CallGuard:
             text = f"The function {self.name} was cancelled while it ran, and not run again; its effect is not known."
             outcome.set_result(NotRunAgainError(text))
             raise
-        outcome.set_result(_result_of(context))
+        outcome.set_result(None if context.result is None else context.result.model_copy())
 
     def _check(self, context: Any) -> None:
         if not all(unchanged(context.arguments) for unchanged in self._bound):
@@ -401,17 +403,12 @@ class CallGuard:
         context.result = None if outcome is None else outcome.model_copy()
 
 
-def _result_of(context: Any) -> FunctionResult | None:
-    result: FunctionResult | None = context.result
-    return None if result is None else result.model_copy()
-
-
 def guard_of(value: object) -> CallGuard | None:
     """Find the guard of a function, or of the call of a filter's context; None if there is no guard."""
     return vars(value).get(_ATTACHED)
 
 
-def behind_filters(next: _Next, last: Callable[[_Next], _Next]) -> _Next:
+def behind_filters(next: Next, last: Callable[[Next], Next]) -> Next:
     """Wrap the innermost step of a stack of filters, which Semantic Kernel makes of partials of ``(context, next)``."""
     outer: Any = next
     if not isinstance(outer, partial) or "next" not in outer.keywords:

@@ -21,7 +21,7 @@ and charges it. Must not know the planner, nor how a budget is counted: that is 
 """
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -47,7 +47,7 @@ from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, converted_values, tool_call
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
-from planner_ext.sk.execution import result_text
+from planner_ext.sk.execution import Next, result_text
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
@@ -280,8 +280,6 @@ def _message(text: str, content: TextContent | None = None) -> ChatMessageConten
 Wrap = Callable[[AIServiceClientBase, Tab], AIServiceClientBase]
 """Wraps a service so that its requests are charged to a call; others are returned as they are."""
 
-_Next = Callable[[FunctionInvocationContext], Awaitable[None]]
-
 
 def whole(kernel: Kernel) -> Kernel:
     """Return the kernel that a view is of; another kernel as it is."""
@@ -302,13 +300,13 @@ def view_of(kernel: Kernel, tab: Tab, wrap: Wrap) -> Kernel:
     """
     own: FunctionInvocationContext | None = None
 
-    async def mark(context: FunctionInvocationContext, next: _Next) -> None:
+    async def mark(context: FunctionInvocationContext, next: Next) -> None:
         """Remember the run's own invocation of the function, which its gate has decided."""
         nonlocal own
         own = context if own is None else own
         await next(context)
 
-    async def gate(context: FunctionInvocationContext, next: _Next) -> None:
+    async def gate(context: FunctionInvocationContext, next: Next) -> None:
         parent = current_parent_run(tab)
         if context is own or parent is None or _is_inline(context):
             await next(context)
@@ -465,7 +463,7 @@ def _merged(first: Approve | None, then: Approve) -> Approve:
     return replace(then, arguments=edited, by=then.by or first.by)
 
 
-async def _decide_and_run(context: FunctionInvocationContext, next: _Next, parent: ParentRun) -> None:
+async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent: ParentRun) -> None:
     """Decide on a function that a function of the run calls itself, and count it."""
     parent.check()
     function = context.function
