@@ -45,7 +45,7 @@ _Work = Callable[[str], Coroutine[Any, Any, None]]
 _APPLICATION = "planner-ext"
 _NUMBERS = (SCHEMA, TABLE_SCHEMA)
 _VERSION = "planner_ext-{}.{}".format(*_NUMBERS)
-"""Pinned: left alone it is a hash of the source, and a worker of the next release would not see what waits."""
+"""Pinned: DBOS's default is a hash of the source, with which the next release would not see queued activations."""
 TABLES = "planner_ext_dbos"
 """The PostgreSQL schema with DBOS's tables."""
 _QUEUE = "planner_ext"
@@ -64,14 +64,14 @@ _DUE = """
           WHERE status = 'running'
                 AND NOT EXISTS (SELECT 1 FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
 """
-"""Runs that were decided; whose question expired, though its timer may be lost; that were entered and never begun."""
+"""Runs with an untaken decision; with an expired question, whose timer may be lost; and those without a journal yet."""
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
-"""How long a worker's session must be seen to be gone: where the server restarts, all are, for about a second."""
-_AGAIN_SECONDS = 0.05
+"""How long a worker's session must be missing: while the server restarts, all sessions are, for about a second."""
+_RETRY_SECONDS = 0.05
 _REFUSED_SECONDS = 1.0
 _LONGEST_REFUSED_SECONDS = 60.0
-"""How long a run that this worker may not drive waits on the queue for one that may, from the first time on."""
+"""The first and the longest delay of a queued run that this worker may not drive; another worker may take it."""
 
 
 class ActivationQueue:
@@ -89,9 +89,9 @@ class ActivationQueue:
     def __init__(self, url: str, name: str, store: JournalStore) -> None:
         self.workers = PostgresWorkers(url, name)
         self._store = store
-        self._host = _DbosHost(url, self.workers.worker_id, self._served)
+        self._host = _DbosHost(url, self.workers.worker_id, self._run_queued)
         self._serving: Callable[[str], Awaitable[object]] | None = None
-        self._gone: dict[str, float] = {}
+        self._dead_since: dict[str, float] = {}
         self._refused: dict[str, float] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -146,55 +146,55 @@ class ActivationQueue:
                     done.set_result(result)
 
         try:
-            await self._begin(run_id, activation)
+            await self._start_here(run_id, activation)
             result = await done
             self._refused.pop(run_id, None)
             return result
         except RunRefusedError:
-            await self._pass_on(run_id)
+            await self._requeue_for_others(run_id)
             raise
         finally:  # the caller was cancelled, and so is the activation
             for task in filter(None, tasks):
                 task.cancel()
                 await asyncio.wait([task])
 
-    async def _begin(self, run_id: str, activation: _Work) -> None:
-        """Start an activation here. It replaces one that is queued or has ended; a running one is awaited first."""
-        while not await self._host.begin(key := await self._key(run_id), run_id, activation):
+    async def _start_here(self, run_id: str, activation: _Work) -> None:
+        """Start an activation in this process, in place of a queued or ended one; a running one is awaited first."""
+        while not await self._host.start_here(key := await self._key(run_id), run_id, activation):
             row = await self._host.find(key)
             if row is None:
                 continue
             if row.status == "PENDING" and row.executor_id and await self.workers.alive(row.executor_id):
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
-                await self._host.forget(key)
+                await self._host.delete(key)
 
-    async def _served(self, run_id: str) -> None:
+    async def _run_queued(self, run_id: str) -> None:
         """Run an activation from the queue."""
         assert self._serving is not None
         try:
             await self._serving(run_id)
             await self._set_timer(run_id)
-        except Exception as error:  # it was logged; to DBOS the activation is done
-            logger.debug("The activation of run %s was left: %s", run_id, error)
-            if isinstance(error, RunRefusedError):  # once DBOS has noted that, it is queued again
-                self._in_background(self._passed_on(run_id))
+        except Exception as error:  # the pool has logged it; for DBOS the activation is complete
+            logger.debug("The activation of run %s failed: %s", run_id, error)
+            if isinstance(error, RunRefusedError):  # queued again once DBOS has recorded its end
+                self._in_background(self._try_requeue_for_others(run_id))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _passed_on(self, run_id: str) -> None:
+    async def _try_requeue_for_others(self, run_id: str) -> None:
         try:
-            await self._pass_on(run_id)
+            await self._requeue_for_others(run_id)
         except Exception as error:
             logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
 
-    async def _pass_on(self, run_id: str) -> None:
+    async def _requeue_for_others(self, run_id: str) -> None:
         """Requeue the activation of a running run that this worker may not drive, with a longer delay each time.
 
-        A run that waits for a decision or a date is started when that is due; see `_take_due`.
+        A run that waits for a decision or a date is started when that is due; see `_queue_due`.
         """
         key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
         self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
@@ -203,8 +203,8 @@ class ActivationQueue:
         while (row := await self._host.find(key)) is not None and row.status in ("PENDING", *_QUEUED):
             if row.executor_id != self.workers.worker_id:
                 return
-            await asyncio.sleep(_AGAIN_SECONDS)
-        await self._renew(key, run_id, delay=delay or None)
+            await asyncio.sleep(_RETRY_SECONDS)
+        await self._replace(key, run_id, delay=delay or None)
 
     async def _set_timer(self, run_id: str) -> None:
         """If a run waits for an answer with an expiry date, schedule its next activation for that date.
@@ -223,50 +223,49 @@ class ActivationQueue:
         while True:
             try:
                 await self.workers.keep()
-                await self._take_due()
-                await self._recover()
+                await self._queue_due()
+                await self._queue_lost()
             except WorkerInUseError:
-                logger.exception("The session of worker %r was lost, and is not free yet.", self.workers.name)
+                logger.exception("The session of worker %r was lost, and its name is not free yet.", self.workers.name)
             except PlannerExtError as error:
-                logger.warning("The database is away, what is due waits: %s", error)
-            except Exception:  # of DBOS: a worker that stopped looking would leave what others began for good
-                logger.exception("DBOS cannot be asked what is due; it is asked again.")
+                logger.warning("The database cannot be reached, due runs wait: %s", error)
+            except Exception:  # of DBOS: a worker that stopped watching would leave the runs of dead workers
+                logger.exception("The due activations cannot be read from DBOS; the worker tries again.")
             await asyncio.sleep(_WATCH_SECONDS)
 
-    async def _take_due(self) -> None:
+    async def _queue_due(self) -> None:
         """Queue the next activation of each due run that no worker drives: once, however many workers see it."""
         for run_id, owner, status in (await self._store.database.transact((_DUE, {"now": time.time()})))[0]:
             if run_id in self._refused or (owner is not None and await self.workers.alive(str(owner))):
                 continue
             key = await self._key(str(run_id))
             row = await self._host.find(key)
-            state = None if row is None else row.status
-            if row is None or (state in _QUEUED and _is_older(row)):
-                await self._renew(key, str(run_id))
-            elif state == "DELAYED":
-                await self._host.bring([key])
-            elif state not in ("PENDING", *_QUEUED) and status == "paused":  # another status was left by a fault
-                await self._renew(key, str(run_id))
+            # A running run whose activation has ended was interrupted by a fault: it waits for a start or a resume.
+            ended = row is None or row.status not in ("PENDING", *_QUEUED)
+            if row is None or (row.status in _QUEUED and _is_older(row)) or (ended and status == "paused"):
+                await self._replace(key, str(run_id))
+            elif row.status == "DELAYED":
+                await self._host.requeue([key])
 
-    async def _renew(self, key: str, run_id: str, *, delay: float | None = None) -> None:
+    async def _replace(self, key: str, run_id: str, *, delay: float | None = None) -> None:
         """Queue an activation again under this application version; an earlier version may have no worker left."""
-        await self._host.forget(key)
+        await self._host.delete(key)
         await self._host.enqueue(key, run_id, delay=delay)
 
-    async def _recover(self) -> None:
-        """Queue the activations of workers that have been gone for a while."""
+    async def _queue_lost(self) -> None:
+        """Queue the activations of workers whose sessions have been missing for `_GRACE_SECONDS`."""
         running = await self._host.list(status="PENDING", name=_NAME)
         now = time.monotonic()
         executors = {row.executor_id for row in running if row.executor_id is not None}
-        gone = [executor for executor in executors if not await self.workers.alive(executor)]
-        self._gone = {executor: self._gone.get(executor, now) for executor in gone}
-        lost = [row for row in running if now - self._gone.get(row.executor_id or "", now) >= _GRACE_SECONDS]
+        dead = [executor for executor in executors if not await self.workers.alive(executor)]
+        self._dead_since = {executor: self._dead_since.get(executor, now) for executor in dead}
+        lost = [row for row in running if now - self._dead_since.get(row.executor_id or "", now) >= _GRACE_SECONDS]
         if lost:
             keys = ", ".join(row.workflow_id for row in lost)
-            logger.warning("The activations %s of workers that are gone are queued.", keys)
-            await self._host.bring([row.workflow_id for row in lost if not _is_older(row)])
+            logger.warning("The activations %s of dead workers are queued again.", keys)
+            await self._host.requeue([row.workflow_id for row in lost if not _is_older(row)])
         for row in filter(_is_older, lost):
-            await self._renew(row.workflow_id, row.workflow_id.rpartition(":")[0])
+            await self._replace(row.workflow_id, row.workflow_id.rpartition(":")[0])
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -293,7 +292,7 @@ class _DbosHost:
         self._work = work
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self._given: dict[str, tuple[_Work, contextvars.Context]] = {}
+        self._local_work: dict[str, tuple[_Work, contextvars.Context]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
         self._filter = partial(_redact, url)
@@ -310,12 +309,12 @@ class _DbosHost:
         """
         if _current:
             raise StoreError(
-                "This process has DBOS runs open already, and DBOS can be had only once in a process. Close them "
+                "This process has DBOS runs open already, and DBOS can be launched only once in a process. Close them "
                 "first, or use the ones that are open."
             )
         _current.append(self)
         self._home = asyncio.get_running_loop()
-        threading.Thread(target=self._live, name="planner_ext-dbos", daemon=True).start()
+        threading.Thread(target=self._run_dbos, name="planner_ext-dbos", daemon=True).start()
         await asyncio.wrap_future(self._opened)
 
     async def listen(self, *, at_most: int) -> None:
@@ -325,7 +324,7 @@ class _DbosHost:
             await DBOS.register_queue_async(_QUEUE, worker_concurrency=at_most, polling_interval_sec=_POLLING_SECONDS)
             self._dbos._listening_queues = [_QUEUE]  # pyright: ignore[reportPrivateUsage]  (public before launch only)
 
-        await self._there(listen)
+        await self._in_dbos(listen)
 
     async def interrupt(self) -> None:
         """Cancel and await the activations that run here, and start no more; to DBOS they still run."""
@@ -337,56 +336,55 @@ class _DbosHost:
         self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.wrap_future(self._closed)
 
-    async def begin(self, key: str, run_id: str, work: _Work) -> bool:
+    async def start_here(self, key: str, run_id: str, work: _Work) -> bool:
         """Run an activation in this process at once with ``work``; False if DBOS already has one of this name."""
-        self._given[key] = (work, contextvars.copy_context())
+        self._local_work[key] = (work, contextvars.copy_context())
 
-        async def begin() -> bool:
+        async def start() -> bool:
             try:
                 with SetWorkflowID(key, workflow_id_reuse_policy="reject"):
                     await DBOS.start_workflow_async(_activation, run_id)
             except dbos_error.DBOSWorkflowIDInUseError:
+                self._local_work.pop(key, None)
                 return False
             return True
 
-        begun = await self._there(begin)
-        if not begun:
-            self._given.pop(key, None)
-        return begun
+        return await self._in_dbos(start)
 
     async def enqueue(self, key: str, run_id: str, *, delay: float | None = None) -> None:
         """Queue an activation for any listening process, now or after a delay; an existing one of this name stays."""
         options = EnqueueOptions(workflow_name=_NAME, queue_name=_QUEUE, workflow_id=key, app_version=_VERSION)
         if delay is not None:
             options["delay_seconds"] = delay
-        await self._there(lambda: DBOS.enqueue_workflow_with_options_async(options, run_id))
+        await self._in_dbos(lambda: DBOS.enqueue_workflow_with_options_async(options, run_id))
 
-    async def bring(self, keys: Sequence[str]) -> None:
+    async def requeue(self, keys: Sequence[str]) -> None:
         """Queue activations to run now: delayed ones, and those whose process has died."""
         if keys:
-            await self._there(lambda: DBOS.resume_workflows_async([*keys], queue_name=_QUEUE))
+            await self._in_dbos(lambda: DBOS.resume_workflows_async([*keys], queue_name=_QUEUE))
 
-    async def forget(self, key: str) -> None:
+    async def delete(self, key: str) -> None:
         """Delete an activation's row."""
-        await self._there(lambda: DBOS.delete_workflow_async(key))
+        await self._in_dbos(lambda: DBOS.delete_workflow_async(key))
 
     async def find(self, key: str) -> WorkflowStatus | None:
         """Read one activation's row; None if there is no such row."""
         rows = await self.list(workflow_ids=[key])
         return rows[0] if rows else None
 
-    async def list(self, **chosen: Any) -> list[WorkflowStatus]:
+    async def list(self, **filters: Any) -> list[WorkflowStatus]:
         """List activations without inputs and outputs: to load those, DBOS would read the serialization a row names."""
-        return await self._there(lambda: DBOS.list_workflows_async(**chosen, load_input=False, load_output=False))
+        return await self._in_dbos(lambda: DBOS.list_workflows_async(**filters, load_input=False, load_output=False))
 
     async def run_here(self, key: str, run_id: str) -> None:
         """Run an activation in the loop that opened the host, and await it in DBOS's loop."""
         if self._interrupted:  # the queue hands out activations until DBOS has ended
             raise asyncio.CancelledError
-        work, context = self._given.pop(key, (self._work, contextvars.Context()))
-        await asyncio.wrap_future(context.run(asyncio.run_coroutine_threadsafe, self._worked(work, run_id), self._home))
+        work, context = self._local_work.pop(key, (self._work, contextvars.Context()))
+        future = context.run(asyncio.run_coroutine_threadsafe, self._tracked(work, run_id), self._home)
+        await asyncio.wrap_future(future)
 
-    async def _worked(self, work: _Work, run_id: str) -> None:
+    async def _tracked(self, work: _Work, run_id: str) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -395,12 +393,12 @@ class _DbosHost:
         finally:
             self._tasks.discard(task)
 
-    async def _there(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    async def _in_dbos(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Run a coroutine in DBOS's loop, in an empty context: DBOS must not take it for part of an activation."""
         future = contextvars.Context().run(asyncio.run_coroutine_threadsafe, work(), self._loop)
         return await asyncio.wrap_future(future)
 
-    def _live(self) -> None:
+    def _run_dbos(self) -> None:
         """Run DBOS in its thread, from launch to shutdown."""
         try:
             with _no_pickle():
@@ -423,9 +421,19 @@ class _DbosHost:
         if not logger.handlers:
             logger.addHandler(logging.NullHandler())  # else DBOS writes to the console
         logger.addFilter(self._filter)
-        self._dbos = DBOS(config=_config(self._url, self._executor))
+        config = DBOSConfig(
+            name=_APPLICATION,
+            system_database_url=self._url,
+            dbos_system_schema=TABLES,
+            executor_id=self._executor,
+            application_version=_VERSION,
+            serializer=DBOSPortableJSONSerializer(),
+            sys_db_pool_size=_CONNECTIONS,
+            log_level="WARNING",
+        )
+        self._dbos = DBOS(config=config)
         if DBOS.executor_id != self._executor:
-            raise StoreError("another application of DBOS lives in this process. Give the planner one of its own")
+            raise StoreError("another application of DBOS runs in this process. Run the planner in a separate process")
         DBOS.listen_queues([])
         DBOS.launch()
         self._opened.set_result(None)
@@ -448,19 +456,6 @@ def _is_older(row: WorkflowStatus) -> bool:
     """Return whether an activation has an earlier application version: workers of this version never dequeue it."""
     numbers = re.fullmatch(r"planner_ext-(\d+)\.(\d+)", row.app_version or "")
     return numbers is not None and tuple(map(int, numbers.groups())) < _NUMBERS
-
-
-def _config(url: str, executor: str) -> DBOSConfig:
-    return DBOSConfig(
-        name=_APPLICATION,
-        system_database_url=url,
-        dbos_system_schema=TABLES,
-        executor_id=executor,
-        application_version=_VERSION,
-        serializer=DBOSPortableJSONSerializer(),
-        sys_db_pool_size=_CONNECTIONS,
-        log_level="WARNING",
-    )
 
 
 def _redact(url: str, record: logging.LogRecord) -> bool:

@@ -31,14 +31,14 @@ _COMMITS = """
         at TIMESTAMPTZ NOT NULL DEFAULT now()
     )
 """
-_ENTER = "INSERT INTO planner_commits (connection, token) VALUES (%(connection)s, '') ON CONFLICT DO NOTHING"
-_LEAVE = "DELETE FROM planner_commits WHERE connection = %(connection)s OR at < now() - interval '7 days'"
+_ADD_CONNECTION = "INSERT INTO planner_commits (connection, token) VALUES (%(connection)s, '') ON CONFLICT DO NOTHING"
+_REMOVE_CONNECTIONS = "DELETE FROM planner_commits WHERE connection = %(connection)s OR at < now() - interval '7 days'"
 _SIGN = """
     INSERT INTO planner_commits (connection, token) VALUES (%(connection)s, %(token)s)
     ON CONFLICT (connection) DO UPDATE SET token = EXCLUDED.token, at = now()
 """
 _SIGNED = "SELECT token FROM planner_commits WHERE connection = %(connection)s FOR UPDATE"
-"""Waits for whatever the lost connection's server process still does to the row."""
+"""Waits until the lost connection's server process has released the row."""
 
 _TABLES_LOCK = 0x706C616E6E6572  # "planner"
 _SETUP = """
@@ -47,7 +47,7 @@ _SETUP = """
 _KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 """Seconds and probes after which a vanished machine is noticed; PostgreSQL's own default is two hours."""
 
-_HELD = """
+_LOCK_IS_HELD = """
     SELECT EXISTS (
         SELECT 1 FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 1 AND granted
@@ -56,23 +56,23 @@ _HELD = """
     )
 """
 
-_PASSING = ("08", "40", "53300", "57P")
-"""SQLSTATEs that begin so pass by themselves: a lost connection, a conflict, no free slot, a server that restarts."""
+_TRANSIENT = ("08", "40", "53300", "57P")
+"""Beginnings of SQLSTATEs that a retry may cure: a lost connection, a conflict, no free slot, a restarting server."""
 
 _WAYS_OUT = {
     "28": "Check the user and the password in the URL.",
     "3D000": "Create the database, or name another one in the URL.",
     "42501": "Grant the user the rights on the tables, or create them with a user who has them.",
     "42": "Was the store made by another version? Use that version, or another database.",
-    "53100": "Free space on the server's disk; the run goes on from its last recorded step.",
+    "53100": "Free space on the server's disk; the run continues from its last recorded step.",
     "53300": "Raise max_connections, or let fewer workers run.",
     "25006": "This server takes no writes, as a standby does; use the primary's address.",
 }
-"""By how their SQLSTATE begins; the longest that fits counts."""
+"""The way out by the beginning of the SQLSTATE; the longest match counts."""
 
-_NOT_REACHED = "Start the server, or check host and port in the URL; runs go on from their last recorded step."
+_NOT_REACHED = "Start the server, or check host and port in the URL; runs continue from their last recorded step."
 
-_REACHED = "Look into the server's log for more; runs go on from their last recorded step."
+_REACHED = "Look into the server's log for more; runs continue from their last recorded step."
 
 _Result = TypeVar("_Result")
 
@@ -82,17 +82,17 @@ class PostgresDatabase:
 
     Args:
         url: ``postgresql://...``.
-        connections: How many transactions run at once, each on a connection of its own.
-        patience: Seconds for which to wait for a server that went away.
+        connections: The number of connections; each runs one transaction at a time.
+        patience: Seconds to wait for an unreachable server.
     """
 
     def __init__(self, url: str, *, connections: int = 4, patience: float = 60.0) -> None:
         self._url = url
         self._patience = patience
-        self._seats = [_Seat(url) for _ in range(connections)]
-        self._free: asyncio.LifoQueue[_Seat] = asyncio.LifoQueue()
-        for seat in self._seats:
-            self._free.put_nowait(seat)
+        self._sessions = [_Session(url) for _ in range(connections)]
+        self._free: asyncio.LifoQueue[_Session] = asyncio.LifoQueue()
+        for session in self._sessions:
+            self._free.put_nowait(session)
         self._closed = False
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
@@ -103,7 +103,7 @@ class PostgresDatabase:
             StoreError: If the server cannot be reached or used.
             NewerSchemaError: If the tables were made by a newer version of this package.
         """
-        with _named_errors(self._url):
+        with _as_store_errors(self._url):
             async with await _connect(self._url) as connection:
                 await _prepare(connection)
 
@@ -117,8 +117,8 @@ class PostgresDatabase:
         if self._closed:
             raise StoreError("The store was closed. Use it inside its async with block.")
         if all(statement.lstrip().startswith("SELECT") for statement, _ in steps):
-            async with self._seated() as seat:
-                return await _patiently(partial(seat.read, steps), seconds=self._patience)
+            async with self._session() as session:
+                return await _with_retries(partial(session.read, steps), seconds=self._patience)
         task = asyncio.create_task(self._commit(steps))
         self._writing.add(task)
         task.add_done_callback(self._written)
@@ -128,40 +128,40 @@ class PostgresDatabase:
         """Wait for every transaction to end, and close the connections."""
         self._closed = True
         await asyncio.gather(*self._writing, return_exceptions=True)
-        for seat in self._seats:
-            await seat.leave()
+        for session in self._sessions:
+            await session.leave()
 
     def _written(self, task: asyncio.Task[Sequence[Sequence[Row]]]) -> None:
         self._writing.discard(task)
         if not task.cancelled():
-            task.exception()  # so that asyncio does not log the error of a cancelled caller
+            task.exception()  # retrieved, so that asyncio does not log it for a cancelled caller
 
     @asynccontextmanager
-    async def _seated(self) -> "AsyncGenerator[_Seat]":
-        seat = await self._free.get()
+    async def _session(self) -> "AsyncGenerator[_Session]":
+        session = await self._free.get()
         try:
-            with _named_errors(self._url):
-                yield seat
+            with _as_store_errors(self._url):
+                yield session
         finally:
-            self._free.put_nowait(seat)
+            self._free.put_nowait(session)
 
     async def _commit(self, steps: Sequence[Step]) -> Sequence[Sequence[Row]]:
         """Perform steps and commit. If the connection breaks, find out whether they were committed; if not, retry."""
-        async with self._seated() as seat:
+        async with self._session() as session:
             while True:
                 token = uuid.uuid4().hex
-                connection, rows = await _patiently(partial(seat.write, steps, token), seconds=self._patience)
+                connection, rows = await _with_retries(partial(session.write, steps, token), seconds=self._patience)
                 try:
                     await connection.execute("COMMIT")
                 except (psycopg.Error, OSError) as error:
-                    if not _is_passing(error):
+                    if not _is_transient(error):
                         raise
-                    if not await _patiently(partial(seat.signed, token), seconds=self._patience):
+                    if not await _with_retries(partial(session.is_committed, token), seconds=self._patience):
                         continue
                 return rows
 
 
-class _Seat:
+class _Session:
     """One connection, opened on first use, and its row in ``planner_commits``, inserted on its first write."""
 
     def __init__(self, url: str) -> None:
@@ -176,15 +176,15 @@ class _Seat:
             async with connection.pipeline():
                 cursors = [await connection.execute(_query(statement), dict(values)) for statement, values in steps]
             return [await cursor.fetchall() for cursor in cursors]
-        except asyncio.CancelledError:  # during an answer that has no reader
+        except asyncio.CancelledError:  # the answer of the server has no reader any more
             await connection.close()
             raise
 
     async def write(self, steps: Sequence[Step], token: str) -> tuple[_Connection, Sequence[Sequence[Row]]]:
         """Perform steps in a transaction that is left open, and fetch what they return."""
         connection = await self._connected()
-        if not self._entered:  # before the transaction, so that `signed` waits for the row
-            await connection.execute(_ENTER, {"connection": self._name})
+        if not self._entered:  # before the transaction, so that `is_committed` waits for the row
+            await connection.execute(_ADD_CONNECTION, {"connection": self._name})
             self._entered = True
         try:
             async with connection.pipeline():
@@ -199,17 +199,17 @@ class _Seat:
                 await connection.close()
             raise
 
-    async def signed(self, token: str) -> bool:
-        """Say whether the transaction that left this token was committed."""
+    async def is_committed(self, token: str) -> bool:
+        """Return whether the transaction that wrote this token was committed."""
         connection = await self._connected()
         rows = await (await connection.execute(_SIGNED, {"connection": self._name})).fetchall()
         return rows == [(token,)]
 
     async def leave(self) -> None:
         if self._connection is not None:
-            with suppress(psycopg.Error):  # a server that is away has ended the session already
+            with suppress(psycopg.Error):  # an unreachable server has ended the session already
                 if self._entered:
-                    await self._connection.execute(_LEAVE, {"connection": self._name})
+                    await self._connection.execute(_REMOVE_CONNECTIONS, {"connection": self._name})
             await self._connection.close()
         self._connection, self._entered = None, False
 
@@ -231,7 +231,7 @@ class PostgresWorkers:
     Args:
         url: ``postgresql://...``.
         name: The worker's name.
-        patience: Seconds for which to wait for a server that went away.
+        patience: Seconds to wait for an unreachable server.
     """
 
     def __init__(self, url: str, name: str, *, patience: float = 60.0) -> None:
@@ -259,7 +259,7 @@ class PostgresWorkers:
             WorkerInUseError: If this worker's own session was lost, and another living process took the name.
             StoreError: If the database cannot be used.
         """
-        return await self._ask(_HELD, _key(worker_id)) == (True,)
+        return await self._ask(_LOCK_IS_HELD, _key(worker_id)) == (True,)
 
     async def leave(self) -> None:
         """End the session, and with it the locks."""
@@ -279,8 +279,8 @@ class PostgresWorkers:
             return await (await self._connection.execute(question, values)).fetchone()
 
         async with self._turn:
-            with _named_errors(self._url):
-                return await _patiently(ask, seconds=0 if self._connection is None else self._patience)
+            with _as_store_errors(self._url):
+                return await _with_retries(ask, seconds=0 if self._connection is None else self._patience)
 
     async def _locked(self) -> _Connection:
         connection = await _connect(self._url)
@@ -289,8 +289,8 @@ class PostgresWorkers:
                 taken = await (await connection.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),))).fetchone()
                 if taken != (True,):
                     raise WorkerInUseError(
-                        f"The worker {self.name!r} is in use by a process that lives. Give each worker a name of its "
-                        "own; that of one that has just died is free within seconds."
+                        f"The worker {self.name!r} is in use by a process that lives. Give each worker another name; "
+                        "the name of a worker that has just died is free within seconds."
                     )
         except BaseException:
             await connection.close()
@@ -337,7 +337,7 @@ def _query(statement: str) -> LiteralString:
     return cast("LiteralString", re.sub(r":([a-z_]+)", r"%(\1)s", statement))
 
 
-async def _patiently(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
+async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
     """Retry until the server is reachable or the patience runs out; any other error is raised at once."""
     loop = asyncio.get_running_loop()
     deadline, wait = loop.time() + seconds, 0.05
@@ -345,19 +345,19 @@ async def _patiently(attempt: Callable[[], Awaitable[_Result]], *, seconds: floa
         try:
             return await attempt()
         except (psycopg.Error, OSError) as error:
-            if not _is_passing(error) or loop.time() + wait > deadline:
+            if not _is_transient(error) or loop.time() + wait > deadline:
                 raise
         await asyncio.sleep(wait)
         wait = min(wait * 2, 1.0)
 
 
-def _is_passing(error: psycopg.Error | OSError) -> bool:
+def _is_transient(error: psycopg.Error | OSError) -> bool:
     """Return whether a retry may help: the server is unreachable, restarts, or asks for a retry."""
     if isinstance(error, OSError):
         return True
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_refusal(error)
-    return error.sqlstate.startswith(_PASSING)
+    return error.sqlstate.startswith(_TRANSIENT)
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
@@ -366,7 +366,7 @@ def _is_refusal(error: psycopg.Error) -> bool:
 
 
 @contextmanager
-def _named_errors(url: str) -> Generator[None]:
+def _as_store_errors(url: str) -> Generator[None]:
     """Convert a PostgreSQL error to a `StoreError` with the problem, the place and the way out, but no password."""
     try:
         yield
@@ -374,9 +374,9 @@ def _named_errors(url: str) -> Generator[None]:
         raise DuplicateRowError(f"A row with this key is there already: {error}") from error
     except (psycopg.Error, OSError, UnicodeError) as error:
         said = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
-        text = f"PostgreSQL at {_place(url)} cannot be used: {said}. {_way_out(error)}"
-        shows_none = without_passwords(str(error), url) == str(error)
-        raise StoreError(without_passwords(text, url)) from (error if shows_none else None)
+        text = f"PostgreSQL at {_server_of(url)} cannot be used: {said}. {_way_out(error)}"
+        is_clean = without_passwords(str(error), url) == str(error)
+        raise StoreError(without_passwords(text, url)) from (error if is_clean else None)
 
 
 def _way_out(error: psycopg.Error | OSError | UnicodeError) -> str:
@@ -389,14 +389,14 @@ def _way_out(error: psycopg.Error | OSError | UnicodeError) -> str:
         return "Check the user, the password and the name of the database in the URL."
     if fitting := [begin for begin in _WAYS_OUT if (state or "").startswith(begin)]:
         return _WAYS_OUT[max(fitting, key=len)]
-    return _REACHED if state is not None and not state.startswith(_PASSING) else _NOT_REACHED
+    return _REACHED if state is not None and not state.startswith(_TRANSIENT) else _NOT_REACHED
 
 
-def _place(url: str) -> str:
+def _server_of(url: str) -> str:
     try:
         parts = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        return "an address that is no connection string"
+        return "an invalid address"
     host = parts.get("host") or parts.get("hostaddr") or "the local socket"
     port = f":{parts['port']}" if parts.get("port") else ""
     return f"{host}{port}, database {parts.get('dbname') or parts.get('user') or 'of the user'!s}"

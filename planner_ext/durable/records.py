@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, Self, TypeAlias, cast
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -53,7 +53,6 @@ __all__ = [
     "read_decision",
     "read_facts",
     "read_refusal",
-    "read_run",
     "refused_text",
     "write_decision",
 ]
@@ -208,6 +207,28 @@ class RunRecord:
         """Whether the run may still have work to do."""
         return self.status in ("running", "paused")
 
+    @classmethod
+    def from_row(cls, row: Row) -> Self:
+        """Read a row of ``planner_runs`` with the columns `RUN_COLUMNS`.
+
+        Raises:
+            StoreError: If the row is damaged.
+        """
+        values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
+        try:
+            values["goal"] = str(json.loads(values["goal"]))
+            for name in ("wake_at", "created_at", "updated_at"):
+                values[name] = None if values[name] is None else float(values[name])
+            return cls(**values)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreError(
+                f"The row of run {row[0]!r} is damaged: {error}. Mend it from the run's journal, which is the truth."
+            ) from error
+
+
+RUN_COLUMNS = tuple(column.name for column in fields(RunRecord))
+"""The columns of a run's row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
@@ -263,10 +284,6 @@ class PendingApproval:
     refused: tuple[DecisionRecord, ...] = ()
 
 
-RUN_COLUMNS = tuple(one.name for one in fields(RunRecord))
-"""The columns of a run's row."""
-
-
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
     """Build a call's id across all runs; anything but plain text in the model's call id is escaped, as in JSON.
 
@@ -276,24 +293,6 @@ def approval_id(run_id: str, iteration: int, call_id: str) -> str:
     if len(name) > _LONGEST_NAME:
         name = f"{name[:_LONGEST_NAME]}~{sha256(name.encode()).hexdigest()}"
     return f"{run_id}/{iteration}/{name}"
-
-
-def read_run(row: Row) -> RunRecord:
-    """Read a row of ``planner_runs``.
-
-    Raises:
-        StoreError: If the row is damaged.
-    """
-    values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
-    try:
-        values["goal"] = str(json.loads(values["goal"]))
-        for name in ("wake_at", "created_at", "updated_at"):
-            values[name] = None if values[name] is None else float(values[name])
-        return RunRecord(**values)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise StoreError(
-            f"The row of run {row[0]!r} is damaged: {error}. Mend it from the run's journal, which is the truth."
-        ) from error
 
 
 def read_facts(run_id: str, rows: Sequence[Row]) -> tuple[Fact, ...]:

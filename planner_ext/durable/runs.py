@@ -183,12 +183,13 @@ class Runs:
             StoreError: If the name or the store cannot be used.
         """
         _check_goal(goal)
-        name = _checked_run_id(run_id)
+        expected = "run_id must be 1 to 200 characters, without / and control characters"
+        name = _checked_name(uuid.uuid4().hex if run_id is None else run_id, _RUN_ID, expected)
         created = await self._store.create(name, goal, owner=self.worker_id, at=self._clock.now())
         if not created and (record := await self._store.record(name)).goal != goal:
             raise RunConflictError(
-                f"Run {name!r} is there already, with another goal: {shown(record.goal)}. Start this one under a name "
-                "of its own, or resume that one."
+                f"Run {name!r} is there already, with another goal: {shown(record.goal)}. Start this one under another "
+                "name, or resume that one."
             )
         job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments)
         return RunHandle(self._pool, job)
@@ -428,76 +429,68 @@ class Approvals:
             ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid or was
                 made for other arguments.
         """
-        shown, at = await self.show(approval_id), self._clock.now()
+        approval, at = await self.show(approval_id), self._clock.now()
         try:
-            text = _checked(shown, decision, at)
+            text = _checked_decision(approval, decision, at)
         except ApprovalRefusedError as error:
-            await self._refuse(shown, decision, str(error), at)
+            await self._refuse(approval, decision, str(error), at)
             raise
-        if await self._store.decide(approval_id, text, fingerprint=shown.fingerprint, at=at):
+        if await self._store.decide(approval_id, text, fingerprint=approval.fingerprint, at=at):
             return True
         first, problem = (await self.show(approval_id)).decision, "The call did not wait any more."
         if first is not None:
             when = f"{first.at:%Y-%m-%d %H:%M:%S} UTC"
             problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."
-        await self._refuse(shown, decision, problem, at)
+        await self._refuse(approval, decision, problem, at)
         return False
 
-    async def _refuse(self, shown: PendingApproval, decision: Decision, problem: str, at: float) -> None:
-        await self._store.refuse(shown.run_id, shown.id, refused_text(decision), problem=problem, at=at)
+    async def _refuse(self, approval: PendingApproval, decision: Decision, problem: str, at: float) -> None:
+        await self._store.refuse(approval.run_id, approval.id, refused_text(decision), problem=problem, at=at)
 
 
 def _checked_options(worker_id: object, in_doubt: object, poll_seconds: object) -> str:
     """Validate the options of a worker; return its name, generated for None."""
-    if in_doubt not in ("person", "model"):
-        problem = f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}."
+    _check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
+    _check(is_duration(poll_seconds), f"poll_seconds must be a number of seconds above 0; got {shown(poll_seconds)}.")
+    expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
+    return _checked_name(f"worker-{uuid.uuid4().hex[:12]}" if worker_id is None else worker_id, _WORKER_ID, expected)
+
+
+def _check(valid: bool, problem: str) -> None:
+    if not valid:
         raise kernel_error("PlannerInvalidConfigurationError", problem)
-    if not is_duration(poll_seconds):
-        problem = f"poll_seconds must be a number of seconds above 0; got {shown(poll_seconds)}."
-        raise kernel_error("PlannerInvalidConfigurationError", problem)
-    if worker_id is None:
-        return f"worker-{uuid.uuid4().hex[:12]}"
-    if not isinstance(worker_id, str) or _WORKER_ID.fullmatch(worker_id) is None:
-        raise StoreError(
-            f"worker_id must be 1 to 100 letters, digits, dots, dashes or underscores; got {shown(worker_id)}."
-        )
-    return worker_id
 
 
 def _check_goal(goal: object) -> None:
-    if not isinstance(goal, str) or not goal.strip():
-        problem = f"The goal must be a text that is not empty; got {shown(goal)}."
-        raise kernel_error("PlannerInvalidConfigurationError", problem)
+    valid = isinstance(goal, str) and bool(goal.strip())
+    _check(valid, f"The goal must be a text that is not empty; got {shown(goal)}.")
 
 
-def _checked_run_id(run_id: object) -> str:
-    """Validate the name of a run; generate one for None."""
-    if run_id is None:
-        return uuid.uuid4().hex
-    if not isinstance(run_id, str) or _RUN_ID.fullmatch(run_id) is None:
-        raise StoreError(f"run_id must be 1 to 200 characters, without / and control characters; got {shown(run_id)}.")
-    return run_id
+def _checked_name(name: object, pattern: re.Pattern[str], expected: str) -> str:
+    if not isinstance(name, str) or pattern.fullmatch(name) is None:
+        raise StoreError(f"{expected}; got {shown(name)}.")
+    return name
 
 
-def _checked(shown: PendingApproval, decision: Decision, at: float) -> str:
+def _checked_decision(approval: PendingApproval, decision: Decision, at: float) -> str:
     """Validate a decision on a call, and return it as JSON text.
 
     Raises:
         ApprovalRefusedError: If the decision is invalid for this call.
     """
     text = write_decision(decision)
-    if isinstance(decision, Approve) and decision.fingerprint not in (None, shown.fingerprint):
+    if isinstance(decision, Approve) and decision.fingerprint not in (None, approval.fingerprint):
         raise ApprovalRefusedError(
-            f"The approval of {shown.id!r} was given for another call or other arguments: its fingerprint is "
-            f"{decision.fingerprint}, the call's {shown.fingerprint}. Show the call again and decide anew."
+            f"The approval of {approval.id!r} was given for another call or other arguments: its fingerprint is "
+            f"{decision.fingerprint}, the call's {approval.fingerprint}. Show the call again and decide anew."
         )
-    if shown.decided_at is not None:  # the store decides which decision came first
+    if approval.decided_at is not None:  # the store decides which decision came first
         return text
-    if shown.expires_at is not None and at >= shown.expires_at.timestamp():
+    if approval.expires_at is not None and at >= approval.expires_at.timestamp():
         raise ApprovalRefusedError(
-            f"The decision on {shown.id!r} came too late: the question expired at {shown.expires_at}. "
-            "The model is told so when a worker goes on with the run."
+            f"The decision on {approval.id!r} came too late: the question expired at {approval.expires_at}. "
+            "The model reads so when a worker continues the run."
         )
-    if shown.status == "closed":
-        raise ApprovalRefusedError(f"The call {shown.id!r} does not wait any more: its run went on, or ended.")
+    if approval.status == "closed":
+        raise ApprovalRefusedError(f"The call {approval.id!r} does not wait any more: its run continued, or ended.")
     return text

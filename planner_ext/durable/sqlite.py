@@ -22,12 +22,12 @@ from planner_ext.durable.records import GET_SCHEMA, TABLES, Row, Step, check_tab
 __all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "take_lock"]
 
 _BUSY_SECONDS = 30.0
-"""How long a transaction waits for the ones of other processes."""
+"""How long a transaction waits for the transactions of other processes."""
 
-_AGAIN_SECONDS = 0.001
+_RETRY_SECONDS = 0.001
 
-_GROUP = 100
-"""How many waiting callers one transaction serves at most."""
+_MAX_GROUP = 100
+"""The most callers that one transaction serves."""
 
 _Rows: TypeAlias = list[list[Row]]
 _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows], asyncio.AbstractEventLoop]
@@ -62,11 +62,11 @@ class SqliteDatabase:
         """
 
         def opened() -> Self:
-            file = path.absolute()  # as SQLite has it, wherever the process goes
+            file = path.absolute()  # SQLite resolves the path once, whatever the process makes its directory
             try:
                 return cls(file, _connect(file, create))
             except sqlite3.Error as error:
-                raise _named(file, error) from error
+                raise _as_store_error(file, error) from error
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "a path has no NUL characters"
                 raise StoreError(
@@ -97,18 +97,18 @@ class SqliteDatabase:
         closing = False
         while not closing:
             group = [self._work.get()]
-            while len(group) < _GROUP and not self._work.empty():
+            while len(group) < _MAX_GROUP and not self._work.empty():
                 group.append(self._work.get())
             work = [one for one in group if one is not None]
             closing = len(work) < len(group)
             outcomes = self._transact([steps for steps, _, _ in work]) if work else ()
             for (_, done, loop), outcome in zip(work, outcomes, strict=True):
-                with suppress(RuntimeError):  # the loop is closed, and so is every caller
+                with suppress(RuntimeError):  # the loop is closed, and its callers have ended
                     loop.call_soon_threadsafe(_deliver, done, outcome)
         self._connection.close()
 
     def _transact(self, group: Sequence[Sequence[Step]]) -> Sequence[_Rows | StoreError]:
-        if not self._is_there():
+        if not self._is_same_file():
             gone = StoreError(
                 f"The store {_shown(self._path)} was moved, replaced or removed while it was open: what is "
                 "written now would be lost. Put the file that was there back, with those beside it, and start the run "
@@ -118,12 +118,12 @@ class SqliteDatabase:
         reads = all(statement.lstrip().startswith("SELECT") for steps in group for statement, _ in steps)
         try:
             with self._connection as connection:
-                _patiently(lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE"))
+                _with_retries(lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE"))
                 return [self._perform(steps) for steps in group]
         except sqlite3.Error as error:
-            return [_named(self._path, error) for _ in group]
+            return [_as_store_error(self._path, error) for _ in group]
 
-    def _is_there(self) -> bool:
+    def _is_same_file(self) -> bool:
         """Whether the path still leads to the open file: SQLite would keep writing into a deleted one."""
         try:
             return os.path.samestat(self._path.stat(), self._file)
@@ -138,7 +138,7 @@ class SqliteDatabase:
             return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
         except (sqlite3.IntegrityError, sqlite3.DataError, ValueError, OverflowError) as error:
             connection.execute("ROLLBACK TO one")
-            return _named(self._path, error)
+            return _as_store_error(self._path, error)
         finally:
             with suppress(sqlite3.Error):  # the whole transaction was rolled back, this savepoint included
                 connection.execute("RELEASE one")
@@ -153,7 +153,7 @@ def _deliver(done: asyncio.Future[_Rows], outcome: _Rows | StoreError) -> None:
         done.set_result(outcome)
 
 
-def _patiently(work: Callable[[], object]) -> None:
+def _with_retries(work: Callable[[], object]) -> None:
     """Retry work that another process blocks, at short intervals: SQLite's own waits grow to a tenth of a second."""
     end = time.monotonic() + _BUSY_SECONDS
     while True:
@@ -163,7 +163,7 @@ def _patiently(work: Callable[[], object]) -> None:
             busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if not busy or time.monotonic() > end:
                 raise
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
         else:
             return
 
@@ -180,7 +180,7 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
             os.close(_create_private(path))
     connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     try:
-        _patiently(lambda: _prepare(connection, f"The store {_shown(path)}", create=create))
+        _with_retries(lambda: _prepare(connection, f"The store {_shown(path)}", create=create))
     except BaseException:
         connection.close()
         raise
@@ -188,7 +188,7 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
-    _check(connection, store, create=create)
+    _check_store(connection, store, create=create)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -198,7 +198,7 @@ def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> Non
             connection.execute(statement)
 
 
-def _check(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
+def _check_store(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
     """Refuse a file whose tables are not those of a store; a file without tables may become a new store."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "planner_schema" not in there:
@@ -221,7 +221,7 @@ _NEEDED = frozenset({"planner_runs", "planner_journal", "planner_approvals"})
 
 _WAYS_OUT: dict[int, str] = {
     sqlite3.SQLITE_ERROR: "SQLite refused its tables: they are damaged, or not planner_ext's. Restore it from a backup",
-    sqlite3.SQLITE_FULL: "the disk is full. Free space and start the run again: it goes on where it stands",
+    sqlite3.SQLITE_FULL: "the disk is full. Free space and start the run again: it continues where it stopped",
     sqlite3.SQLITE_BUSY: "another process holds its lock. End the tool that has it open, and start the run again",
     sqlite3.SQLITE_LOCKED: "another process holds its lock. End the tool that has it open, and start the run again",
     sqlite3.SQLITE_READONLY: "it is read-only. Give this process the right to write the file and its folder",
@@ -233,7 +233,7 @@ _WAYS_OUT: dict[int, str] = {
 }
 
 
-def _named(path: Path, error: Exception) -> StoreError:
+def _as_store_error(path: Path, error: Exception) -> StoreError:
     """Convert an SQLite error to a `StoreError` with the way out."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):
@@ -264,8 +264,8 @@ class LockedWorkers:
         descriptor = take_lock(self._lock(worker_id))
         if descriptor is None:
             raise WorkerInUseError(
-                f"The worker {worker_id!r} of {self._path} is in use by a process that lives. Give each worker a name "
-                "of its own, or none."
+                f"The worker {worker_id!r} of {self._path} is in use by a process that lives. Give each worker "
+                "another name, or no name."
             )
         self._descriptor = descriptor
 

@@ -11,17 +11,7 @@ from typing import cast
 
 from planner_ext.core.limits import is_count
 from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, is_address
-from planner_ext.durable.records import (
-    RUN_COLUMNS,
-    Database,
-    Row,
-    RunRecord,
-    Step,
-    StoredRun,
-    Value,
-    read_facts,
-    read_run,
-)
+from planner_ext.durable.records import RUN_COLUMNS, Database, Row, RunRecord, Step, StoredRun, Value, read_facts
 
 __all__ = ["JournalStore", "open_database", "opened_store"]
 
@@ -111,7 +101,7 @@ class JournalStore:
         Raises:
             UnknownRunError: If there is no such run.
         """
-        return _record(run_id, await self._rows(_GET_RUN, run_id=run_id))
+        return _read_run(run_id, await self._rows(_GET_RUN, run_id=run_id))
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run and its journal.
@@ -122,7 +112,7 @@ class JournalStore:
         """
         journal = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq"
         runs, facts = await self.database.transact((_GET_RUN, {"run_id": run_id}), (journal, {"run_id": run_id}))
-        return StoredRun(record=_record(run_id, runs), facts=read_facts(run_id, facts))
+        return StoredRun(record=_read_run(run_id, runs), facts=read_facts(run_id, facts))
 
     async def runs(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
         """List runs, the most recently updated first; a damaged row is skipped and logged.
@@ -132,7 +122,7 @@ class JournalStore:
         """
         order = "ORDER BY updated_at DESC, run_id LIMIT :limit OFFSET :offset"
         statement = f"{_RUN} {_where(status)} {order}"
-        return _readable(await self._rows(statement, status=status, **_page(limit, offset)))
+        return _read_runs(await self._rows(statement, status=status, **_page(limit, offset)))
 
     async def count_runs(self, *, status: str | None = None) -> int:
         """Count all runs, or those with a status.
@@ -151,7 +141,7 @@ class JournalStore:
                   WHERE run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
             ORDER BY created_at, run_id
         """
-        return _readable(await self._rows(statement, now=now))
+        return _read_runs(await self._rows(statement, now=now))
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Make a worker the owner of a run, if the owner is still ``seen``."""
@@ -262,18 +252,18 @@ def _page(limit: object, offset: object) -> dict[str, Value]:
     return cast("dict[str, Value]", page)
 
 
-def _readable(rows: Sequence[Row]) -> list[RunRecord]:
+def _read_runs(rows: Sequence[Row]) -> list[RunRecord]:
     """Read the rows of runs; a damaged row does not hide the others."""
     found: list[RunRecord] = []
     for row in rows:
         try:
-            found.append(read_run(row))
+            found.append(RunRecord.from_row(row))
         except StoreError as error:
-            logger.error("A run is left alone: %s", error)
+            logger.error("A run is skipped: %s", error)
     return found
 
 
-def _record(run_id: str, rows: Sequence[Row]) -> RunRecord:
+def _read_run(run_id: str, rows: Sequence[Row]) -> RunRecord:
     if not rows:
         raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
-    return read_run(rows[0])
+    return RunRecord.from_row(rows[0])

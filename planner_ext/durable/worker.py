@@ -161,79 +161,79 @@ class Runner:
                 approver the call waits again.
             Exception: On a fault.
         """
-        run_id, budget, given = job.run_id, job.budget, job.decisions or {}
+        run_id, budget, own = job.run_id, job.budget, job.decisions or {}
         arguments = None if job.arguments_for is None else job.arguments_for(run_id)
         seen: set[str] = set()
         while True:
             stored = await self.store.load(run_id)
-            made = await self._made(run_id)
-            keys = {one.key for one in made.values()}
+            decided = await self._untaken_decisions(run_id)
+            keys = {one.key for one in decided.values()}
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys)
             activation = Activation(
                 run_id=run_id,
                 goal=stored.record.goal,
-                store=_watched(writer),
+                store=_with_crash_points(writer),
                 facts=stored.facts,
-                decisions={**{call_id: one.decision for call_id, one in made.items()}, **given},
-                decided_at={call_id: one.at for call_id, one in made.items()},
+                decisions={**{call_id: one.decision for call_id, one in decided.items()}, **own},
+                decided_at={call_id: one.at for call_id, one in decided.items()},
                 budget=budget,
                 price=job.price,
                 in_doubt=self.in_doubt,
             )
             try:
-                _refuse_second(made, given)
+                _refuse_second(decided, own)
                 result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
-                if not await self._is_asked_again(error, made, given, writer):
+                if not await self._reopened(error, decided, own, writer):
                     raise
                 continue
-            budget, given = None, {}
+            budget, own = None, {}
             if stored.record.status == "paused":
                 seen |= keys
-            if {one.key for one in (await self._made(run_id)).values()} <= seen:
+            if {one.key for one in (await self._untaken_decisions(run_id)).values()} <= seen:
                 return result
 
-    async def _made(self, run_id: str) -> dict[str, _Decided]:
+    async def _untaken_decisions(self, run_id: str) -> dict[str, _Decided]:
         """Read the untaken decisions by call id; a damaged one reopens its question, with the problem."""
-        made: dict[str, _Decided] = {}
+        decided: dict[str, _Decided] = {}
         for row in await self.store.decisions(run_id):
             key = str(row[0])
             try:
                 approval, decision = read_approval(row), read_decision(str(row[7]))
             except ApprovalRefusedError as error:
-                await self._ask_again(key, error)
+                await self._reopen(key, error)
                 continue
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
-            made[approval.call_id] = _Decided(key, decision, float(row[8] or 0))
-        return made
+            decided[approval.call_id] = _Decided(key, decision, float(row[8] or 0))
+        return decided
 
-    async def _is_asked_again(
+    async def _reopened(
         self,
         error: InvalidDecisionError,
-        made: Mapping[str, _Decided],
-        given: Mapping[str, Decision],
+        decided: Mapping[str, _Decided],
+        own: Mapping[str, Decision],
         writer: JournalWriter,
     ) -> bool:
         """Reopen the question of an approver's refused decision; store a refused one of the job."""
         call_id = error.call_id or ""
-        if call_id in made and call_id not in given:
-            await self._ask_again(made[call_id].key, error)
+        if call_id in decided and call_id not in own:
+            await self._reopen(decided[call_id].key, error)
             return True
-        if call_id in given:
-            key = made[call_id].key if call_id in made else writer.asked_about(call_id)
-            text = refused_text(given[call_id])
+        if call_id in own:
+            key = decided[call_id].key if call_id in decided else writer.question_id_of(call_id)
+            text = refused_text(own[call_id])
             await self.store.refuse(writer.run_id, key, text, problem=str(error), at=self.clock.now())
         return False
 
-    async def _ask_again(self, key: str, error: Exception) -> None:
+    async def _reopen(self, key: str, error: Exception) -> None:
         logger.warning("The decision on %s cannot be taken, it is asked for again: %s", key, error)
         await self.store.reopen(key, str(error))
 
 
-def _refuse_second(made: Mapping[str, _Decided], given: Mapping[str, Decision]) -> None:
+def _refuse_second(decided: Mapping[str, _Decided], own: Mapping[str, Decision]) -> None:
     """Refuse a job's decision on a call that an approver has already decided."""
-    if call_id := next((call_id for call_id in given if call_id in made), None):
+    if call_id := next((call_id for call_id in own if call_id in decided), None):
         problem = (
             f"The call {call_id!r} was decided before: the first decision counts, this one changed nothing. "
             "Resume the run without it."
@@ -241,7 +241,7 @@ def _refuse_second(made: Mapping[str, _Decided], given: Mapping[str, Decision]) 
         raise kernel_error("DecisionRefusedError", problem, call_id=call_id)
 
 
-def _watched(writer: JournalWriter) -> RunStore:
+def _with_crash_points(writer: JournalWriter) -> RunStore:
     """Wrap a store with the crash points of the tests; see `planner_ext.testing.crash`."""
     if "PLANNER_EXT_CRASH_AT" not in os.environ:
         return writer
@@ -277,7 +277,7 @@ class WorkerPool:
         """Return the task that drives a run; a new one takes the job's decisions and budget."""
         task = self._tasks.get(job.run_id)
         if task is None or task.done():
-            task = self._begun(job.run_id, self._see_through(replace(job)))
+            task = self._start_task(job.run_id, self._drive_or_wait(replace(job)))
             job.decisions = job.budget = None
         return cast("asyncio.Task[R]", task)
 
@@ -289,17 +289,17 @@ class WorkerPool:
         """
         run_id = record.run_id
         left = run_id in self._faulted or self._refused.get(run_id) is job.planner
-        if run_id in self._tasks or left or not await self._claimed(record):
+        if run_id in self._tasks or left or not await self._try_claim(record):
             return None
         return RunHandle(self, job)
 
     async def run_queued(self, job: Job[Any]) -> None:
         """Drive a queued activation, unless its run is already driven."""
         run_id = job.run_id
-        if run_id in self._tasks or not await self._claimed(await self.runner.store.record(run_id)):
+        if run_id in self._tasks or not await self._try_claim(await self.runner.store.record(run_id)):
             return
         if run_id not in self._tasks:
-            await self._begun(run_id, self._see_through(job, queued=True))
+            await self._start_task(run_id, self._drive_or_wait(job, queued=True))
 
     async def wait_until_due(self, run_id: str) -> bool:
         """Wait until a paused run can continue; False if it has ended."""
@@ -319,12 +319,12 @@ class WorkerPool:
         if self.queue is not None:
             await self.queue.close()
 
-    def _begun(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
+    def _start_task(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
         task = self._tasks[run_id] = asyncio.create_task(work)
-        task.add_done_callback(partial(self._let_go, run_id))
+        task.add_done_callback(partial(self._task_ended, run_id))
         return task
 
-    def _let_go(self, run_id: str, task: "asyncio.Task[Any]") -> None:
+    def _task_ended(self, run_id: str, task: "asyncio.Task[Any]") -> None:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
         error = None if task.cancelled() else task.exception()
@@ -332,21 +332,21 @@ class WorkerPool:
             self._faulted.add(run_id)
             logger.error("Run %s was interrupted: %s: %s", run_id, type(error).__name__, error)
 
-    async def _see_through(self, job: Job[R], *, queued: bool = False) -> R:
+    async def _drive_or_wait(self, job: Job[R], *, queued: bool = False) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
 
         The run is claimed before its activation starts: an activation that waited for its run would block the owner.
         """
-        given = job.decisions is not None or job.budget is not None
+        forced = job.decisions is not None or job.budget is not None
         while True:
             record = await self.runner.store.record(job.run_id)
-            if not await self._claimed(record):
+            if not await self._try_claim(record):
                 await self.runner.clock.sleep(self.poll_seconds)
                 continue
             try:
-                if self.queue is None or queued or not (given or record.unfinished):
-                    return await self._drive(job)
-                return await self.queue.run(job.run_id, partial(self._drive, job))
+                if self.queue is None or queued or not (forced or record.unfinished):
+                    return await self._drive_here(job)
+                return await self.queue.run(job.run_id, partial(self._drive_here, job))
             except RunFencedError as error:
                 logger.info("Run %s is continued elsewhere: %s", job.run_id, error)
                 if queued:
@@ -355,7 +355,7 @@ class WorkerPool:
                 with suppress(StoreError):
                     await self.runner.store.release(job.run_id, self.workers.worker_id)
 
-    async def _drive(self, job: Job[R]) -> R:
+    async def _drive_here(self, job: Job[R]) -> R:
         """Drive a run; log once if it is refused to this planner."""
         try:
             return await self.runner.drive(job)
@@ -365,7 +365,7 @@ class WorkerPool:
             self._refused[job.run_id] = job.planner
             raise
 
-    async def _claimed(self, record: RunRecord) -> bool:
+    async def _try_claim(self, record: RunRecord) -> bool:
         """Claim a run if it has no owner, or its owner died."""
         if record.owner == self.workers.worker_id:
             return True

@@ -83,10 +83,10 @@ class JournalWriter:
         self.run_id = run_id
         self._decided = decided
         self._started = {(f.iteration, f.index): seq for seq, f in enumerate(facts) if isinstance(f, CallStarted)}
-        self._held: list[Step] = []
-        self._asked = _asked_before(self.state, self._started)
+        self._buffered: list[Step] = []
+        self._questions = _open_questions(self.state, self._started)
 
-    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (it takes one run's)
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:  # noqa: ARG002  (empty for a new run)
         """Store facts durably before returning, or hold them until the next; ``seq`` is the index of the first.
 
         Raises:
@@ -98,34 +98,33 @@ class JournalWriter:
             state = apply(state, fact)
             if isinstance(fact, CallStarted):
                 self._started[fact.iteration, fact.index] = place
-        closed = [id_ for id_, index in self._asked.items() if not _is_open(state, index)]
+        closed = [id_ for id_, index in self._questions.items() if not _is_open(state, index)]
         waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else ()
         opened = {_question_id(state, call.index, self._started): call for call in waiting}
-        steps = [*self._held]
+        steps = [*self._buffered]
         for place, value in enumerate(dump_facts(facts), start=seq):
-            row = {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value)}
-            steps.append((ADD_FACT, row))
-        if closed or not all(_may_wait(fact) for fact in facts):
-            steps += self._closing(closed, facts)
-            steps += [_opening(state, id_, call) for id_, call in opened.items()]
-            await self._store.append(self.run_id, *steps, *_moving(state, facts[-1], waiting))
+            steps.append((ADD_FACT, {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value)}))
+        if closed or not all(_can_be_computed_again(fact) for fact in facts):
+            steps += self._close_steps(closed, facts)
+            steps += [_open_step(state, id_, call) for id_, call in opened.items()]
+            await self._store.append(self.run_id, *steps, *_run_update(state, facts[-1], waiting))
             steps = []
-        self._held, self.state = steps, state
-        self._asked = {id_: index for id_, index in self._asked.items() if id_ not in closed}
-        self._asked |= {id_: call.index for id_, call in opened.items()}
+        self._buffered, self.state = steps, state
+        self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}
+        self._questions |= {id_: call.index for id_, call in opened.items()}
 
-    def asked_about(self, call_id: str) -> str:
+    def question_id_of(self, call_id: str) -> str:
         """Return the id of the open question about a call, or of the call if no question is open."""
         waiting = waiting_calls(self.state)
         asked = {call.request.id: _question_id(self.state, call.index, self._started) for call in waiting}
         return asked.get(call_id, call_id)
 
-    def _closing(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
+    def _close_steps(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
         """Close questions with the decisions that persons made on them; an unread decision fences this writer."""
         made = {fact.index: fact for fact in facts if isinstance(fact, CallDecided | Clarified)}
         steps: list[Step] = []
         for id_ in closed:
-            fact = made.get(self._asked[id_])
+            fact = made.get(self._questions[id_])
             text = None if fact is None else decided_text(fact)
             at = None if fact is None or text is None else fact.at
             values: Mapping[str, Value] = {"id": id_, "decision": text, "decided_at": at}
@@ -159,7 +158,7 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
                     return True
 
 
-def _opening(state: State, id_: str, call: WaitingCall) -> Step:
+def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
     decided = call.decided
     shown = {
         "iteration": decided.iteration,
@@ -182,7 +181,7 @@ def _opening(state: State, id_: str, call: WaitingCall) -> Step:
     }
 
 
-def _moving(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> list[Step]:
+def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> list[Step]:
     match last:
         case Paused():
             status = "paused"
@@ -213,7 +212,7 @@ def _question_id(state: State, index: int | None, started: Mapping[tuple[int, in
     return f"{name}@{started[iteration, index]}" if again else name
 
 
-def _asked_before(state: State, started: Mapping[tuple[int, int], int]) -> dict[str, int | None]:
+def _open_questions(state: State, started: Mapping[tuple[int, int], int]) -> dict[str, int | None]:
     """Map the ids of questions that may be open to their calls; closing one that is not open does no harm."""
     places = (None,) if state.batch is None else range(len(state.batch.calls))
     return {_question_id(state, index, started): index for index in places if _is_open(state, index)}
@@ -231,7 +230,7 @@ def _is_open(state: State, index: int | None) -> bool:
     return call.answer is None and (deferred or call.started)
 
 
-def _may_wait(fact: Fact) -> bool:
+def _can_be_computed_again(fact: Fact) -> bool:
     match fact:
         case CallDecided(person=person, by=by):
             return not person and not by

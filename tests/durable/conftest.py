@@ -20,27 +20,6 @@ FILLED = f"""
     WHERE schemaname IN ('public', '{dbos.TABLES}') AND tablename <> 'planner_schema'
           AND tablename NOT LIKE '%migrations'
 """
-BY_DATABASE = ("test_durable_crash", "test_durable_damage")
-"""Modules whose cases may differ on each database."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run every case of a test on SQLite, and its first on PostgreSQL: no case depends on the database."""
-    seen: set[str] = set()
-    left_out: list[pytest.Item] = []
-    for item in items:
-        if not isinstance(item, pytest.Function):
-            continue
-        module = item.path.stem
-        if module in BY_DATABASE:
-            continue
-        parameters = {} if not hasattr(item, "callspec") else item.callspec.params
-        if parameters.get("store") == "postgresql":
-            name = f"{module}.{item.originalname}"
-            left_out += [item] if name in seen else []
-            seen.add(name)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(autouse=True)

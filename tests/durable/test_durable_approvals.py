@@ -16,7 +16,7 @@ from planner_ext.durable.store import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, PAY, deciding_life, effects_in, open_runs, world
+from support.durable import GOAL, PAY, deciding_life, effects_in, open_runs, store_neutral, world
 from support.processes import Lives
 from support.stock import every_result
 
@@ -94,7 +94,7 @@ async def test_what_waits_is_shown_exactly_as_it_will_run(store: str, tmp_path: 
     assert not item.in_doubt
 
 
-@pytest.mark.parametrize(
+@store_neutral(
     ("decision", "done", "heard"),
     [
         (Approve(arguments={"amount": 3}, by="ann"), ["pay 3"], "done pay 3"),
@@ -183,7 +183,7 @@ async def test_a_decision_made_in_time_counts_though_it_is_taken_late(store: str
     assert (result.status, effects_in(tmp_path / "effects")) == ("answered", ["pay 5"])
 
 
-@pytest.mark.parametrize(
+@store_neutral(
     ("decision", "problem"),
     [
         (Approve(fingerprint="0" * 64), "given for another call or other arguments"),
@@ -225,7 +225,7 @@ async def test_an_altered_row_is_not_shown(store: str, tmp_path: Path) -> None:
             await approvals.decide("order-7/0/pay", Approve(by="ann"))
 
 
-@pytest.mark.parametrize("forged", ['{"schema":1,"kind":"eval"}', "os.system('x')", '{"schema":2,"kind":"deny"}'])
+@store_neutral("forged", ['{"schema":1,"kind":"eval"}', "os.system('x')", '{"schema":2,"kind":"deny"}'])
 async def test_a_forged_decision_is_asked_for_again(forged: str, store: str, tmp_path: Path) -> None:
     """A decision's row that none of ours wrote runs nothing; the call waits again, and says why."""
     await drive(store, tmp_path)

@@ -10,7 +10,7 @@ from planner_ext import Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.core.values import Usage
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, say
-from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, world
+from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, store_neutral, world
 
 
 def a_cent(model: str, usage: Usage) -> float:
@@ -32,7 +32,7 @@ async def drive(
         return await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
 
 
-@pytest.mark.parametrize("goal", ["", " \n", None])
+@store_neutral("goal", ["", " \n", None])
 async def test_an_empty_goal_is_refused_before_anything_is_stored(goal: Any, store: str, tmp_path: Path) -> None:
     """By the name that the planner has for it; the run's name is still free."""
     planner, kernel = world(tmp_path / "effects", [say("Hello.")])

@@ -36,7 +36,7 @@ def die(monkeypatch: pytest.MonkeyPatch) -> Die:
         if point is None:
             monkeypatch.undo()
         else:
-            monkeypatch.setattr(worker, "_watched", lambda writer: CrashingStore(writer, point, end=kill))
+            monkeypatch.setattr(worker, "_with_crash_points", lambda writer: CrashingStore(writer, point, end=kill))
 
     return at
 

@@ -86,7 +86,7 @@ async def test_a_damaged_row_of_a_run_keeps_no_other_from_going_on(
         assert [record.run_id for record in await runs.list()] == ["b"]
         with pytest.raises(StoreError, match="row of run 'a' is damaged"):
             await runs.load("a")
-    assert "A run is left alone: The row of run 'a' is damaged" in caplog.text
+    assert "A run is skipped: The row of run 'a' is damaged" in caplog.text
     assert effects_in(effects) == ["pay 5"]
 
 

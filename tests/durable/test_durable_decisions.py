@@ -12,7 +12,7 @@ from planner_ext.durable.store import open_database
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import ApprovalSettings, Decision, Supply
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
-from support.durable import GOAL, PAY, open_runs, turn, world
+from support.durable import GOAL, PAY, open_runs, store_neutral, turn, world
 
 ID = "a/0/pay"
 
@@ -36,18 +36,16 @@ def brief(record: DecisionRecord | None) -> tuple[Any, ...]:
 ASKED = {"amount": 5}
 
 
-@pytest.mark.parametrize(
-    ("decision", "said"),
-    [
-        (Approve(by="ann"), ("approve", "ann", ASKED, ASKED, "", None, None)),
-        (Approve(always="function"), ("approve", "", ASKED, ASKED, "", None, "function")),
-        (Approve({"amount": 3}, by="bo"), ("approve", "bo", ASKED, {"amount": 3}, "", None, None)),
-        (Deny("too much", by="ann"), ("deny", "ann", ASKED, None, "too much", None, None)),
-        (Supply("by hand", by="ann"), ("supply", "ann", ASKED, None, "", "by hand", None)),
-    ],
-    ids=["approve", "always", "edit", "deny", "supply"],
-)
-@pytest.mark.parametrize("door", ["approvals", "resume"])
+DECIDED = [
+    (Approve(by="ann"), ("approve", "ann", ASKED, ASKED, "", None, None)),
+    (Approve(always="function"), ("approve", "", ASKED, ASKED, "", None, "function")),
+    (Approve({"amount": 3}, by="bo"), ("approve", "bo", ASKED, {"amount": 3}, "", None, None)),
+    (Deny("too much", by="ann"), ("deny", "ann", ASKED, None, "too much", None, None)),
+    (Supply("by hand", by="ann"), ("supply", "ann", ASKED, None, "", "by hand", None)),
+]
+
+
+@store_neutral(("door", "decision", "said"), [(door, *case) for door in ("approvals", "resume") for case in DECIDED])
 async def test_a_store_and_a_result_say_who_decided_what(
     door: str, decision: Decision, said: tuple[Any, ...], store: str, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from planner_ext.durable import sqlite as sqlite_store
 from planner_ext.durable.sqlite import SqliteDatabase
 from planner_ext.durable.store import open_database
 from planner_ext.testing import say
-from support.durable import GOAL, PAY, effects_in, open_runs, run_life, world
+from support.durable import GOAL, PAY, effects_in, open_runs, run_life, store_neutral, world
 from support.processes import Lives
 
 WRITE = ("INSERT INTO planner_schema (number) VALUES (:number)", {"number": 0})
@@ -152,7 +152,7 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
         await database.transact(WRITE)
 
 
-@pytest.mark.parametrize(
+@store_neutral(
     ("forge", "problem"),
     [
         (

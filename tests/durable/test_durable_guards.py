@@ -18,7 +18,7 @@ from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import ApprovalSettings, ToolCall
 from planner_ext.planner import FunctionCallingStepwisePlanner
 from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, ScriptedRequest, call, say
-from support.durable import GOAL, Shop, decide_all, effects_in, open_runs, planner_of, turn
+from support.durable import GOAL, Shop, decide_all, effects_in, open_runs, planner_of, store_neutral, turn
 from support.stock import add_filter
 
 ASKS = ApprovalPolicy.from_dict({"default": "ask"})
@@ -69,7 +69,7 @@ SAYS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAYS)
+@store_neutral("name", SAYS)
 async def test_a_process_that_has_less_of_a_say_is_refused_by_name(name: str, store: str, tmp_path: Path) -> None:
     """Nothing runs and the run stays as it was; a process that has what it began under continues it."""
     effects, (options, missing) = tmp_path / "effects", SAYS[name]

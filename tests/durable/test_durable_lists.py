@@ -7,7 +7,7 @@ import pytest
 
 from planner_ext.durable import Approvals, StoreError
 from planner_ext.testing import say
-from support.durable import GOAL, PAY, open_runs, world
+from support.durable import GOAL, PAY, open_runs, store_neutral, world
 
 
 async def test_lists_come_in_parts(store: str, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ async def test_lists_come_in_parts(store: str, tmp_path: Path) -> None:
         assert await approvals.pending("run-3", offset=1) == []
 
 
-@pytest.mark.parametrize("page", [{"limit": -1}, {"offset": -1}, {"offset": 1.5}, {"limit": True}, {"limit": 2**63}])
+@store_neutral("page", [{"limit": -1}, {"offset": -1}, {"offset": 1.5}, {"limit": True}, {"limit": 2**63}])
 async def test_a_part_that_there_cannot_be_is_refused(page: dict[str, Any], store: str) -> None:
     """The error names which of the two, on every store alike."""
     (name,) = page

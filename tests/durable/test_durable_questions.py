@@ -13,7 +13,7 @@ from planner_ext.durable.store import open_database
 from planner_ext.events import Clarified
 from planner_ext.hitl_manager import Question, Supply
 from planner_ext.testing import ScriptedReply, call, calls, say
-from support.durable import GOAL, check_history, effects_in, open_runs, world
+from support.durable import GOAL, check_history, effects_in, open_runs, store_neutral, world
 
 WHERE = "Which order, and for whom?"
 FINAL = call("UserInteraction-SendFinalAnswer", {"answer": "Settled."}, id="final")
@@ -45,7 +45,7 @@ BESIDE = Asks(
     effects=("label 2",),
 )
 PLAIN = Asks(first=say(WHERE), id="order-7/0/question_0", ids=("final",), role="user", effects=())
-both_ways_to_ask = pytest.mark.parametrize("asks", [BESIDE, PLAIN], ids=["beside-calls", "plain"])
+both_ways_to_ask = store_neutral("asks", [BESIDE, PLAIN], ids=["beside-calls", "plain"])
 
 
 async def drive(store: str, effects: Path, *script: ScriptedReply, **options: Any):
@@ -130,9 +130,13 @@ async def test_that_nobody_answers_is_an_answer(asks: Asks, store: str, tmp_path
     assert await waiting(store) == []
 
 
-@both_ways_to_ask
-@pytest.mark.parametrize(
-    ("decision", "problem"), [(Approve(by="ann"), "nothing in it to approve"), (Supply("  "), "is blank")]
+@store_neutral(
+    ("asks", "decision", "problem"),
+    [
+        (asks, decision, problem)
+        for asks in (BESIDE, PLAIN)
+        for decision, problem in ((Approve(by="ann"), "nothing in it to approve"), (Supply("  "), "is blank"))
+    ],
 )
 async def test_what_is_no_answer_has_the_question_wait_again(
     asks: Asks, decision: Any, problem: str, store: str, tmp_path: Path
@@ -196,7 +200,7 @@ async def test_each_question_has_a_row_of_its_own(store: str, tmp_path: Path) ->
     assert effects_in(effects) == ["pay 5"]
 
 
-@pytest.mark.parametrize("forged", ['"kind":"question",', ""])
+@store_neutral("forged", ['"kind":"question",', ""])
 async def test_a_call_is_not_passed_off_as_a_question(forged: str, store: str, tmp_path: Path) -> None:
     """Whoever writes into the table cannot have a call shown as a question; a row that does not say is a call, too."""
     await drive(store, tmp_path / "effects", call("shop-pay", {"amount": 5}, id="pay"))

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
@@ -29,6 +30,15 @@ BATCH = calls(
     call("shop-charge", {"order": 3}, id="charge"),
 )
 PAY = call("shop-pay", {"amount": 5}, id="pay")
+
+
+def store_neutral(names: str | tuple[str, ...], cases: Iterable[Any], ids: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """Parametrize a test whose cases do not depend on the database: all run on SQLite, the first on PostgreSQL, too."""
+    rows = [case if isinstance(names, tuple) else (case,) for case in cases]
+    values = [(*row, "sqlite") for row in rows] + [(*rows[0], "postgresql")]
+    named = [f"{name}-sqlite" for name in ids] + [f"{name}-postgresql" for name in ids[:1]]
+    names = names if isinstance(names, tuple) else (names,)
+    return pytest.mark.parametrize((*names, "store"), values, ids=named or None, indirect=["store"])
 
 
 class Shop:
