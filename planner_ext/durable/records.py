@@ -174,6 +174,9 @@ def check_tables(database: str, number: object) -> None:
 _LONGEST_NAME = 500
 """Characters of a call's id in a question's; with a run's name that fits PostgreSQL's 2.6 KB for a key."""
 
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, OSError)
+"""What reading a damaged row raises, whatever is written in it."""
+
 _DECISION_SCHEMA = 1
 """The number of a decision's form; one line per number. 1: the first."""
 
@@ -220,7 +223,7 @@ class RunRecord:
             for name in ("wake_at", "created_at", "updated_at"):
                 values[name] = None if values[name] is None else float(values[name])
             return cls(**values)
-        except (ValueError, TypeError, RecursionError) as error:
+        except _DAMAGED as error:
             raise StoreError(
                 f"The row of run {row[0]!r} is damaged: {error}. Mend it from the run's journal, which is the truth."
             ) from error
@@ -368,7 +371,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             decision=_decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
         )
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, OSError) as error:
+    except _DAMAGED as error:
         raise ApprovalRefusedError(f"The row of approval {key!r} is damaged, it cannot be shown: {error!r}.") from error
     if fingerprint not in fingerprints:
         raise ApprovalRefusedError(
@@ -383,7 +386,7 @@ def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | No
     key, decision, problem, at = row
     try:
         refused = str(json.loads(str(problem)))
-    except (ValueError, RecursionError):
+    except _DAMAGED:
         refused = str(problem)
     record = _decision_record(key, decision, at, function, requested) or DecisionRecord(
         call=str(key), fully_qualified_name=function, kind="deny", by="", at=datetime.fromtimestamp(float(at or 0), UTC)
@@ -395,13 +398,12 @@ def _decision_record(
     key: Value, text: Value, at: Value, function: str, requested: Mapping[str, Any] | None
 ) -> DecisionRecord | None:
     """Read a decision with its author and time; None if there is no decision, or it is damaged."""
-    try:
-        data: dict[str, Any] = json.loads(str(text)) if text is not None else {}
-        kind, given = data["kind"], data.get("arguments")
-        moment = _moment(at)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, OSError):
+    if text is None or at is None:
         return None
-    if moment is None:
+    try:
+        data: dict[str, Any] = json.loads(str(text))
+        kind, given, moment = data["kind"], data.get("arguments"), datetime.fromtimestamp(float(at), UTC)
+    except _DAMAGED:
         return None
     return DecisionRecord(
         call=str(key),
@@ -475,7 +477,7 @@ def read_decision(text: str) -> Decision:
                 "wrote it."
             )
         decision = _KINDS[data.pop("kind")](**data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _DAMAGED as error:
         raise ApprovalRefusedError(f"The row of the decision is damaged: {error!r}.") from error
     _check_decision(decision)
     return decision

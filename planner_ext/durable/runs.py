@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from planner_ext.approval.decisions import Approve, Decision, DecisionRecord, InDoubt, is_duration
 from planner_ext.core.errors import shown
@@ -30,13 +30,10 @@ from planner_ext.durable.records import (
     write_decision,
 )
 from planner_ext.durable.store import JournalStore, opened_store
-from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool, WorkerRegistry
+from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
-
-if TYPE_CHECKING:
-    from planner_ext.durable.dbos import ActivationQueue
 
 __all__ = ["Approvals", "Runs"]
 
@@ -55,20 +52,9 @@ class Runs:
     recorded end is handled as its function declares with `planner_ext.durable.effect`.
     """
 
-    def __init__(
-        self,
-        store: JournalStore,
-        workers: WorkerRegistry,
-        *,
-        in_doubt: InDoubt = "person",
-        queue: "ActivationQueue | None" = None,
-        poll_seconds: float = 0.25,
-        clock: Clock | None = None,
-    ) -> None:
-        self._store = store
-        self._clock = clock or SystemClock()
-        runner = Runner(store, in_doubt, self._clock)
-        self._pool = WorkerPool(runner=runner, workers=workers, queue=queue, poll_seconds=poll_seconds)
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self._store, self._clock = pool.runner.store, pool.runner.clock
 
     @classmethod
     @asynccontextmanager
@@ -105,7 +91,8 @@ class Runs:
         async with opened_store(path) as store:
             with LockedWorkers(Path(path), name) as workers:
                 await workers.sweep()
-                runs = cls(store, workers, in_doubt=in_doubt, poll_seconds=poll_seconds, clock=clock)
+                runner = Runner(store, in_doubt, clock or SystemClock())
+                runs = cls(WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds))
                 try:
                     yield runs
                 finally:
@@ -151,7 +138,8 @@ class Runs:
                 raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
             queue = ActivationQueue(url, name, store)
             await queue.open()
-            runs = cls(store, queue.workers, queue=queue, in_doubt=in_doubt, poll_seconds=poll_seconds, clock=clock)
+            runner = Runner(store, in_doubt, clock or SystemClock())
+            runs = cls(WorkerPool(runner=runner, workers=queue.workers, queue=queue, poll_seconds=poll_seconds))
             try:
                 yield runs
             finally:

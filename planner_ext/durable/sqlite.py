@@ -305,7 +305,9 @@ def take_lock(lock: Path) -> int | None:
             descriptor = _open(lock)
         except OSError as error:
             raise StoreError(f"The lock {lock} cannot be made: {error.strerror}. Check the folder's rights.") from error
-        if not _locked(descriptor):
+        try:
+            _lock(descriptor)
+        except OSError:  # another process has locked it
             os.close(descriptor)
             return None
         with suppress(FileNotFoundError):
@@ -344,19 +346,11 @@ def _create_private(path: Path) -> int:
 if sys.platform == "win32":
     import msvcrt
 
-    def _locked(descriptor: int) -> bool:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _locked(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

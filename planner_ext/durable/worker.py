@@ -263,7 +263,7 @@ class WorkerPool:
 
     runner: Runner
     workers: WorkerRegistry
-    queue: "ActivationQueue | None"
+    queue: "ActivationQueue | None" = None
     poll_seconds: float
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
     _faulted: set[str] = field(default_factory=set[str])

@@ -192,8 +192,8 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
         case _:
             return []
     expiries = [call.decided.expires_at for call in waiting if call.decided.expires_at is not None]
-    values: Mapping[str, Value] = {"status": status, "wake_at": min(expiries, default=None), "at": state.at}
-    return [(_MOVE_RUN, {"run_id": state.run_id, **values})]
+    wake_at = min(expiries, default=None)
+    return [(_MOVE_RUN, {"run_id": state.run_id, "status": status, "wake_at": wake_at, "at": state.at})]
 
 
 def _compact(value: object) -> str:
