@@ -185,7 +185,8 @@ def list_(args: cli.ListArgs, status: Annotated[str | None, typer.Option(metavar
       planner-ext runs list --store runs.db --status paused
 
     Options:
-        status: Only runs that are running, paused, answered, incomplete, limit_reached or stopped. Default: all.
+        status: Only runs that are queued, running, paused, failed, quarantined, answered, incomplete, limit_reached or
+            stopped. Default: all.
     """
     from planner_ext.cli.store import list_runs  # noqa: PLC0415  (see above)
 

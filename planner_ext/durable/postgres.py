@@ -18,7 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
-from planner_ext.durable.records import GET_SCHEMA, TABLES, Row, Step, check_tables
+from planner_ext.durable.records import GET_SCHEMA, TABLE_SCHEMA, Row, Step, check_tables, migration
 
 __all__ = ["PostgresDatabase", "PostgresWorkers"]
 
@@ -320,15 +320,24 @@ async def _connect(url: str) -> _Connection:
 
 
 async def _prepare(connection: _Connection) -> None:
-    """Create the tables under a lock, since concurrent creation fails; check the schema number of existing ones."""
-    there = await (await connection.execute("SELECT to_regclass('planner_refusals') IS NOT NULL")).fetchone()
+    """Create or migrate the tables under a lock, since concurrent creation fails; current ones need no right to."""
+    if await _schema_number(connection) == TABLE_SCHEMA:
+        return
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
+        for statement in (_COMMITS, *migration(await _schema_number(connection))):
+            await connection.execute(_query(statement))
+
+
+async def _schema_number(connection: _Connection) -> int:
+    """Return the schema number of the tables; 0 if there are none."""
+    there = await (await connection.execute("SELECT to_regclass('planner_schema') IS NOT NULL")).fetchone()
     if there != (True,):
-        async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
-            for statement in (_COMMITS, *TABLES):
-                await connection.execute(_query(statement))
+        return 0
     row = await (await connection.execute(_query(GET_SCHEMA))).fetchone()
-    check_tables("This database", None if row is None else row[0])
+    number = 0 if row is None or row[0] is None else int(row[0])
+    check_tables("This database", number)
+    return number
 
 
 @cache

@@ -36,7 +36,6 @@ from planner_ext.engine.journal import check_schema, load_facts
 __all__ = [
     "GET_SCHEMA",
     "RUN_COLUMNS",
-    "TABLES",
     "TABLE_SCHEMA",
     "Database",
     "PendingApproval",
@@ -49,6 +48,7 @@ __all__ = [
     "check_tables",
     "decided_text",
     "fold_journal",
+    "migration",
     "read_approval",
     "read_decision",
     "read_facts",
@@ -87,10 +87,7 @@ class Database(Protocol):
         ...
 
 
-TABLE_SCHEMA = 1
-"""The number of these tables; one line per number. 1: the first."""
-
-TABLES: tuple[str, ...] = (
+_FIRST: tuple[str, ...] = (
     """
     CREATE TABLE IF NOT EXISTS planner_schema (
         number INTEGER PRIMARY KEY
@@ -144,16 +141,79 @@ TABLES: tuple[str, ...] = (
     "CREATE INDEX IF NOT EXISTS planner_runs_by_status ON planner_runs (status, wake_at)",
     "CREATE INDEX IF NOT EXISTS planner_approvals_by_status ON planner_approvals (status, asked_at, id)",
     "CREATE INDEX IF NOT EXISTS planner_approvals_by_run ON planner_approvals (run_id)",
-    f"INSERT INTO planner_schema (number) VALUES ({TABLE_SCHEMA}) ON CONFLICT DO NOTHING",  # noqa: S608  (a number)
 )
-"""Creates the tables that do not exist, and stores their number.
+_OPERATION: tuple[str, ...] = (
+    *(
+        f"ALTER TABLE planner_runs ADD COLUMN {column}"
+        for column in (
+            "problem TEXT",
+            "retries INTEGER NOT NULL DEFAULT 0",
+            "deaths INTEGER NOT NULL DEFAULT 0",
+            "progress INTEGER NOT NULL DEFAULT 0",
+            "iterations INTEGER NOT NULL DEFAULT 0",
+            "tool_calls INTEGER NOT NULL DEFAULT 0",
+            "tokens INTEGER NOT NULL DEFAULT 0",
+            "cost DOUBLE PRECISION",
+            "inputs TEXT",
+            "new_budget TEXT",
+        )
+    ),
+    """
+    CREATE TABLE planner_workers (
+        worker_id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        host TEXT NOT NULL,
+        pid INTEGER NOT NULL,
+        status TEXT NOT NULL,
+        concurrency INTEGER,
+        started_at DOUBLE PRECISION NOT NULL,
+        seen_at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE planner_notices (
+        id TEXT PRIMARY KEY,
+        run_id TEXT NOT NULL,
+        event TEXT NOT NULL,
+        body TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        next_at DOUBLE PRECISION,
+        delivered_at DOUBLE PRECISION,
+        problem TEXT
+    )
+    """,
+    "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
+    "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
+    "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
+    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner)",
+)
 
-``planner_runs.status``: ``running``, ``paused``, or how the run ended. ``owner``: the worker that drives it, or null.
-``wake_at``: when the first question of a paused run expires. ``planner_approvals.status``: ``open``, ``decided``
-(a decision waits for a worker) or ``closed``. ``planner_refusals``: decisions that were not taken, of the approval that
-``id`` names, or of a call of the run that did not wait; a store of an earlier version gets the table when it is opened.
-Times are seconds since the epoch.
+_SCHEMAS = (_FIRST, _OPERATION)
+"""The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices.
+
+``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
+``owner``: the worker that drives it, or null. ``wake_at``: when it is next due by itself: the first expiry of a paused
+run, the next retry of a running one. ``problem``: its last fault, or why it is in quarantine. ``retries``, ``deaths``:
+faults, and ends of its worker's process, since the run completed an iteration; ``progress``: the iterations completed
+when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
+
+``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
+decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.
+``planner_workers.seen_at``: the worker's last heartbeat. ``planner_notices.next_at``: when a notice is next sent; null
+once it was delivered or given up. Times are seconds since the epoch.
 """
+
+TABLE_SCHEMA = len(_SCHEMAS)
+"""The schema number of the tables."""
+
+
+def migration(number: int) -> list[str]:
+    """List the statements that bring the tables from a schema number, 0 if there are none, to `TABLE_SCHEMA`."""
+    # the first schema got tables later, so its statements create what does not exist
+    later = [statement for statements in _SCHEMAS[max(number, 1) :] for statement in statements]
+    return [*_FIRST, *later, f"INSERT INTO planner_schema VALUES ({TABLE_SCHEMA}) ON CONFLICT DO NOTHING"]  # noqa: S608  (a number)
+
 
 GET_SCHEMA = "SELECT MAX(number) FROM planner_schema"
 
@@ -190,11 +250,21 @@ class RunRecord:
     Attributes:
         run_id: The run's name.
         goal: The goal of the run.
-        status: ``running``, even if its worker died; ``paused``; or how it ended, as in a result.
+        status: ``queued``: submitted, no worker has begun it; ``running``, even if its worker died; ``paused``;
+            ``failed``: its faults ran out of retries; ``quarantined``: its worker's process ended too often; or how it
+            ended, as in a result.
         owner: The worker that drives it, or None.
-        wake_at: When the first question of a paused run expires, in seconds since the epoch; None means never.
+        wake_at: When the run is next due by itself, in seconds since the epoch: the first expiry of a paused run, the
+            next retry of a running one. None means never.
         created_at: When it was started, in seconds since the epoch.
         updated_at: When it last paused, resumed or ended, in seconds since the epoch.
+        problem: Its last fault, or why it is in quarantine; "" without one.
+        retries: The faults since it last completed an iteration.
+        deaths: How often its worker's process ended since it last completed an iteration.
+        iterations: The model round trips charged to it.
+        tool_calls: The calls charged to it.
+        tokens: The tokens charged to it.
+        cost: The cost charged to it, in the unit of its price; None if it is not known.
     """
 
     run_id: str
@@ -204,11 +274,18 @@ class RunRecord:
     wake_at: float | None
     created_at: float
     updated_at: float
+    problem: str = ""
+    retries: int = 0
+    deaths: int = 0
+    iterations: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+    cost: float | None = None
 
     @property
     def unfinished(self) -> bool:
         """Whether the run may still have work to do."""
-        return self.status in ("running", "paused")
+        return self.status in ("queued", "running", "paused")
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
@@ -220,7 +297,8 @@ class RunRecord:
         values: dict[str, Any] = dict(zip(RUN_COLUMNS, row, strict=True))
         try:
             values["goal"] = str(json.loads(values["goal"]))
-            for name in ("wake_at", "created_at", "updated_at"):
+            values["problem"] = "" if values["problem"] is None else str(json.loads(values["problem"]))
+            for name in ("wake_at", "created_at", "updated_at", "cost"):
                 values[name] = None if values[name] is None else float(values[name])
             return cls(**values)
         except _DAMAGED as error:

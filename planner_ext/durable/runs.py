@@ -305,8 +305,8 @@ class Runs:
         """List runs, the most recently updated first.
 
         Args:
-            status: Lists only runs that are ``running``, ``paused``, ``answered``, ``incomplete``, ``limit_reached`` or
-                ``stopped``; None lists all.
+            status: Lists only runs that are ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``,
+                ``answered``, ``incomplete``, ``limit_reached`` or ``stopped``; None lists all.
             limit: The maximum number of runs.
             offset: The number of runs to skip; see `count`.
 

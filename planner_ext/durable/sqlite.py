@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
-from planner_ext.durable.records import GET_SCHEMA, TABLES, Row, Step, check_tables
+from planner_ext.durable.records import GET_SCHEMA, TABLE_SCHEMA, Row, Step, check_tables, migration
 
 __all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "take_lock"]
 
@@ -188,22 +188,24 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
-    _check_store(connection, store, create=create)
+    number = _check_store(connection, store, create=create)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    if number == TABLE_SCHEMA:
+        return
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        for statement in TABLES:
+        for statement in migration(_check_store(connection, store, create=create)):  # another process may have migrated
             connection.execute(statement)
 
 
-def _check_store(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
-    """Refuse a file whose tables are not those of a store; a file without tables may become a new store."""
+def _check_store(connection: sqlite3.Connection, store: str, *, create: bool) -> int:
+    """Return the schema number of a store's tables; 0 for a file without tables, which may become a new store."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "planner_schema" not in there:
         if create and there.isdisjoint(_NEEDED):
-            return
+            return 0
         raise StoreError(
             f"{store} is not one of planner_ext: it has no table planner_schema. Give the file that the workers use, "
             "or restore it from a backup; it was not changed."
@@ -214,6 +216,7 @@ def _check_store(connection: sqlite3.Connection, store: str, *, create: bool) ->
     check_tables(store, number)
     if missing := ", ".join(sorted(_NEEDED - there)):
         raise StoreError(f"{store} is damaged: it lacks {missing}. Restore it from a backup; it was not changed.")
+    return number
 
 
 _NEEDED = frozenset({"planner_runs", "planner_journal", "planner_approvals"})

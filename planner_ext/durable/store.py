@@ -17,7 +17,10 @@ __all__ = ["JournalStore", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
-_STATUSES = ("running", "paused", "answered", "incomplete", "limit_reached", "stopped")
+_STATUSES = (
+    *("queued", "running", "paused", "failed", "quarantined"),
+    *("answered", "incomplete", "limit_reached", "stopped"),
+)
 """The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
 
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"

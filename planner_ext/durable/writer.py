@@ -28,7 +28,11 @@ from planner_ext.engine.ports import Clock
 __all__ = ["ADD_FACT", "JournalWriter", "cancel_run"]
 
 ADD_FACT = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (:run_id, :seq, :schema, :fact)"
-_MOVE_RUN = "UPDATE planner_runs SET status = :status, wake_at = :wake_at, updated_at = :at WHERE run_id = :run_id"
+_MOVE_RUN = """
+    UPDATE planner_runs SET status = :status, wake_at = :wake_at, updated_at = :at, iterations = :iterations,
+        tool_calls = :tool_calls, tokens = :tokens, cost = :cost
+    WHERE run_id = :run_id
+"""
 _OPEN_APPROVAL = """
     INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at)
     VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at)
@@ -193,7 +197,10 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
             return []
     expiries = [call.decided.expires_at for call in waiting if call.decided.expires_at is not None]
     wake_at = min(expiries, default=None)
-    return [(_MOVE_RUN, {"run_id": state.run_id, "status": status, "wake_at": wake_at, "at": state.at})]
+    values: dict[str, Value] = {"run_id": state.run_id, "status": status, "wake_at": wake_at, "at": state.at}
+    spent = state.ledger
+    values |= {"iterations": spent.iterations, "tool_calls": spent.tool_calls}
+    return [(_MOVE_RUN, {**values, "tokens": spent.usage.total_tokens, "cost": spent.usage.cost})]
 
 
 def _compact(value: object) -> str:

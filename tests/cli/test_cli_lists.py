@@ -51,7 +51,7 @@ def test_a_status_that_there_is_not_is_refused(command: Command) -> None:
     assert command(*WAITS, "a").code == 4
     refused = command("runs", "list", *STORE, "--status", "finished")
     assert (refused.code, refused.out) == (2, "")
-    assert "running, paused, answered, incomplete, limit_reached, stopped" in refused.err
+    assert "queued, running, paused, failed, quarantined, answered, incomplete, limit_reached, stopped" in refused.err
 
 
 @pytest.mark.parametrize("damage", ["cut", "directory", "table", "long"])

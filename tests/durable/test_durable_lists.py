@@ -48,5 +48,5 @@ async def test_a_status_that_no_run_has_is_refused(status: str, tmp_path: Path) 
     """The error names those that there are."""
     async with open_runs(tmp_path / "runs.db") as runs:
         for ask in (runs.list, runs.count):
-            with pytest.raises(StoreError, match="running, paused, answered, incomplete, limit_reached, stopped"):
+            with pytest.raises(StoreError, match="queued, running, paused, failed, quarantined, answered"):
                 await ask(status=status)
