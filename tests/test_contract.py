@@ -79,7 +79,8 @@ MODULES = {
     "planner_ext.plugin": "PlannerPlugin",
     "planner_ext.durable": """
         ApprovalRefusedError Approvals DecisionRecord NoEffect PendingApproval RunConflictError RunFencedError RunHandle
-        RunRecord RunRefusedError Runs StoreError StoredRun TookEffect UnknownRunError WorkerInUseError effect
+        RunRecord RunRefusedError Runs RunsClient StoreError StoredRun TookEffect UnknownRunError WorkerInUseError
+        effect
         """,
 }
 """The public modules, and the names that each exports at least."""
@@ -398,6 +399,7 @@ INTERNAL = {
     "DurablePlanner.journaled",
     "Checkpoint.state",  # the fold of its facts
     "Runs.__init__",  # Runs.sqlite and Runs.dbos make them
+    "RunsClient.__init__",  # connect makes it
     "Approvals.__init__",
     "RunHandle.__init__",  # Runs.start, resume and recover make them
     "ApprovalFilter.decide",  # the gate of a run

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         WorkerInUseError,
     )
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
-    from planner_ext.durable.runs import Approvals, Runs
+    from planner_ext.durable.runs import Approvals, Runs, RunsClient
     from planner_ext.durable.worker import DurablePlanner, RunHandle
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
@@ -35,6 +35,7 @@ __all__ = [
     "RunRecord",
     "RunRefusedError",
     "Runs",
+    "RunsClient",
     "StoreError",
     "StoredRun",
     "TookEffect",
@@ -46,7 +47,7 @@ __all__ = [
 _MODULES = {
     "approval.decisions": ("DecisionRecord",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
-    "durable.runs": ("Approvals", "Runs"),
+    "durable.runs": ("Approvals", "Runs", "RunsClient"),
     "durable.worker": ("DurablePlanner", "RunHandle"),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),
 }

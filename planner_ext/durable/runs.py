@@ -35,7 +35,7 @@ from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 
-__all__ = ["Approvals", "Runs"]
+__all__ = ["Approvals", "Runs", "RunsClient"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,92 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
-class Runs:
+class RunsClient:
+    """The runs of one store, as any process uses them; it drives none.
+
+    Attributes:
+        poll_seconds: How often to poll the store for changes by workers and approvers.
+    """
+
+    def __init__(self, store: JournalStore, *, clock: Clock | None = None, poll_seconds: float = 0.25) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+        self.poll_seconds = poll_seconds
+
+    @staticmethod
+    @asynccontextmanager
+    async def connect(
+        where: str | Path, *, poll_seconds: float = 0.25, clock: Clock | None = None
+    ) -> AsyncGenerator["RunsClient", None]:
+        """Open a store without becoming a worker; used as ``async with Runs.connect(...) as runs``.
+
+        Needs neither planner nor kernel. A process may connect any number of times.
+
+        Args:
+            where: The SQLite file, created if it does not exist, or a ``postgresql://`` address.
+            poll_seconds: How often to poll the store for changes by workers and approvers.
+            clock: The time source; None uses the machine's clock.
+
+        Raises:
+            PlannerInvalidConfigurationError: If ``poll_seconds`` is invalid.
+            StoreError: If the store cannot be used; says why, and the way out.
+            NewerSchemaError: If a newer version of this package made the store.
+        """
+        _check_poll_seconds(poll_seconds)
+        async with opened_store(where) as store:
+            yield RunsClient(store, clock=clock, poll_seconds=poll_seconds)
+
+    async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
+        """End a run for good, whichever worker drives it: no further function starts, and every open call is answered.
+
+        A function that is running is not interrupted; its outcome is discarded.
+
+        Args:
+            run_id: The run.
+            by: Who cancels, for the record and the model.
+            reason: Why, for the record and the model.
+
+        Returns:
+            Whether this call ended the run; False if it had ended before.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+        """
+        return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
+
+    async def count(self, *, status: str | None = None) -> int:
+        """Count all runs, or those with a status.
+
+        Raises:
+            StoreError: If no run can have the status; the message names the possible ones.
+        """
+        return await self._store.count_runs(status=status)
+
+    async def list(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
+        """List runs, the most recently updated first.
+
+        Args:
+            status: Lists only runs that are ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``,
+                ``answered``, ``incomplete``, ``limit_reached`` or ``stopped``; None lists all.
+            limit: The maximum number of runs.
+            offset: The number of runs to skip; see `count`.
+
+        Raises:
+            StoreError: If no run can have the status, or limit or offset is not an integer of at least 0.
+        """
+        return await self._store.runs(status=status, limit=limit, offset=offset)
+
+    async def load(self, run_id: str) -> StoredRun:
+        """Read a run with its journal.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            InvalidJournalError: If its journal is damaged.
+        """
+        return await self._store.load(run_id)
+
+
+class Runs(RunsClient):
     """The runs of one store, as one worker uses them.
 
     A run continues from its journal, in any process; a recorded step is never repeated. A call that started and has no
@@ -53,8 +138,8 @@ class Runs:
     """
 
     def __init__(self, pool: WorkerPool) -> None:
+        super().__init__(pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds)
         self._pool = pool
-        self._store, self._clock = pool.runner.store, pool.runner.clock
 
     @classmethod
     @asynccontextmanager
@@ -219,24 +304,6 @@ class Runs:
         )
         return RunHandle(self._pool, job)
 
-    async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
-        """End a run for good, whichever worker drives it: no further function starts, and every open call is answered.
-
-        A function that is running is not interrupted; its outcome is discarded.
-
-        Args:
-            run_id: The run.
-            by: Who cancels, for the record and the model.
-            reason: Why, for the record and the model.
-
-        Returns:
-            Whether this call ended the run; False if it had ended before.
-
-        Raises:
-            UnknownRunError: If there is no such run.
-        """
-        return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
-
     async def recover(
         self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100
     ) -> list[RunHandle[R]]:
@@ -291,38 +358,7 @@ class Runs:
                 await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
             if queue is not None:
                 await asyncio.Event().wait()  # from now on the queue holds the due activations
-            await self._clock.sleep(self._pool.poll_seconds)
-
-    async def count(self, *, status: str | None = None) -> int:
-        """Count all runs, or those with a status.
-
-        Raises:
-            StoreError: If no run can have the status; the message names the possible ones.
-        """
-        return await self._store.count_runs(status=status)
-
-    async def list(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
-        """List runs, the most recently updated first.
-
-        Args:
-            status: Lists only runs that are ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``,
-                ``answered``, ``incomplete``, ``limit_reached`` or ``stopped``; None lists all.
-            limit: The maximum number of runs.
-            offset: The number of runs to skip; see `count`.
-
-        Raises:
-            StoreError: If no run can have the status, or limit or offset is not an integer of at least 0.
-        """
-        return await self._store.runs(status=status, limit=limit, offset=offset)
-
-    async def load(self, run_id: str) -> StoredRun:
-        """Read a run with its journal.
-
-        Raises:
-            UnknownRunError: If there is no such run.
-            InvalidJournalError: If its journal is damaged.
-        """
-        return await self._store.load(run_id)
+            await self._clock.sleep(self.poll_seconds)
 
     async def close(self) -> None:
         """Interrupt the runs that this worker drives, and close the store."""
@@ -439,9 +475,13 @@ class Approvals:
 def _checked_options(worker_id: object, in_doubt: object, poll_seconds: object) -> str:
     """Validate the options of a worker; return its name, generated for None."""
     _check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
-    _check(is_duration(poll_seconds), f"poll_seconds must be a number of seconds above 0; got {shown(poll_seconds)}.")
+    _check_poll_seconds(poll_seconds)
     expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
     return _checked_name(f"worker-{uuid.uuid4().hex[:12]}" if worker_id is None else worker_id, _WORKER_ID, expected)
+
+
+def _check_poll_seconds(given: object) -> None:
+    _check(is_duration(given), f"poll_seconds must be a number of seconds above 0; got {shown(given)}.")
 
 
 def _check(valid: bool, problem: str) -> None:
