@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from rich.text import Text
@@ -19,10 +19,9 @@ from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptio
 from planner_ext.cli.run import CliRun, Result, approval_options, document, goal_options, new_limits, print_result
 from planner_ext.cli.show import Progress, print_pending, spent_line
 from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
-from planner_ext.cli.text import Terminal, exact, one_line, printable
+from planner_ext.cli.text import Terminal, exact, printable, run_lines_shown
 from planner_ext.durable import (
     Approvals,
-    RunFencedError,
     RunHandle,
     RunRefusedError,
     Runs,
@@ -32,10 +31,9 @@ from planner_ext.durable import (
 )
 from planner_ext.durable.records import fold_journal
 from planner_ext.durable.store import opened_store
-from planner_ext.durable.worker import Activation, ActivationRun
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
-from planner_ext.hitl_manager import ApprovalSettings, DecisionRefusedError
+from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.planner.run import result_of
 
 __all__ = ["resume_run", "show_run", "start_run", "work"]
@@ -173,15 +171,14 @@ def work(args: WorkerArgs) -> int:
         PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
         InvalidPolicyError: If the file holds no policy.
     """
-    with redirect_stdout(sys.stderr):  # the output of functions is not a result
+    with redirect_stdout(sys.stderr), run_lines_shown(Terminal(sys.stderr)):  # functions' output is not a result
         made = start_factory(args.app, option="--app")
         return asyncio.run(_worked(args, made))
 
 
 async def _worked(args: WorkerArgs, made: object) -> int:
     planner, kernel, arguments_for = _application(await awaited(made, args.app, option="--app"), args)
-    watched = _WatchedPlanner(_with_options(planner, args), Terminal(sys.stderr))
-    working = asyncio.create_task(_drive(args, watched, kernel, arguments_for))
+    working = asyncio.create_task(_drive(args, _with_options(planner, args), kernel, arguments_for))
 
     def end() -> None:
         if not working.cancelling():  # a second signal does not interrupt the cleanup
@@ -243,10 +240,12 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
     return planner
 
 
-async def _drive(args: WorkerArgs, planner: "_WatchedPlanner", kernel: Kernel, arguments_for: _ArgumentsFor) -> int:
+async def _drive(
+    args: WorkerArgs, planner: FunctionCallingStepwisePlanner, kernel: Kernel, arguments_for: _ArgumentsFor
+) -> int:
     """Drive runs until cancelled, or with ``--once`` until no run is due; a run with a fault is not taken twice."""
     async with opened_runs(args.store, worker_id=args.worker_id) as runs:
-        planner.console.say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
+        Terminal(sys.stderr).say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
         if not args.once:
             await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)
         codes = {ExitCode.ANSWERED}
@@ -255,53 +254,3 @@ async def _drive(args: WorkerArgs, planner: "_WatchedPlanner", kernel: Kernel, a
             faults = [result for result in results if isinstance(result, BaseException)]
             codes |= {ExitCode.UNUSABLE if isinstance(fault, RunRefusedError) else ExitCode.FAULT for fault in faults}
         return max(codes)
-
-
-@dataclass(frozen=True, slots=True)
-class _WatchedPlanner:
-    """A planner that prints lines about its runs; implements `planner_ext.durable.worker.DurablePlanner`."""
-
-    planner: FunctionCallingStepwisePlanner
-    console: Terminal
-
-    def journaled(self, kernel: Kernel, activation: Activation, *, arguments: Any = None) -> ActivationRun[Result]:
-        """Get ready to drive an activation."""
-        return _WatchedRun(self, kernel, activation, arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class _WatchedRun:
-    watched: _WatchedPlanner
-    kernel: Kernel
-    activation: Activation
-    arguments: Any
-
-    async def result(self) -> Result:
-        """Drive it."""
-        self._say("is resumed" if self.activation.facts else "starts", "dim")
-        try:
-            run = self.watched.planner.journaled(self.kernel, self.activation, arguments=self.arguments)
-            result = await run.result()
-        except Exception as error:
-            self._say(*_fault_line(error))
-            raise
-        self._say(spent_line(result))
-        return result
-
-    def _say(self, text: str, style: str = "") -> None:
-        name = exact(self.activation.run_id)
-        self.watched.console.print_line((name, "bold"), "  ", (text, style))
-
-
-def _fault_line(error: Exception) -> tuple[str, str]:
-    """Return why a run stops here, and the style to print it in."""
-    text = one_line(str(error))
-    match error:
-        case RunFencedError():
-            return "continues elsewhere", "dim"
-        case RunRefusedError():
-            return f"is left to another worker: {text}", "red"
-        case DecisionRefusedError():
-            return f"waits again: {text}", "red"
-        case _:
-            return f"interrupted: {type(error).__name__}: {text}", "red"

@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
@@ -26,6 +26,7 @@ __all__ = [
     "moment_text",
     "one_line",
     "printable",
+    "run_lines_shown",
     "shortened",
     "visible",
     "warnings_shown",
@@ -86,17 +87,40 @@ class Terminal(Console):
 @contextmanager
 def warnings_shown(logger_name: str) -> Generator[None]:
     """Print a logger's warnings as errors; other logs are not touched."""
+    with _handled(logger_name, logging.WARNING, lambda record: Terminal(sys.stderr).complain(record.getMessage())):
+        yield
 
-    class Complaints(logging.Handler):
+
+_STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
+
+
+@contextmanager
+def run_lines_shown(console: Terminal) -> Generator[None]:
+    """Print the log lines of kept runs; see `planner_ext.durable.log`."""
+    name, line = "planner_ext.runs", console.print_line
+    with _handled(
+        name, logging.INFO, lambda record: line((printable(record.getMessage()), _STYLES.get(record.levelno, "")))
+    ):
+        yield
+
+
+@contextmanager
+def _handled(logger_name: str, level: int, handle: Callable[[logging.LogRecord], None]) -> Generator[None]:
+    """Pass a logger's records from a level on to a function."""
+
+    class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            Terminal(sys.stderr).complain(record.getMessage())
+            handle(record)
 
-    logger, handler = logging.getLogger(logger_name), Complaints(logging.WARNING)
+    logger, handler = logging.getLogger(logger_name), Handler(level)
+    before = logger.level
     logger.addHandler(handler)
+    logger.setLevel(min(level, logger.getEffectiveLevel()))
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))

@@ -18,6 +18,7 @@ from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
+from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
@@ -37,8 +38,6 @@ __all__ = [
     "WorkerPool",
     "WorkerRegistry",
 ]
-
-logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -201,7 +200,7 @@ class Runner:
             try:
                 approval, decision = read_approval(row), read_decision(str(row[7]))
             except ApprovalRefusedError as error:
-                await self._reopen(key, error)
+                await self._reopen(run_id, key, error)
                 continue
             if isinstance(decision, Approve):
                 decision = replace(decision, fingerprint=approval.fingerprint)
@@ -218,7 +217,7 @@ class Runner:
         """Reopen the question of an approver's refused decision; store a refused one of the job."""
         call_id = error.call_id or ""
         if call_id in decided and call_id not in own:
-            await self._reopen(decided[call_id].key, error)
+            await self._reopen(writer.run_id, decided[call_id].key, error)
             return True
         if call_id in own:
             key = decided[call_id].key if call_id in decided else writer.question_id_of(call_id)
@@ -226,8 +225,8 @@ class Runner:
             await self.store.refuse(writer.run_id, key, text, problem=str(error), at=self.clock.now())
         return False
 
-    async def _reopen(self, key: str, error: Exception) -> None:
-        logger.warning("The decision on %s cannot be taken, it is asked for again: %s", key, error)
+    async def _reopen(self, run_id: str, key: str, error: Exception) -> None:
+        log_run(logging.WARNING, run_id, f"call {one_line(key)} waits again: {one_line(error)}")
         await self.store.reopen(key, str(error))
 
 
@@ -330,7 +329,7 @@ class WorkerPool:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, RunRefusedError):
             self._faulted.add(run_id)
-            logger.error("Run %s was interrupted: %s: %s", run_id, type(error).__name__, error)
+            log_run(logging.WARNING, run_id, f"fault {type(error).__name__}: {one_line(error)}")
 
     async def _drive_or_wait(self, job: Job[R], *, queued: bool = False) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
@@ -348,7 +347,7 @@ class WorkerPool:
                     return await self._drive_here(job)
                 return await self.queue.run(job.run_id, partial(self._drive_here, job))
             except RunFencedError as error:
-                logger.info("Run %s is continued elsewhere: %s", job.run_id, error)
+                log_run(logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}")
                 if queued:
                     raise
             finally:
@@ -361,7 +360,7 @@ class WorkerPool:
             return await self.runner.drive(job)
         except RunRefusedError as error:
             if self._refused.get(job.run_id) is not job.planner:
-                logger.error("Run %s is left to another worker: %s", job.run_id, error)
+                log_run(logging.ERROR, job.run_id, f"left to another worker: {one_line(error)}")
             self._refused[job.run_id] = job.planner
             raise
 

@@ -20,6 +20,7 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import apply
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.errors import RunFencedError
+from planner_ext.durable.log import log_facts
 from planner_ext.durable.records import Step, Value, approval_id, decided_text, fold_journal
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, stopping_facts
@@ -112,6 +113,7 @@ class JournalWriter:
             steps += self._close_steps(closed, facts)
             steps += [_open_step(state, id_, call) for id_, call in opened.items()]
             await self._store.append(self.run_id, *steps, *_run_update(state, facts[-1], waiting))
+            log_facts(state, facts)
             steps = []
         self._buffered, self.state = steps, state
         self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}

@@ -53,7 +53,7 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
     assert refunds(here) == [24.5]
     finished = command("worker", *STORE, *APP, "--once")
     assert (finished.code, finished.out) == (0, "")
-    assert "order-7  answered: 3 round trips, 2 function calls" in finished.err
+    assert "run order-7 answered: 3 iterations, 2 calls, " in finished.err
     assert refunds(here) == [24.5]
     shown = command("runs", "show", "order-7", *STORE, "--json").document
     assert (shown["status"], shown["iterations"], shown["tool_calls"]) == ("answered", 3, 2)
@@ -70,8 +70,9 @@ def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here
         assert second.code == 2
         assert "is in use by a process that lives" in second.err
         assert command("approvals", "deny", CALL, "--reason", "too much", *STORE).code == 0
-        assert "is resumed" in next(lines)
-        assert "order-7  answered: 3 round trips, 1 function call," in next(lines)
+        assert next(lines) == "run order-7 resumed\n"
+        assert next(lines).startswith("run order-7 call shop-refund denied")
+        assert next(lines).startswith("run order-7 answered: 3 iterations, 1 call, ")
         worker.terminate()
         assert worker.wait() == 0
     assert refunds(here) == []

@@ -222,7 +222,7 @@ def test_a_fault_leaves_the_run_in_its_store(command: Command) -> None:
     assert "planner-ext runs resume order-7 --kernel till:failing --store runs.db" in failed.err
     interrupted = command("worker", *STORE, "--app", "till:failing", "--once")
     assert interrupted.code == 3
-    assert "order-7  interrupted: " in interrupted.err
+    assert "run order-7 fault " in interrupted.err
     assert resumed(command)[0] == 4
 
 

@@ -148,7 +148,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.levelno == logging.ERROR and "is left to another worker" in record.getMessage()
+        if record.levelno == logging.ERROR and " left to another worker: " in record.getMessage()
     ]
 
 

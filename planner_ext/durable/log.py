@@ -1,0 +1,95 @@
+"""The log lines of kept runs, on the logger ``planner_ext.runs``: one line for each event, with the run's name.
+
+``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end. ``WARNING``: a limit that ended
+it, and a fault. ``ERROR``: a run that failed, or was set aside. A call that runs without a person's decision is no
+event. A line follows the fact in the store, so that several workers write it once. Texts of models, persons and
+errors are cut, and their control characters escaped.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+
+from planner_ext.approval.decisions import waiting_calls
+from planner_ext.core.errors import counted
+from planner_ext.core.facts import CallDecided, Clarified, Ended, Fact, Paused, Resumed, RunStarted
+from planner_ext.core.state import State
+
+__all__ = ["log_facts", "log_run", "one_line"]
+
+logger = logging.getLogger("planner_ext.runs")
+
+_LONGEST = 500
+"""Characters of a text in a line."""
+
+
+def log_run(level: int, run_id: str, event: str) -> None:
+    """Log an event of a run; texts in it that are not this package's are passed through `one_line` before."""
+    logger.log(level, "run %s %s", one_line(run_id), event)
+
+
+def one_line(text: object) -> str:
+    """Cut a text, and escape what is not printable in it, line ends included."""
+    given = str(text)
+    cut = given if len(given) <= _LONGEST else f"{given[:_LONGEST]}..."
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in cut)
+
+
+def log_facts(state: State, facts: Sequence[Fact]) -> None:
+    """Log the events among facts that were stored; ``state`` is the fold of the journal up to the last of them."""
+    if logger.isEnabledFor(logging.WARNING):
+        for fact in facts:
+            for level, event in _events(state, fact):
+                log_run(level, state.run_id, event)
+
+
+def _events(state: State, fact: Fact) -> Sequence[tuple[int, str]]:
+    match fact:
+        case RunStarted():
+            return [(logging.INFO, "started")]
+        case Resumed():
+            return [(logging.INFO, "resumed")]
+        case Paused():
+            return [(logging.INFO, f"paused: {_waiting_text(state)}")]
+        case CallDecided() if (decided := _decided_text(fact)) is not None:
+            by = f" by {one_line(fact.by)}" if fact.by else ""
+            return [(logging.INFO, f"call {one_line(fact.function)} {decided}{by}")]
+        case Clarified(answer=str()) | Clarified(denied=str()):
+            by = f" by {one_line(fact.by)}" if fact.by else ""
+            return [(logging.INFO, f"question {'answered' if fact.denied is None else 'denied'}{by}")]
+        case Ended():
+            limit = [] if fact.limit is None else [(logging.WARNING, f"limit {one_line(fact.limit)} reached")]
+            return [*limit, (logging.INFO, _ended_text(state, fact))]
+        case _:
+            return ()
+
+
+def _waiting_text(state: State) -> str:
+    waiting = waiting_calls(state)
+    questions = sum(call.decided.kind == "question" for call in waiting)
+    numbers = {"call": len(waiting) - questions, "question": questions}
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"{' and '.join(counted(number, noun) for noun, number in numbers.items() if number)} {verb}"
+
+
+def _decided_text(fact: CallDecided) -> str | None:
+    match fact.verdict, fact.reason:
+        case "run", _ if fact.person:
+            return "approved" if fact.edited is None else "approved with other arguments"
+        case "answer", "supplied":
+            return "answered"
+        case "answer", "expired":
+            return "expired"
+        case "deny", _:
+            return "denied"
+        case "answer", _ if fact.person:  # a denied call that is in doubt
+            return "denied"
+        case _:
+            return None
+
+
+def _ended_text(state: State, fact: Ended) -> str:
+    spent = state.ledger
+    numbers = {"iteration": spent.iterations, "call": spent.tool_calls, "token": spent.usage.total_tokens}
+    text = f"{fact.status}: {', '.join(counted(number, noun) for noun, number in numbers.items())}"
+    return text if fact.status == "answered" or not fact.reason else f"{text}; {one_line(fact.reason)}"
