@@ -2,6 +2,7 @@
 
 from planner_ext.core.facts import (
     AnswerChecked,
+    BudgetChanged,
     CallDecided,
     CallFinished,
     CallStarted,
@@ -28,6 +29,7 @@ from planner_ext.planner.run import PlannerEvent, ResultReady
 
 __all__ = [
     "AnswerChecked",
+    "BudgetChanged",
     "BudgetShare",
     "CallDecided",
     "CallFinished",

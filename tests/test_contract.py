@@ -59,7 +59,8 @@ MODULES = {
         ServiceCallError SessionBusyError StoreError ToolExecutionError UnknownRunError WorkerInUseError
         """,
     "planner_ext.events": """
-        AnswerChecked CallDecided CallFinished CallStarted CallsWithheld Clarified Ended Fact IterationCompleted
+        AnswerChecked BudgetChanged CallDecided CallFinished CallStarted CallsWithheld Clarified Ended Fact
+        IterationCompleted
         MessageAdded ModelReplied Paused Planned PlannerEvent ResultReady Resumed RunInfo RunStarted StopRequested
         TextDelta
         """,

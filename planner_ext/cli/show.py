@@ -101,7 +101,7 @@ class Progress:
         match fact:
             case facts.RunStarted(rules=rules):
                 self._limit, self._charge_plan = rules.limits.max_iterations, rules.charge_plan
-            case facts.Resumed(limits=Budget() as limits):
+            case facts.Resumed(limits=Budget() as limits) | facts.BudgetChanged(limits=limits):
                 self._limit = limits.max_iterations
             case facts.ModelReplied():
                 self._calls, self._arguments = fact.calls, [call.arguments for call in fact.calls]
@@ -150,10 +150,8 @@ class Progress:
                 self._line(f"functions were withdrawn: {limit}", "dim")
             case facts.Clarified(answer=str() as answer):
                 self._line(f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
-            case facts.StopRequested():
-                self._line(one_line(fact.reason), "dim")
-            case facts.MessageAdded():
-                self._line("asks for the next step" if fact.purpose == "step" else "asks for a final answer", "dim")
+            case facts.StopRequested() | facts.BudgetChanged() | facts.MessageAdded():
+                self._line(_remark(fact), "dim")
             case facts.CallDecided():
                 self._print_decision(fact)
             case _:
@@ -227,6 +225,16 @@ class Progress:
         text = one_line(f"runs {names}") if names else "waits for the model"
         self._spinner.update(Text(shortened(text, self._console.text_width - 4, self._console.signs.more), "dim"))
         self._spinner.start()
+
+
+def _remark(fact: facts.StopRequested | facts.BudgetChanged | facts.MessageAdded) -> str:
+    match fact:
+        case facts.StopRequested(reason=reason):
+            return one_line(reason)
+        case facts.BudgetChanged(by=by):
+            return f"the budget was changed by {one_line(by)}" if by else "the budget was changed"
+        case facts.MessageAdded(purpose=purpose):
+            return "asks for the next step" if purpose == "step" else "asks for a final answer"
 
 
 def print_pending(console: Terminal, call: PendingCall, *, more: int = 0, lines: int | None = None) -> bool:

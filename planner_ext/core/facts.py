@@ -14,6 +14,7 @@ from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Us
 __all__ = [
     "LINE_WIDTH",
     "AnswerChecked",
+    "BudgetChanged",
     "CallDecided",
     "CallFact",
     "CallFinished",
@@ -387,6 +388,21 @@ class StopRequested(EventLine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChanged(EventLine):
+    """New limits replaced those of a run while it was driven; what was spent stays spent.
+
+    Attributes:
+        by: Who changed them, "" if that is not known.
+    """
+
+    limits: Budget
+    by: str = ""
+    at: float
+    seconds: float
+    type: Literal["BudgetChanged"] = "BudgetChanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(EventLine):
     """The run waits for a person; it executes nothing until it is resumed."""
 
@@ -441,6 +457,7 @@ Fact: TypeAlias = (
     | IterationCompleted
     | AnswerChecked
     | StopRequested
+    | BudgetChanged
     | Paused
     | Resumed
     | Ended

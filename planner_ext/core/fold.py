@@ -291,6 +291,12 @@ def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
     return {"phase": _resumed_phase(state), "stopping": state.stopping or fact.reason}
 
 
+def _budget_changed(state: State, fact: facts.BudgetChanged) -> _Changes:
+    """Replace the limits; one that was reached is forgotten, and found again where it is still reached."""
+    rules = replace(state.rules, limits=fact.limits)
+    return {"rules": rules, "limit": None, "ledger": _charged(state, fact.seconds)}
+
+
 def _paused(state: State, fact: facts.Paused) -> _Changes:
     return {"phase": Phase.PAUSED, "ledger": _charged(state, fact.seconds)}
 
@@ -355,6 +361,7 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
     "IterationCompleted": _iteration_completed,
     "AnswerChecked": _answer_checked,
     "StopRequested": _stop_requested,
+    "BudgetChanged": _budget_changed,
     "Paused": _paused,
     "Resumed": _resumed,
     "Ended": _ended,

@@ -132,8 +132,10 @@ class State:
 
 _P = Phase
 
+_RUNNING = tuple(phase for phase in Phase if phase not in (_P.NEW, _P.PAUSED, _P.ENDED))
+
 TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
-    **{(phase, "StopRequested"): (phase,) for phase in Phase if phase not in (_P.NEW, _P.PAUSED, _P.ENDED)},
+    **{(phase, fact): (phase,) for phase in _RUNNING for fact in ("StopRequested", "BudgetChanged")},
     (_P.NEW, "RunStarted"): (_P.PLANNING, _P.ASKING),
     (_P.PLANNING, "Planned"): (_P.ASKING,),
     (_P.PLANNING, "ModelReplied"): (_P.REVIEWING, _P.ANSWERING),

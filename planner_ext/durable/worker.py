@@ -22,6 +22,7 @@ from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
+from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.ports import Clock, RunStore
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Activation:
         budget: Replaces the run's limits; None keeps them.
         price: Prices the requests in place of the planner's own; not stored in a journal.
         in_doubt: Who handles calls in doubt.
+        new_budget: Changes the run's limits while it is driven.
         reopen: Whether to resume an ended run even without a new budget; else its result is returned again.
     """
 
@@ -72,6 +74,7 @@ class Activation:
     budget: Budget | None = None
     price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
+    new_budget: BudgetHandle | None = None
     reopen: bool = False
 
 

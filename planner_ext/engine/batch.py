@@ -25,6 +25,7 @@ from planner_ext.approval.decisions import (
 from planner_ext.core.accounts import Account, Tab
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
 from planner_ext.core.state import Batch
 from planner_ext.core.values import RequestedCall, ResolvedCall
@@ -32,7 +33,7 @@ from planner_ext.engine.concurrency import GRACE, OutOfTime
 from planner_ext.engine.journal import Recorder
 from planner_ext.engine.ports import Finished, Functions, Ports
 
-__all__ = ["CallFailedError", "Calls", "StopHandle", "apply_decision", "is_as_decided"]
+__all__ = ["BudgetHandle", "CallFailedError", "Calls", "StopHandle", "apply_decision", "is_as_decided"]
 
 FINAL_ANSWER_ACCEPTED = "The final answer was accepted."
 """What the transcript has as the result of the final-answer call."""
@@ -160,6 +161,25 @@ class StopHandle:
         """Ask the run to stop; the first reason stays."""
         if self.reason is None:
             self.reason = reason
+
+
+class BudgetHandle:
+    """Gives a run that is being driven other limits, from any task or thread; made for one run.
+
+    The run takes the newest before its next action: a request or a call that is under way ends as it began.
+    """
+
+    def __init__(self) -> None:
+        self._given: tuple[Budget, str] | None = None
+
+    def change(self, limits: Budget, *, by: str = "") -> None:
+        """Set the limits; a newer budget replaces one that was not taken."""
+        self._given = limits, by
+
+    def take(self) -> tuple[Budget, str] | None:
+        """Return the limits that were set, and who set them; once."""
+        given, self._given = self._given, None
+        return given
 
 
 class Calls:

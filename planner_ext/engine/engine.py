@@ -16,12 +16,12 @@ from planner_ext.core.accounts import Account
 from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem
-from planner_ext.engine.batch import CallFailedError, Calls, StopHandle
+from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopHandle
 from planner_ext.engine.concurrency import OutOfTime
 from planner_ext.engine.journal import Recorder, plain_fact
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 
-__all__ = ["CallFailedError", "Engine", "StopHandle", "watch"]
+__all__ = ["BudgetHandle", "CallFailedError", "Engine", "StopHandle", "watch"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,10 @@ class Engine:
     async def _next(self, *, waits: bool = True) -> machine.Action | None:
         if self._stop.reason is not None and self._running and self.state.stopping is None:
             await self.record(facts.StopRequested(reason=self._stop.reason, at=self._journal.now()))
+        if self._ports.new_budget is not None and self._running and (new := self._ports.new_budget()) is not None:
+            at, seconds = self._journal.now(), self._journal.lap()
+            limits, by = new
+            await self.record(facts.BudgetChanged(limits=limits, by=by, at=at, seconds=seconds))
         action = self.account.decide(self._journal.as_of_now())
         waits = waits and self._ports.min_iteration_seconds > 0
         if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._kept_interval():

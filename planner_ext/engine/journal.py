@@ -40,8 +40,8 @@ __all__ = [
     "stopping_facts",
 ]
 
-SCHEMA = 1
-"""The schema number of facts as JSON; a newer one is refused. 1: the first."""
+SCHEMA = 2
+"""The schema number of facts as JSON; a newer one is refused. 1: the first. 2: `BudgetChanged`."""
 
 _CHECKPOINT = "checkpoint"
 """The key of a run in the metadata of the message that ended it; it is not written with the message."""

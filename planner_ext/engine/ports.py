@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.accounts import Tab
 from planner_ext.core.facts import CallOutcome, EventLine, Fact
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
@@ -228,6 +229,7 @@ class Ports:
         stop_on_unknown: Whether a call to an unknown function stops the run.
         min_iteration_seconds: Least time from the start of one request to the start of the next.
         within: The call of another run in which this run is made, and to which it is charged; None outside of one.
+        new_budget: Returns limits that replace the run's, once, and who set them; asked before each next action.
     """
 
     chat: Chat
@@ -248,3 +250,4 @@ class Ports:
     stop_on_unknown: bool = False
     min_iteration_seconds: float = 0.0
     within: Tab | None = None
+    new_budget: Callable[[], tuple[Budget, str] | None] | None = None

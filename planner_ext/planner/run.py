@@ -33,7 +33,7 @@ from planner_ext.durable.errors import RunRefusedError
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.batch import is_as_decided
 from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effect_of, idempotency_key
-from planner_ext.engine.engine import StopHandle, watch
+from planner_ext.engine.engine import BudgetHandle, StopHandle, watch
 from planner_ext.engine.ports import Emit, Functions, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.approval import NOTHING_TAKEN, PendingCall, ResumeRequest, Taking, check_calls, pending_calls
@@ -238,6 +238,7 @@ class PlannerRun:
         facts: The journal that is resumed.
         new: The first new facts.
         stop: Ends the run from outside.
+        budget: Changes the run's limits from outside.
         taking: The decisions in ``new``.
     """
 
@@ -245,6 +246,7 @@ class PlannerRun:
     facts: Sequence[Fact] = ()
     new: Sequence[Fact] = ()
     stop: StopHandle | None = None
+    budget: BudgetHandle | None = None
     taking: Taking = NOTHING_TAKEN
 
     async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
@@ -256,7 +258,7 @@ class PlannerRun:
             Exception: On a fault of any kind; it carries the history and a checkpoint as attributes.
         """
         context = self.context
-        engine = context.engine(self.facts, emit=emit, stop=self.stop)
+        engine = context.engine(self.facts, emit=emit, stop=self.stop, budget=self.budget)
         with self.taking.reserve(engine):
             for fact in self.new:
                 await engine.record(fact)
@@ -304,7 +306,7 @@ class KeptRun(PlannerRun):
 
     async def result(self, emit: Emit | None = None) -> FunctionCallingStepwisePlannerResult:
         """Run to the next pause or end; see `PlannerRun`."""
-        self.facts, self.new = self.activation.facts, await self._first()
+        self.facts, self.new, self.budget = self.activation.facts, await self._first(), self.activation.new_budget
         return await super().result(emit)
 
     async def _first(self) -> Sequence[Fact]:

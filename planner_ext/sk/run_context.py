@@ -22,9 +22,9 @@ from planner_ext.approval.policy import guard_name
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
-from planner_ext.core.limits import Consumption, Price
+from planner_ext.core.limits import Budget, Consumption, Price, tightest
 from planner_ext.core.state import State
-from planner_ext.engine.engine import CallFailedError, Engine, StopHandle
+from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Emit, Ports, Prompts, RunStore
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, report_unused_rules
@@ -161,18 +161,21 @@ class RunContext:
             kernel=self.kernel,
             arguments=self.arguments,
             tools=self.tools,
-            meter=RequestMeter(
-                self.service,
-                self.settings,
-                price=options.budget.price,
-                max_cost=options.budget.max_cost,
-                max_prompt_tokens=options.max_prompt_tokens or 0,
-                estimates=options.budget.max_total_tokens is not None,
-            ),
+            meter=self._meter(options.budget),
             streaming=self.streaming,
             strict_finish_reason=options.strict_finish_reason,
             plan_settings=dict(self.plan_settings),
             answer_settings={} if self.form is None else self.form.settings,
+        )
+
+    def _meter(self, limits: Budget) -> RequestMeter:
+        return RequestMeter(
+            self.service,
+            self.settings,
+            price=limits.price,
+            max_cost=limits.max_cost,
+            max_prompt_tokens=self.options.max_prompt_tokens or 0,
+            estimates=limits.max_total_tokens is not None,
         )
 
     def rules(self) -> Rules:
@@ -213,6 +216,7 @@ class RunContext:
         emit: Emit | None = None,
         stop: StopHandle | None = None,
         follow: Callable[[State, Fact], None] | None = None,
+        budget: BudgetHandle | None = None,
     ) -> Engine:
         """Make the engine that drives a journal here; for ``follow`` see `planner_ext.engine.ports.Ports`."""
         options, chat, parent = self.options, self.chat, self.parent
@@ -243,8 +247,26 @@ class RunContext:
             stop_on_unknown=options.execution.stop_on_unknown_function,
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
             within=None if parent is None else parent.tab,
+            new_budget=None if budget is None else partial(self._new_budget, budget),
         )
         return Engine(facts, ports, emit=emit, stop=stop)
+
+    def _new_budget(self, handle: BudgetHandle) -> tuple[Budget, str] | None:
+        """Take a new budget, if one was set, and count and price the further requests as it needs.
+
+        Raises:
+            InvalidOptionError: If it needs a price that is not known.
+        """
+        options = self.options
+        if (new := handle.take()) is None:
+            return None
+        given, by = new
+        limits, own = tightest(given, options.outer_budget), options.budget
+        limits = replace(
+            limits, max_iterations=limits.max_iterations or own.max_iterations, price=limits.price or own.price
+        )
+        self.chat.meter = self._meter(limits)
+        return replace(limits, price=None), by
 
     async def drive(self, engine: Engine) -> None:
         """Run an engine to its next pause or end, under the span that Semantic Kernel's own loop has.

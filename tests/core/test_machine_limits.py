@@ -17,6 +17,7 @@ from planner_ext.core.values import Usage
 from support.core import (
     Play,
     began,
+    budget_changed,
     calls,
     clarified,
     decided,
@@ -164,3 +165,19 @@ def test_a_call_does_not_start_again_while_a_nested_run_waits_for_its_share() ->
     asked = [run_started(limits=limits), replied(calls("f", "plan")), decided(0), decided(1, "plan", nested=True)]
     assert limit_of_restart(fold([*asked, began(0)]), 0, at=0.0) == "max_tool_calls"
     assert limit_of_restart(fold([*asked, began(0), began(1, "plan")]), 0, at=0.0) is None
+
+
+def test_a_budget_that_grows_while_a_run_is_driven_lets_it_continue() -> None:
+    """The limit that was reached is forgotten; what was spent counts, the time until the change included."""
+    play = Play(calls("f"), limits=Budget(max_tool_calls=0)).go()
+    assert play.state.limit == "max_tool_calls"
+    play.add(budget_changed(Budget(max_tool_calls=1, max_iterations=3), by="ann")).go(calls("f"), says("done"))
+    assert [request.offer for request in play.requests] == [True, True, False]
+    assert (play.end.status, play.state.ledger.tool_calls, play.state.ledger.iterations) == ("limit_reached", 1, 3)
+
+
+def test_a_budget_that_shrinks_while_a_run_is_driven_ends_it() -> None:
+    """No request follows one that is over the new limit."""
+    play = Play(calls("f"), limits=Budget(max_iterations=9)).go()
+    play.add(budget_changed(Budget(max_iterations=1))).go(says("never asked for"))
+    assert (play.end.status, play.end.limit, len(play.requests)) == ("limit_reached", "max_iterations", 1)

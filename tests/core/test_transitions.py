@@ -7,9 +7,12 @@ from typing import get_args
 from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import TRANSITIONS, Phase
-from support.core import RESUMED, Play, calls, clarified, decided, says, stop
+from support.core import RESUMED, Play, budget_changed, calls, clarified, decided, says, stop
 
 LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
+
+ANYWHERE = ("StopRequested", "BudgetChanged")
+"""The facts that change no phase while a run is driven; the diagram does without their arrows."""
 
 
 def as_mermaid() -> str:
@@ -17,7 +20,7 @@ def as_mermaid() -> str:
     arrows: dict[tuple[Phase, Phase], list[str]] = {}
     for (phase, fact), targets in TRANSITIONS.items():
         for target in targets:
-            if fact != "StopRequested" or target is not phase:
+            if fact not in ANYWHERE or target is not phase:
                 arrows.setdefault((phase, target), []).append(fact)
     lines = [f"    {source} --> {target}: {', '.join(facts)}" for (source, target), facts in arrows.items()]
     return "\n".join(["stateDiagram-v2", "    [*] --> new", *lines, "    ended --> [*]"])
@@ -54,6 +57,10 @@ def played() -> set[tuple[Phase, str, Phase]]:
         plays += [stopped.go(steps=steps), resumed.go(steps=steps)]
         if (stopped.state.phase, "StopRequested") in TRANSITIONS:
             stopped.add(stop()).go()
+        changed = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(steps=steps)
+        plays.append(changed)
+        if (changed.state.phase, "BudgetChanged") in TRANSITIONS:
+            changed.add(budget_changed()).go()
         if (resumed.state.phase, "Resumed") in TRANSITIONS:
             resumed.add(RESUMED).go()
     return set().union(*(play.visited for play in plays))
@@ -91,7 +98,7 @@ def test_the_diagram_shows_every_phase_and_every_arrow() -> None:
     for phase in Phase:
         assert any(phase in pair for pair in drawn)
     for source, fact, target in LISTED:
-        loop = fact == "StopRequested" and source is target
+        loop = fact in ANYWHERE and source is target
         assert (fact in drawn.get((source, target), set())) is not loop
     assert "    [*] --> new" in lines
     assert "    ended --> [*]" in lines

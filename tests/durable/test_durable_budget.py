@@ -8,9 +8,15 @@ from pydantic import BaseModel
 
 from planner_ext import Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.core.values import Usage
+from planner_ext.durable.worker import Activation
+from planner_ext.engine.engine import BudgetHandle
 from planner_ext.errors import PlannerInvalidConfigurationError
-from planner_ext.testing import ScriptedReply, say
+from planner_ext.events import BudgetChanged
+from planner_ext.testing import ScriptedReply, call, say
 from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, store_neutral, world
+from support.engine import FakeStore
+
+LABEL = call("shop-label", {"order": 1})
 
 
 def a_cent(model: str, usage: Usage) -> float:
@@ -108,3 +114,28 @@ async def test_a_run_that_answers_in_a_form_goes_on_with_it_alone(store: str, tm
     done = await drive(store, tmp_path / "effects", say('{"amount": 5}'), response_format=Paid)
     assert (done.status, done.final_answer) == ("answered", '{"amount": 5}')
     assert (await drive(store, tmp_path / "effects")).final_answer == '{"amount": 5}'
+
+
+async def drive_changed(budget: BudgetHandle, effects: Path, *script: ScriptedReply) -> Any:
+    """Drive a run that takes another budget before its first action."""
+    planner, kernel = world(effects, script)
+    given = Activation(run_id="order-7", goal=GOAL, store=FakeStore(), new_budget=budget)
+    return await planner.journaled(kernel, given).result()
+
+
+async def test_a_driven_run_takes_a_new_budget_and_counts_what_it_limits(tmp_path: Path) -> None:
+    """Cost is counted from then on; ``max_iterations``, if the new budget has none, stays as it was."""
+    budget = BudgetHandle()
+    budget.change(Budget(max_cost=0.015, price=a_cent), by="ann")
+    result = await drive_changed(budget, tmp_path / "effects", LABEL, LABEL, say("So far."))
+    assert (result.status, result.limit, result.usage.cost) == ("limit_reached", "max_cost", 0.03)
+    (changed,) = [fact for fact in result.facts if isinstance(fact, BudgetChanged)]
+    assert (changed.limits, changed.by) == (Budget(max_cost=0.015, max_iterations=15), "ann")
+
+
+async def test_a_new_budget_that_needs_an_unknown_price_is_refused_by_name(tmp_path: Path) -> None:
+    """Before a request, instead of spending what nobody counts."""
+    budget = BudgetHandle()
+    budget.change(Budget(max_cost=1.0))
+    with pytest.raises(PlannerInvalidConfigurationError, match="max_cost=1 needs a price"):
+        await drive_changed(budget, tmp_path / "effects")

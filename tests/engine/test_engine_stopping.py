@@ -6,13 +6,16 @@ import pytest
 
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import (
+    BudgetChanged,
     Resumed,
 )
 from planner_ext.core.fold import fold
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult
-from planner_ext.engine.engine import CallFailedError, StopHandle
+from planner_ext.engine.engine import BudgetHandle, CallFailedError, StopHandle
 from planner_ext.engine.ports import Finished
+from support.core import SAMPLES
 from support.engine import (
     FakeChat,
     FakeClock,
@@ -289,3 +292,32 @@ async def test_a_failed_function_is_by_default_a_result() -> None:
     assert results_of(state) == ["It failed."]
     assert state.ended is not None
     assert state.ended.status == "answered"
+
+
+async def test_a_new_budget_is_taken_before_the_next_action() -> None:
+    """It is a fact with its author and its time, and holds from there on; the run takes it once."""
+    budget, clock = BudgetHandle(), FakeClock()
+
+    def work() -> None:
+        clock.time += 2.0
+        budget.change(Budget(max_iterations=9), by="bob")
+        budget.change(Budget(max_iterations=2), by="ann")
+
+    chat = FakeChat([["f"], "the last one"])
+    engine = engine_of(chat, functions=FakeFunctions({"f": work}), clock=clock, new_budget=budget.take)
+    state = await engine.run()
+    (changed,) = [fact for fact in engine.facts if isinstance(fact, BudgetChanged)]
+    assert (changed.limits, changed.by, changed.seconds) == (Budget(max_iterations=2), "ann", 2.0)
+    assert types_of(engine.facts)[3:6] == ["CallFinished", "BudgetChanged", "IterationCompleted"]
+    assert (chat.requests[1].offer, chat.requests[1].withheld) == (False, "max_iterations")
+    assert state.ended is not None
+    assert state.ended.limit == "max_iterations"
+
+
+async def test_a_paused_or_ended_run_takes_no_new_budget() -> None:
+    """It waits for the run's next life; a resume has a budget of its own."""
+    budget = BudgetHandle()
+    budget.change(Budget(max_iterations=2))
+    engine = engine_of(facts=SAMPLES[Phase.PAUSED], new_budget=budget.take)
+    assert (await engine.run()).phase is Phase.PAUSED
+    assert budget.take() == (Budget(max_iterations=2), "")

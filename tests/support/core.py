@@ -6,6 +6,7 @@ from typing import Any, Self, cast
 
 from planner_ext.core.facts import (
     AnswerChecked,
+    BudgetChanged,
     CallDecided,
     CallFinished,
     CallOutcome,
@@ -26,6 +27,7 @@ from planner_ext.core.facts import (
     Verdict,
 )
 from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Budget
 from planner_ext.core.machine import (
     Action,
     AddMessage,
@@ -178,6 +180,11 @@ def added(purpose: Any = "step") -> MessageAdded:
 def stop(reason: str = "enough") -> StopRequested:
     """Ask the run to stop."""
     return StopRequested(reason=reason, at=0.0)
+
+
+def budget_changed(limits: Budget | None = None, **more: Any) -> BudgetChanged:
+    """Give the run other limits."""
+    return BudgetChanged(limits=limits or Budget(), at=0.0, seconds=1.0, **more)
 
 
 def ended(**more: Any) -> Ended:
@@ -356,6 +363,7 @@ ONE_OF_EACH: list[Fact] = [
     finished(0),
     completed(),
     stop(),
+    budget_changed(),
     PAUSED,
     RESUMED,
     ended(),

@@ -11,6 +11,7 @@ import pytest
 from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.facts import (
     AnswerChecked,
+    BudgetChanged,
     CallDecided,
     CallFinished,
     CallStarted,
@@ -179,6 +180,7 @@ FACTS: tuple[Fact, ...] = (
         at=7.5,
         seconds=0.2,
     ),
+    BudgetChanged(limits=LIMITS, by="ann", at=9.5, seconds=0.4),
 )
 
 
