@@ -20,7 +20,9 @@ app = typer.Typer(
     help="A bounded, interruptible, auditable agent loop for Semantic Kernel.",
 )
 
-runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show, resume and cancel runs of a store.")
+runs = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, show, resume, cancel, delete, move and back up runs."
+)
 
 approvals = typer.Typer(
     no_args_is_help=True,
@@ -41,6 +43,11 @@ RUNS_EXIT_CODES = """\
   0    done
   1    the run had ended before; nothing changed
   2    the store or the run cannot be used
+"""
+
+DONE_OR_UNUSABLE = """\
+  0    done
+  2    the store, the run or an option cannot be used
 """
 
 APPROVALS_EXIT_CODES = """\
@@ -237,6 +244,46 @@ def cancel_run(
     from planner_ext.cli import store as stored  # noqa: PLC0415  (see above)
 
     return stored.cancel_run(run, store, by=by, reason=reason)
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="delete")
+def delete_run(run: RunName, store: cli.Store, force: Annotated[bool, typer.Option("--force")] = False) -> cli.Exit:
+    """Delete a run that has ended, failed or is in quarantine, with all that the store keeps of it.
+
+    Examples:
+      planner-ext runs delete order-7 --store runs.db
+
+    Options:
+        force: Delete a paused run, too; what waits in it is never decided.
+    """
+    from planner_ext.cli.store import delete_run  # noqa: PLC0415  (see above)
+
+    return delete_run(run, store, force=force)
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="prune")
+def prune_runs(
+    store: cli.Store,
+    older_than: cli.Age,
+    status: Annotated[str, typer.Option(metavar="STATUS")],
+    dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+) -> cli.Exit:
+    """Delete all runs with a status that have not changed for some time.
+
+    Workers continue meanwhile. An SQLite file does not shrink, its space is used again; VACUUM of the sqlite3 tool
+    shrinks it, while no worker runs.
+
+    Examples:
+      planner-ext runs prune --older-than 30d --status answered --store runs.db --dry-run
+
+    Options:
+        older_than: The time since a run last changed (updated_at in the list): 30d, 12h, 90m or 45s.
+        status: Runs that are answered, incomplete, limit_reached, stopped, failed or quarantined.
+        dry_run: Only say how many there are.
+    """
+    from planner_ext.cli.store import prune_runs  # noqa: PLC0415  (see above)
+
+    return prune_runs(store, older_than=older_than, status=status, dry_run=dry_run)
 
 
 @cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="list")

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import timedelta
 from enum import IntEnum
 from functools import wraps
 from inspect import Parameter, Signature, getdoc, signature
@@ -22,6 +23,7 @@ from planner_ext.core.errors import PlannerExtError
 __all__ = [
     "KEY_VARIABLES",
     "STORE_VARIABLE",
+    "Age",
     "ApprovalArgs",
     "By",
     "CallId",
@@ -157,6 +159,17 @@ CallId = Annotated[
     str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def _read_age(text: str) -> timedelta:
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    match = re.fullmatch(r"(\d{1,8})([smhd])", text)
+    if match is None:
+        raise typer.BadParameter(f"expected a number and d, h, m or s, such as 30d; got {text!r}.")
+    return timedelta(**{units[match[2]]: int(match[1])})
+
+
+Age = Annotated[timedelta, typer.Option(parser=_read_age, metavar="AGE")]
 MoreIterations = Annotated[
     int | None, typer.Option(metavar="N", help="A new limit of round trips, for a run that reached its own.")
 ]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.text import Text
@@ -34,10 +34,12 @@ __all__ = [
     "command_on",
     "decide",
     "decision_text",
+    "delete_run",
     "edited",
     "list_pending",
     "list_runs",
     "opened_runs",
+    "prune_runs",
     "show_pending",
     "store_name",
     "value_of",
@@ -133,6 +135,24 @@ async def cancel_run(run_id: str, store: str, *, by: str | None, reason: str) ->
         ended = await writer.cancel_run(opened, run_id, by=by or "", reason=reason, clock=SystemClock())
     Terminal(sys.stderr).say(f"{exact(run_id)} {'is cancelled.' if ended else 'had ended before; nothing changed.'}")
     return ExitCode.ANSWERED if ended else ExitCode.NO_ANSWER
+
+
+async def delete_run(run_id: str, store: str, *, force: bool) -> int:
+    """Delete a run of a store."""
+    async with opened_store(store, create=False) as opened:
+        await opened.delete(run_id, at=SystemClock().now(), paused=force)
+    Terminal(sys.stderr).say(f"{exact(run_id)} is deleted.")
+    return ExitCode.ANSWERED
+
+
+async def prune_runs(store: str, *, older_than: timedelta, status: str, dry_run: bool) -> int:
+    """Delete the old runs of a store, and print their number."""
+    at = SystemClock().now()
+    async with opened_store(store, create=False) as opened:
+        before = at - older_than.total_seconds()
+        count = await opened.prune(status=status, before=before, at=at, dry_run=dry_run)
+    print(f"{count} {'run' if count == 1 else 'runs'} {'would be deleted' if dry_run else 'deleted'}.")
+    return ExitCode.ANSWERED
 
 
 def edited(arguments: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -29,12 +29,12 @@ from dbos._serialization import DefaultSerializer
 
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
-from planner_ext.durable.postgres import PostgresWorkers
+from planner_ext.durable.postgres import DBOS_TABLES, PostgresWorkers
 from planner_ext.durable.records import TABLE_SCHEMA
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.journal import SCHEMA
 
-__all__ = ["TABLES", "ActivationQueue"]
+__all__ = ["ActivationQueue"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,6 @@ _APPLICATION = "planner-ext"
 _NUMBERS = (SCHEMA, TABLE_SCHEMA)
 _VERSION = "planner_ext-{}.{}".format(*_NUMBERS)
 """Pinned: DBOS's default is a hash of the source, with which the next release would not see queued activations."""
-TABLES = "planner_ext_dbos"
-"""The PostgreSQL schema with DBOS's tables."""
 _QUEUE = "planner_ext"
 _POLLING_SECONDS = 0.25
 _CONNECTIONS = 5
@@ -424,7 +422,7 @@ class _DbosHost:
         config = DBOSConfig(
             name=_APPLICATION,
             system_database_url=self._url,
-            dbos_system_schema=TABLES,
+            dbos_system_schema=DBOS_TABLES,
             executor_id=self._executor,
             application_version=_VERSION,
             serializer=DBOSPortableJSONSerializer(),

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.records import GET_SCHEMA, TABLE_SCHEMA, Row, Step, check_tables, migration
 
-__all__ = ["PostgresDatabase", "PostgresWorkers"]
+__all__ = ["DBOS_TABLES", "PostgresDatabase", "PostgresWorkers"]
 
 _Connection = psycopg.AsyncConnection[Row]
 
@@ -55,6 +55,26 @@ _LOCK_IS_HELD = """
           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     )
 """
+
+DBOS_TABLES = "planner_ext_dbos"
+"""The PostgreSQL schema with DBOS's tables."""
+
+_ACTIVATION_TABLES = f"""
+    SELECT table_name FROM information_schema.columns
+    WHERE table_schema = '{DBOS_TABLES}' AND column_name = 'workflow_uuid'
+    ORDER BY table_name = 'workflow_status', table_name
+"""  # noqa: S608  (both are this module's own text)
+"""DBOS's tables with rows of activations, the one that others refer to as the last."""
+
+_DELETE_ACTIVATIONS = f"""
+    DELETE FROM {DBOS_TABLES}.%s WHERE workflow_uuid IN (
+        SELECT run_id || ':' || n FROM planner_runs, generate_series(
+            0, (SELECT COUNT(*) FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
+        ) AS n
+        WHERE owner = :owner
+    )
+"""  # noqa: S608  (likewise)
+"""Deletes the rows of activations, which are named after a run and the length of its journal when they start."""
 
 _TRANSIENT = ("08", "40", "53300", "57P")
 """Beginnings of SQLSTATEs that a retry may cure: a lost connection, a conflict, no free slot, a restarting server."""
@@ -123,6 +143,11 @@ class PostgresDatabase:
         self._writing.add(task)
         task.add_done_callback(self._written)
         return await asyncio.shield(task)
+
+    async def more_to_delete(self) -> Sequence[str]:
+        """List the statements that delete the activations of runs from DBOS's tables, if these exist."""
+        tables = (await self.transact((_ACTIVATION_TABLES, {})))[0]
+        return [_DELETE_ACTIVATIONS % table for table in tables]
 
     async def close(self) -> None:
         """Wait for every transaction to end, and close the connections."""

@@ -82,6 +82,10 @@ class Database(Protocol):
         """
         ...
 
+    async def more_to_delete(self) -> Sequence[str]:
+        """List the statements that delete what else the database keeps of the runs whose owner is ``:owner``."""
+        ...
+
     async def close(self) -> None:
         """Close the database; transactions that were awaited have completed."""
         ...

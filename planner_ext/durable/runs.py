@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -97,6 +98,37 @@ class RunsClient:
             UnknownRunError: If there is no such run.
         """
         return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
+
+    async def delete(self, run_id: str, *, force: bool = False) -> None:
+        """Delete a run for good, with its journal, its approvals and all other rows about it.
+
+        Args:
+            run_id: A run that has ended, failed or is in quarantine.
+            force: Whether it may also be paused; what waits in it is then never decided.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            RunConflictError: If the run is unfinished, or a worker drives it.
+        """
+        await self._store.delete(run_id, at=self._clock.now(), paused=force)
+
+    async def prune(self, *, older_than: timedelta, status: str, dry_run: bool = False) -> int:
+        """Delete old runs for good, in batches between which the workers continue.
+
+        Args:
+            older_than: The time since their last update: since `RunRecord.updated_at`, not since they were started.
+            status: Their status: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``, ``failed`` or
+                ``quarantined``.
+            dry_run: Whether to count them only.
+
+        Returns:
+            Their number.
+
+        Raises:
+            StoreError: If runs with this status may not be deleted.
+        """
+        at = self._clock.now()
+        return await self._store.prune(status=status, before=at - older_than.total_seconds(), at=at, dry_run=dry_run)
 
     async def count(self, *, status: str | None = None) -> int:
         """Count all runs, or those with a status.

@@ -85,6 +85,10 @@ class SqliteDatabase:
         self._work.put((steps, done, loop))
         return await done
 
+    async def more_to_delete(self) -> Sequence[str]:
+        """Return no statements: a file holds nothing but the store's tables."""
+        return ()
+
     async def close(self) -> None:
         """Finish the transactions that were begun, and close the file."""
         if not self._closed:

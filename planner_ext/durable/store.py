@@ -4,26 +4,35 @@
 
 import json
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
 from planner_ext.core.limits import is_count
-from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError, UnknownRunError, is_address
+from planner_ext.durable.errors import (
+    DuplicateRowError,
+    RunConflictError,
+    RunFencedError,
+    StoreError,
+    UnknownRunError,
+    is_address,
+)
 from planner_ext.durable.records import RUN_COLUMNS, Database, Row, RunRecord, Step, StoredRun, Value, read_facts
 
 __all__ = ["JournalStore", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
-_STATUSES = (
-    *("queued", "running", "paused", "failed", "quarantined"),
-    *("answered", "incomplete", "limit_reached", "stopped"),
-)
+_AT_REST = ("failed", "quarantined", "answered", "incomplete", "limit_reached", "stopped")
+"""The statuses of runs that only a `resume` continues; they may be deleted."""
+
+_STATUSES = ("queued", "running", "paused", *_AT_REST)
 """The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
 
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
+_TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "planner_notices")
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
 _APPROVAL = """
@@ -31,6 +40,20 @@ _APPROVAL = """
     FROM planner_approvals
 """
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
+
+
+_IDLE = """
+    NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND seen_at > :lease_begin)
+"""
+_LEASE_SECONDS = 30.0
+"""How long after its last heartbeat the owner of a run is taken to live."""
+
+_OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
+_OLDEST = f"{_OLD} AND run_id IN (SELECT run_id FROM planner_runs WHERE {_OLD} ORDER BY updated_at LIMIT :batch)"
+"""The conditions are repeated: PostgreSQL checks only the outer ones again on a row that changed meanwhile."""
+
+_BATCH = 50
+"""The most runs that one transaction deletes, so that workers do not wait long for it."""
 
 
 async def open_database(where: str | Path, *, create: bool = True) -> Database:
@@ -224,9 +247,73 @@ class JournalStore:
         """
         await self.database.transact((keep, values), (reopen, values))
 
+    async def delete(self, run_id: str, *, at: float, paused: bool = False) -> None:
+        """Delete a run that has ended, failed or is in quarantine, with all rows about it.
+
+        Args:
+            run_id: The run.
+            at: The time.
+            paused: Whether the run may also be paused.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            RunConflictError: If the run is unfinished, or a living worker drives it.
+        """
+        statuses = (*_AT_REST, "paused") if paused else _AT_REST
+        listed = ", ".join(f"'{status}'" for status in statuses)
+        chosen = f"run_id = :run_id AND status IN ({listed}) AND {_IDLE}"
+        if await self._delete(chosen, run_id=run_id, lease_begin=at - _LEASE_SECONDS):
+            return
+        record = await self.record(run_id)
+        if record.status in statuses:
+            problem = f"the worker {record.owner!r} drives it. Wait until it has ended"
+        elif record.status == "paused":
+            problem = "it is paused, and what waits in it would be lost. Cancel it first, or force it"
+        else:
+            problem = f"it is {record.status}. Cancel it first"
+        raise RunConflictError(f"Run {run_id!r} cannot be deleted: {problem}.")
+
+    async def prune(self, *, status: str, before: float, at: float, dry_run: bool = False) -> int:
+        """Delete the runs with a status that no worker drives and that were last updated before a time.
+
+        Args:
+            status: Their status; see `delete`.
+            before: When they were last updated, at the latest.
+            at: The time.
+            dry_run: Whether to count them only.
+
+        Returns:
+            Their number.
+
+        Raises:
+            StoreError: If runs with this status may not be deleted.
+        """
+        if status not in _AT_REST:
+            raise StoreError(f"Runs that are {status!r} are not deleted. Give one of: {', '.join(_AT_REST)}.")
+        values: dict[str, Value] = {"status": status, "before": before, "lease_begin": at - _LEASE_SECONDS}
+        if dry_run:
+            return await self._number(f"SELECT COUNT(*) FROM planner_runs WHERE {_OLD}", **values)
+        deleted = 0
+        while count := await self._delete(_OLDEST, **values, batch=_BATCH):
+            deleted += count
+        return deleted
+
     async def close(self) -> None:
         """Close the database."""
         await self.database.close()
+
+    async def _delete(self, chosen: str, **values: Value) -> int:
+        """Delete the chosen runs in one transaction, which begins by locking their rows under an owner of its own."""
+        owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
+        owned = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
+        deletions = [
+            *await self.database.more_to_delete(),
+            *(f"DELETE FROM {table} WHERE {owned}" for table in _TABLES_OF_RUNS),
+            "DELETE FROM planner_runs WHERE owner = :owner RETURNING run_id",
+        ]
+        lock = (f"UPDATE planner_runs SET owner = :owner WHERE {chosen}", {**values, **owner})
+        *_, runs = await self.database.transact(lock, *((deletion, owner) for deletion in deletions))
+        return len(runs)
 
     async def _rows(self, statement: str, **values: Value) -> Sequence[Row]:
         return (await self.database.transact((statement, values)))[0]

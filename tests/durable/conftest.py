@@ -9,6 +9,7 @@ import pytest
 from dbos import DBOS
 
 from planner_ext.durable import dbos
+from planner_ext.durable.postgres import DBOS_TABLES
 from support.postgres import PostgresServer
 
 END_SESSIONS = """
@@ -17,7 +18,7 @@ END_SESSIONS = """
 """
 FILLED = f"""
     SELECT schemaname, tablename FROM pg_tables
-    WHERE schemaname IN ('public', '{dbos.TABLES}') AND tablename <> 'planner_schema'
+    WHERE schemaname IN ('public', '{DBOS_TABLES}') AND tablename <> 'planner_schema'
           AND tablename NOT LIKE '%migrations'
 """
 
@@ -39,7 +40,7 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def launched(postgres: PostgresServer) -> str:
     """Name a database in which DBOS has made its tables already: a copy is there much sooner."""
-    DBOS.migrate(postgres.create("launched"), schema=dbos.TABLES)
+    DBOS.migrate(postgres.create("launched"), schema=DBOS_TABLES)
     return "launched"
 
 
