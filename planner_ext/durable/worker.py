@@ -22,6 +22,7 @@ from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
+from planner_ext.engine.concurrency import end_tasks
 from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.ports import Clock, RunStore
 
@@ -314,10 +315,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Interrupt the runs that are driven, and leave the queue."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())
         if self.queue is not None:
             await self.queue.close()
 

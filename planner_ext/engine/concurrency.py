@@ -19,6 +19,7 @@ __all__ = [
     "OutOfTime",
     "SystemClock",
     "called",
+    "end_tasks",
     "in_thread",
     "in_time",
     "run_sync",
@@ -111,6 +112,9 @@ def run_sync(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
 GRACE: Final = 1.0
 """Seconds, of the machine's own clock, that cancelled work has to end before it is abandoned."""
 
+AGAIN: Final = 5.0
+"""Seconds after which a task that has not ended is cancelled again."""
+
 STEP: Final = 60.0
 """Seconds after which the clock is read again: it may have been set, or the machine may have slept."""
 
@@ -188,6 +192,18 @@ async def _end(task: asyncio.Task[Any], seconds: float) -> None:
     task.add_done_callback(_forget)
     task.cancel()
     await asyncio.wait({task}, timeout=seconds)
+
+
+async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks until they have ended: a library may drop a cancellation, as psycopg before 3.3.6 does."""
+    waiting = {task for task in tasks if not task.done()}
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        waiting = (await asyncio.wait(waiting, timeout=AGAIN))[1]
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

@@ -17,7 +17,7 @@ from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem
 from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopHandle
-from planner_ext.engine.concurrency import OutOfTime
+from planner_ext.engine.concurrency import OutOfTime, end_tasks
 from planner_ext.engine.journal import Recorder, plain_fact
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 
@@ -281,8 +281,7 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
 
 async def _end(task: asyncio.Future[T]) -> BaseException:
     """Cancel a task and wait for it; return what it raised, which the event loop then does not report."""
-    task.cancel()
-    await asyncio.wait({task})
+    await end_tasks(task)
     try:
         task.result()
     except BaseException as error:
