@@ -17,21 +17,23 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, SetWorkflowID, WorkflowStatus
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, Queue, SetWorkflowID, WorkflowStatus
 from dbos import error as dbos_error
 from dbos._serialization import DefaultSerializer
+from sqlalchemy.exc import DBAPIError
 
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
-from planner_ext.durable.postgres import DBOS_TABLES, PostgresWorkers
+from planner_ext.durable.postgres import DBOS_TABLES, PostgresWorkers, may_retry
 from planner_ext.durable.records import TABLE_SCHEMA
 from planner_ext.durable.store import JournalStore
+from planner_ext.engine.concurrency import end_tasks
 from planner_ext.engine.journal import SCHEMA
 
 __all__ = ["ActivationQueue"]
@@ -66,6 +68,8 @@ _DUE = """
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a worker's session must be missing: while the server restarts, all sessions are, for about a second."""
+_PATIENCE_SECONDS = 60.0
+"""How long the launch of DBOS is tried again."""
 _RETRY_SECONDS = 0.05
 _REFUSED_SECONDS = 1.0
 _LONGEST_REFUSED_SECONDS = 60.0
@@ -110,7 +114,7 @@ class ActivationQueue:
 
     async def close(self) -> None:
         """Interrupt the activations that run here, and release the worker's name; other workers recover them."""
-        await _cancelled(self._background)
+        await end_tasks(*self._background)
         try:
             await self._host.interrupt()
         finally:
@@ -152,9 +156,7 @@ class ActivationQueue:
             await self._requeue_for_others(run_id)
             raise
         finally:  # the caller was cancelled, and so is the activation
-            for task in filter(None, tasks):
-                task.cancel()
-                await asyncio.wait([task])
+            await end_tasks(*filter(None, tasks))
 
     async def _start_here(self, run_id: str, activation: _Work) -> None:
         """Start an activation in this process, in place of a queued or ended one; a running one is awaited first."""
@@ -266,14 +268,6 @@ class ActivationQueue:
             await self._replace(row.workflow_id, row.workflow_id.rpartition(":")[0])
 
 
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks, and wait for their end."""
-    tasks = tuple(tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class _DbosHost:
     """The DBOS instance of this process; DBOS allows one.
 
@@ -291,6 +285,7 @@ class _DbosHost:
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
         self._local_work: dict[str, tuple[_Work, contextvars.Context]] = {}
+        self._started: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
         self._filter = partial(_redact, url)
@@ -316,10 +311,24 @@ class _DbosHost:
         await asyncio.wrap_future(self._opened)
 
     async def listen(self, *, at_most: int) -> None:
-        """Start taking activations from the queue, while fewer than this many run here."""
+        """Start taking activations from the queue, while fewer than this many run here.
+
+        DBOS would keep the number in its database, so that the one of the last worker held for all. Therefore it is
+        set where DBOS reads the queue; activations that were started here, and not taken from the queue, count, too.
+        """
 
         async def listen() -> None:
-            await DBOS.register_queue_async(_QUEUE, worker_concurrency=at_most, polling_interval_sec=_POLLING_SECONDS)
+            await DBOS.register_queue_async(_QUEUE, polling_interval_sec=_POLLING_SECONDS)
+            database = self._dbos._sys_db  # pyright: ignore[reportPrivateUsage]  (DBOS has no limit of one worker)
+            read_queue = database.get_queue
+
+            def get_queue(name: str, **options: Any) -> Queue | None:
+                if (queue := read_queue(name, **options)) is not None and name == _QUEUE:
+                    free = max(0, at_most - len(self._started))
+                    queue._worker_concurrency = free  # pyright: ignore[reportPrivateUsage]  (see above)
+                return queue
+
+            database.get_queue = get_queue
             self._dbos._listening_queues = [_QUEUE]  # pyright: ignore[reportPrivateUsage]  (public before launch only)
 
         await self._in_dbos(listen)
@@ -327,7 +336,7 @@ class _DbosHost:
     async def interrupt(self) -> None:
         """Cancel and await the activations that run here, and start no more; to DBOS they still run."""
         self._interrupted = True
-        await _cancelled(self._tasks)
+        await end_tasks(*self._tasks)
 
     async def close(self) -> None:
         """Shut DBOS down."""
@@ -337,14 +346,18 @@ class _DbosHost:
     async def start_here(self, key: str, run_id: str, work: _Work) -> bool:
         """Run an activation in this process at once with ``work``; False if DBOS already has one of this name."""
         self._local_work[key] = (work, contextvars.copy_context())
+        self._started.add(key)
 
         async def start() -> bool:
             try:
                 with SetWorkflowID(key, workflow_id_reuse_policy="reject"):
                     await DBOS.start_workflow_async(_activation, run_id)
-            except dbos_error.DBOSWorkflowIDInUseError:
+            except BaseException as error:
                 self._local_work.pop(key, None)
-                return False
+                self._started.discard(key)
+                if isinstance(error, dbos_error.DBOSWorkflowIDInUseError):
+                    return False
+                raise
             return True
 
         return await self._in_dbos(start)
@@ -380,7 +393,10 @@ class _DbosHost:
             raise asyncio.CancelledError
         work, context = self._local_work.pop(key, (self._work, contextvars.Context()))
         future = context.run(asyncio.run_coroutine_threadsafe, self._tracked(work, run_id), self._home)
-        await asyncio.wrap_future(future)
+        try:
+            await asyncio.wrap_future(future)
+        finally:
+            self._started.discard(key)
 
     async def _tracked(self, work: _Work, run_id: str) -> None:
         task = asyncio.current_task()
@@ -429,11 +445,21 @@ class _DbosHost:
             sys_db_pool_size=_CONNECTIONS,
             log_level="WARNING",
         )
-        self._dbos = DBOS(config=config)
-        if DBOS.executor_id != self._executor:
-            raise StoreError("another application of DBOS runs in this process. Run the planner in a separate process")
-        DBOS.listen_queues([])
-        DBOS.launch()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            self._dbos = DBOS(config=config)
+            if DBOS.executor_id != self._executor:
+                raise StoreError("another application of DBOS runs in this process. Run the planner in a separate one")
+            DBOS.listen_queues([])
+            try:
+                DBOS.launch()
+                break
+            except DBAPIError as error:  # the server restarts, or other workers create the same tables
+                if not may_retry(error.orig) or time.monotonic() > deadline:
+                    raise
+                logger.warning("DBOS cannot be launched yet, the worker tries again.")
+                DBOS.destroy()
+                await asyncio.sleep(_WATCH_SECONDS)
         self._opened.set_result(None)
         await self._stop.wait()
 

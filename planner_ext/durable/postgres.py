@@ -7,6 +7,7 @@ whether it was. While a server restarts, transactions wait. Nothing is lost, and
 
 import asyncio
 import hashlib
+import logging
 import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -20,7 +21,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.records import GET_SCHEMA, TABLE_SCHEMA, Row, Step, check_tables, migration
 
-__all__ = ["DBOS_TABLES", "PostgresDatabase", "PostgresWorkers"]
+__all__ = ["DBOS_TABLES", "PostgresDatabase", "PostgresWorkers", "may_retry"]
+
+logger = logging.getLogger(__name__)
 
 _Connection = psycopg.AsyncConnection[Row]
 
@@ -116,16 +119,23 @@ class PostgresDatabase:
         self._closed = False
         self._writing: set[asyncio.Task[Sequence[Sequence[Row]]]] = set()
 
-    async def open(self) -> None:
+    async def open(self, *, patience: float = 0.0) -> None:
         """Reach the server, and create the tables where they do not exist; existing ones need no right to.
+
+        Args:
+            patience: Seconds to wait for a server that cannot be reached, or is starting.
 
         Raises:
             StoreError: If the server cannot be reached or used.
             NewerSchemaError: If the tables were made by a newer version of this package.
         """
-        with _as_store_errors(self._url):
+
+        async def prepare() -> None:
             async with await _connect(self._url) as connection:
                 await _prepare(connection)
+
+        with _as_store_errors(self._url):
+            await _with_retries(prepare, seconds=patience)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; a writing one completes even if its caller is cancelled.
@@ -179,7 +189,7 @@ class PostgresDatabase:
                 try:
                     await connection.execute("COMMIT")
                 except (psycopg.Error, OSError) as error:
-                    if not _is_transient(error):
+                    if not may_retry(error):
                         raise
                     if not await _with_retries(partial(session.is_committed, token), seconds=self._patience):
                         continue
@@ -345,11 +355,15 @@ async def _connect(url: str) -> _Connection:
 
 
 async def _prepare(connection: _Connection) -> None:
-    """Create or migrate the tables under a lock, since concurrent creation fails; current ones need no right to."""
+    """Create or migrate the tables under a lock, since concurrent creation fails; current ones need no right to.
+
+    The lock ends with the connection. It is taken before the transaction: one that had waited for it would not see that
+    another worker has created the tables meanwhile, since `to_regclass` answers from a cache.
+    """
     if await _schema_number(connection) == TABLE_SCHEMA:
         return
+    await connection.execute("SELECT pg_advisory_lock(%s)", (_TABLES_LOCK,))
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
         for statement in (_COMMITS, *migration(await _schema_number(connection))):
             await connection.execute(_query(statement))
 
@@ -374,21 +388,26 @@ def _query(statement: str) -> LiteralString:
 async def _with_retries(attempt: Callable[[], Awaitable[_Result]], *, seconds: float) -> _Result:
     """Retry until the server is reachable or the patience runs out; any other error is raised at once."""
     loop = asyncio.get_running_loop()
-    deadline, wait = loop.time() + seconds, 0.05
+    deadline, wait, said = loop.time() + seconds, 0.05, False
     while True:
         try:
             return await attempt()
         except (psycopg.Error, OSError) as error:
-            if not _is_transient(error) or loop.time() + wait > deadline:
+            if not may_retry(error) or loop.time() + wait > deadline:
                 raise
+            if wait >= 1.0 and not said:
+                said = True
+                logger.warning("PostgreSQL cannot be reached; waiting %.0f seconds at most.", deadline - loop.time())
         await asyncio.sleep(wait)
         wait = min(wait * 2, 1.0)
 
 
-def _is_transient(error: psycopg.Error | OSError) -> bool:
+def may_retry(error: BaseException | None) -> bool:
     """Return whether a retry may help: the server is unreachable, restarts, or asks for a retry."""
     if isinstance(error, OSError):
         return True
+    if not isinstance(error, psycopg.Error):
+        return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_refusal(error)
     return error.sqlstate.startswith(_TRANSIENT)

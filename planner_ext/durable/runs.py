@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+_PATIENCE_SECONDS = 60.0
+"""How long a worker waits for a server that starts at the same time."""
 _WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
@@ -230,7 +232,8 @@ class Runs(RunsClient):
 
         DBOS queues, delays and recovers activations: the unfinished runs of a dead worker continue within half a minute
         in another worker that `work`s. Needs the extra ``planner-ext[dbos]``. A process can open it once at a time.
-        Leaving the block interrupts the runs that this worker drives; living workers continue them.
+        Leaving the block interrupts the runs that this worker drives; living workers continue them. A server that is
+        just starting is awaited, a minute at most.
 
         Args:
             url: ``postgresql://...``; directly to the server or through a pooler that keeps sessions.
@@ -248,7 +251,7 @@ class Runs(RunsClient):
         name = _checked_options(worker_id, in_doubt, poll_seconds)
         if not is_address(url):
             raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
-        async with opened_store(url) as store:
+        async with opened_store(url, patience=_PATIENCE_SECONDS) as store:
             try:
                 from planner_ext.durable.dbos import ActivationQueue  # noqa: PLC0415  (an optional dependency)
             except ImportError as error:

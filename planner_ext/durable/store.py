@@ -56,12 +56,13 @@ _BATCH = 50
 """The most runs that one transaction deletes, so that workers do not wait long for it."""
 
 
-async def open_database(where: str | Path, *, create: bool = True) -> Database:
+async def open_database(where: str | Path, *, create: bool = True, patience: float = 0.0) -> Database:
     """Open the SQLite file at a path, or the PostgreSQL database at a ``postgresql://`` address.
 
     Args:
         where: The path or address.
         create: Whether to create a missing file.
+        patience: Seconds to wait for a server that cannot be reached, or is starting.
 
     Raises:
         StoreError: If it cannot be used; the message says why, and the way out.
@@ -75,14 +76,16 @@ async def open_database(where: str | Path, *, create: bool = True) -> Database:
     except ImportError as error:
         raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
     database = PostgresDatabase(str(where))
-    await database.open()
+    await database.open(patience=patience)
     return database
 
 
 @asynccontextmanager
-async def opened_store(where: str | Path, *, create: bool = True) -> "AsyncGenerator[JournalStore, None]":
+async def opened_store(
+    where: str | Path, *, create: bool = True, patience: float = 0.0
+) -> "AsyncGenerator[JournalStore, None]":
     """Open a store as `open_database` does, and close it at the end of the block."""
-    store = JournalStore(await open_database(where, create=create))
+    store = JournalStore(await open_database(where, create=create, patience=patience))
     try:
         yield store
     finally:

@@ -44,6 +44,7 @@ async def test_a_password_is_never_shown(
     """Not in an error, its traceback or a log line, whichever door was given the address; a file is not made of it."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("planner_ext.durable.runs._PATIENCE_SECONDS", 0.0)
     for open_store in (Runs.dbos, Runs.sqlite, Approvals.connect):
         with pytest.raises(StoreError) as raised:
             async with open_store(where):
