@@ -96,7 +96,7 @@ async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     await paused(tmp_path / "runs.db", tmp_path)
     with raw(tmp_path / "runs.db") as connection:
         connection.execute("INSERT INTO planner_schema VALUES (99)")
-    with pytest.raises(NewerSchemaError, match=r"runs.db has tables of schema 99; this version .* knows up to 1"):
+    with pytest.raises(NewerSchemaError, match=r"runs.db has tables of schema 99; this version .* knows up to 2"):
         await opened(tmp_path / "runs.db")
 
 
