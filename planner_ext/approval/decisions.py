@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
@@ -108,10 +108,12 @@ class Defer:
     Attributes:
         prompt: What the person is asked.
         expires_in: Seconds after which the question is no longer open; None uses the run's setting.
+        roles: Who may decide, as data for the application's ``authorize`` hook; empty for anyone.
     """
 
     prompt: str | None = None
     expires_in: float | None = None
+    roles: Sequence[str] = ()
 
 
 Decision: TypeAlias = Approve | Deny | Supply | Defer
@@ -131,11 +133,11 @@ def problem_of(decision: Decision) -> str | None:
             return _text_problem("reason", reason) or _text_problem("by", by)
         case Supply(by=by):
             return _text_problem("by", by)
-        case Defer(prompt=prompt, expires_in=expires_in):
+        case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
             if expires_in is not None and not is_duration(expires_in):
                 expected = f"a number of seconds above 0 and below {_LONGEST_WAIT:g}"
                 return f"expires_in must be {expected}; got {shown(expires_in)}"
-            return _text_problem("prompt", prompt)
+            return _text_problem("prompt", prompt) or _roles_problem(roles)
 
 
 _LONGEST_WAIT = 1e9
@@ -144,6 +146,13 @@ _LONGEST_WAIT = 1e9
 
 def _text_problem(name: str, value: object) -> str | None:
     return None if value is None or isinstance(value, str) else f"{name} must be text; got {shown(value)}"
+
+
+def _roles_problem(value: object) -> str | None:
+    problem = f"roles must be a list of names; got {shown(value)}"
+    if not isinstance(value, list | tuple):
+        return problem
+    return None if all(isinstance(name, str) and name.strip() for name in cast("list[object]", value)) else problem
 
 
 def _is_object(value: object) -> bool:
@@ -170,6 +179,7 @@ class ToolCall:
         fingerprint: Digest of run, iteration, id, function and arguments.
         prompt: What a person is asked, if an approver is shown the call; "" for nothing in particular.
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
+        roles: Who may decide, if an approver is shown the call; empty for anyone.
     """
 
     id: str
@@ -184,6 +194,7 @@ class ToolCall:
     fingerprint: str
     prompt: str = ""
     signature: str = ""
+    roles: Sequence[str] = ()
 
 
 class Interceptor(Protocol):
@@ -255,10 +266,14 @@ def requires_approval(function: F, /) -> F: ...
 
 
 @overload
-def requires_approval(*, prompt: str | None = None, expires_in: float | None = None) -> Callable[[F], F]: ...
+def requires_approval(
+    *, prompt: str | None = None, expires_in: float | None = None, roles: Sequence[str] = ()
+) -> Callable[[F], F]: ...
 
 
-def requires_approval(function: Any = None, /, *, prompt: str | None = None, expires_in: float | None = None) -> Any:
+def requires_approval(
+    function: Any = None, /, *, prompt: str | None = None, expires_in: float | None = None, roles: Sequence[str] = ()
+) -> Any:
     """Declare that a function may not run before a person has approved the call.
 
     Stands above or below ``@kernel_function``, bare or with arguments. An allow *rule* of a policy may free the
@@ -268,15 +283,21 @@ def requires_approval(function: Any = None, /, *, prompt: str | None = None, exp
         function: The function, if the decorator stands without arguments.
         prompt: What the person is asked.
         expires_in: Seconds after which the question is no longer open; None uses the run's setting.
+        roles: Who may decide: names that mean something to the application. They are shown with the pending call and
+            given to the ``authorize`` hook of `planner_ext.durable.Runs` and `Approvals`, which compares them with the
+            person; without a hook anyone decides.
 
     Raises:
-        InvalidLimitError: If ``prompt`` is not a text, or ``expires_in`` not such a number.
+        InvalidLimitError: If ``prompt`` is not a text, ``expires_in`` not such a number, or ``roles`` not a list of
+            names.
         NotAFunctionError: If something other than a function is marked.
     """
     if prompt is not None and not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidLimitError(f"prompt must be a text, or None; got {shown(prompt)}.")
     if expires_in is not None and not is_duration(expires_in):
         raise InvalidLimitError(f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}.")
+    if (problem := _roles_problem(roles)) is not None:
+        raise InvalidLimitError(f"{problem}.")
 
     def mark(function: F) -> F:
         if not is_function(function):
@@ -285,7 +306,7 @@ def requires_approval(function: Any = None, /, *, prompt: str | None = None, exp
                 "function, or with words for the person: @requires_approval(prompt=...)."
             )
         method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
-        setattr(method, _MARK, Defer(prompt=prompt, expires_in=expires_in))
+        setattr(method, _MARK, Defer(prompt=prompt, expires_in=expires_in, roles=tuple(roles)))
         return function
 
     return mark if function is None else mark(function)
@@ -495,6 +516,11 @@ class WaitingCall:
     def arguments(self) -> Mapping[str, Any]:
         """The function's arguments, from the model or the person who edited them; empty if they are not JSON."""
         return _object(self.decided.arguments_of(self.request)) or {}
+
+    @property
+    def parameters(self) -> Mapping[str, Any] | None:
+        """JSON schema of the function's parameters; None if it is not known."""
+        return _object(self.decided.parameters) if self.decided.parameters else None
 
 
 def waiting_calls(state: State) -> tuple[WaitingCall, ...]:

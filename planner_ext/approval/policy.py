@@ -101,6 +101,7 @@ class ApprovalRule(_Data):
         action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
         reason: What the model reads of a denial, and a person of a question.
         expires_in: Seconds after which a question is no longer open; None uses the run's setting.
+        roles: Who may decide the question, as data for the application's ``authorize`` hook; only with ``ask``.
     """
 
     plugin: str = "*"
@@ -109,6 +110,13 @@ class ApprovalRule(_Data):
     action: Literal["allow", "deny", "ask"]
     reason: str = ""
     expires_in: _Seconds | None = None
+    roles: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list[str])
+
+    @model_validator(mode="after")
+    def _has_roles_for_a_question(self) -> Self:
+        if self.roles and self.action != "ask":
+            raise ValueError(f"roles are for the action ask; this one is {self.action}")
+        return self
 
     def names(self, plugin: str, function: str) -> bool:
         """Return whether the rule is for a function, with any arguments."""
@@ -184,12 +192,14 @@ class ApprovalPolicy(_Data):
         """Decide a call by the rules alone; None if no rule is for it."""
         for number, rule in enumerate(self.rules, start=1):
             if rule.matches(call):
-                return _decision(rule.action, rule.reason, rule.expires_in, f"policy rule {number}")
+                if rule.action == "ask":
+                    return Defer(prompt=rule.reason or None, expires_in=rule.expires_in, roles=tuple(rule.roles))
+                return _decision(rule.action, rule.reason, f"policy rule {number}")
         return None
 
     def by_default(self) -> Decision:
         """Decide a call that no rule is for."""
-        return _decision(self.default, "", None, "policy default")
+        return _decision(self.default, "", "policy default")
 
     def normal_form(self) -> dict[str, Any]:
         """Convert what the policy decides to JSON values, so that equal policies give equal values.
@@ -212,14 +222,14 @@ def _normal_rule(rule: ApprovalRule) -> dict[str, Any]:
     return with_plain_numbers(json.loads(json.dumps(rules, default=repr)))
 
 
-def _decision(action: str, reason: str, expires_in: float | None, by: str) -> Decision:
+def _decision(action: str, reason: str, by: str) -> Decision:
     match action:
         case "allow":
             return Approve(by=by)
         case "deny":
             return Deny(reason or "The policy of this application does not allow it.", by=by)
         case _:
-            return Defer(prompt=reason or None, expires_in=expires_in)
+            return Defer()
 
 
 _KINDS: Final = (bool, int | float, str, Mapping, list)

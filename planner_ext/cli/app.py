@@ -350,7 +350,8 @@ def edit_call(
 ) -> cli.Exit:
     """Let a call run with other arguments.
 
-    A worker checks them, since only it knows the function: if they do not fit, the call waits again and says why.
+    Arguments that do not fit the function's parameters are refused. A worker checks them once more, since only it knows
+    the function: if it cannot take them, the call waits again and says why.
 
     Examples:
       planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db

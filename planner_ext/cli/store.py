@@ -298,6 +298,7 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         "goal": printable(call.goal),
         **({} if question else called),
         "call": exact(call.id),
+        "roles": ", ".join(map(exact, call.roles)),
         "in doubt": "it had started when its process died, and may have taken effect" if call.in_doubt else "",
         "not taken": printable(call.problem),
         "status": call.status + (f", decided {moment_text(call.decided_at)}" if call.decided_at else ""),

@@ -46,7 +46,7 @@ CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 """How a started call ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
 
 
-_IN_NO_LINE = frozenset({"type", "at", "seconds", "digest", "signature", "fingerprint", "run_id"})
+_IN_NO_LINE = frozenset({"type", "at", "seconds", "digest", "signature", "parameters", "fingerprint", "run_id"})
 LINE_WIDTH = 120
 """The most characters of an event's line."""
 
@@ -232,6 +232,8 @@ class CallDecided(CallFact):
             the rest of the run. False if the call runs because no interceptor objected.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
         asks_model: Whether the function may itself make requests to a model, which are charged to this run.
+        roles: Who may decide a call that a person is asked about; empty for anyone. Data of the application.
+        parameters: JSON text of the schema of the function's parameters, of a call that a person is asked about.
     """
 
     kind: CallKind
@@ -252,6 +254,8 @@ class CallDecided(CallFact):
     nested: bool = False
     approved: bool = False
     asks_model: bool = False
+    roles: tuple[str, ...] = ()
+    parameters: str = ""
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 

@@ -231,6 +231,7 @@ class ResolvedCall:
             ``function`` nor a ``question``.
         converted: JSON text of ``arguments``; None if the text that was checked is equivalent.
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
+        parameters: JSON text of the schema of its parameters, as the model has it; "" if there is none.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner, whose run spends a share of this run's budget.
         threaded: Whether the function is synchronous, and runs in a thread.
@@ -244,6 +245,7 @@ class ResolvedCall:
     arguments: Mapping[str, Any]
     converted: str | None = None
     signature: str = ""
+    parameters: str = ""
     answer: str = ""
     nested: bool = False
     threaded: bool = False

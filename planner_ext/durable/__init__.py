@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner_ext.approval.decisions import DecisionRecord
+    from planner_ext.durable.authorization import DecisionRequest
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
         RunConflictError,
@@ -26,6 +27,7 @@ __all__ = [
     "ApprovalRefusedError",
     "Approvals",
     "DecisionRecord",
+    "DecisionRequest",
     "DurablePlanner",
     "NoEffect",
     "PendingApproval",
@@ -46,6 +48,7 @@ __all__ = [
 
 _MODULES = {
     "approval.decisions": ("DecisionRecord",),
+    "durable.authorization": ("DecisionRequest",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.runs": ("Approvals", "Runs", "RunsClient"),
     "durable.worker": ("DurablePlanner", "RunHandle"),

@@ -348,6 +348,9 @@ class PendingApproval:
         problem: Why a worker could not take the last decision; "" if there was no problem.
         decision: The decision with its author, time and arguments; None while there is none.
         refused: The refused decisions on it, the oldest first: late, second, made for another call, or invalid.
+        roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
+        parameters: JSON schema of the function's parameters, as the model has it, to draw a form from; None if it is
+            not known, and for a question.
     """
 
     id: str
@@ -367,6 +370,8 @@ class PendingApproval:
     problem: str
     decision: DecisionRecord | None = None
     refused: tuple[DecisionRecord, ...] = ()
+    roles: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] | None = None
 
 
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
@@ -452,6 +457,8 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             problem=str(json.loads(str(problem))) if problem else "",
             decision=_decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
+            roles=tuple(map(str, call.get("roles", ()))),
+            parameters=call.get("parameters"),
         )
     except _DAMAGED as error:
         raise ApprovalRefusedError(f"The row of approval {key!r} is damaged, it cannot be shown: {error!r}.") from error

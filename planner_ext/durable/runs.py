@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from planner_ext.approval.decisions import Approve, Decision, DecisionRecord, InDoubt, is_duration
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget
+from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
     RunConflictError,
@@ -185,6 +186,7 @@ class Runs(RunsClient):
         in_doubt: InDoubt = "person",
         poll_seconds: float = 0.25,
         clock: Clock | None = None,
+        authorize: Authorize | None = None,
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
@@ -197,6 +199,8 @@ class Runs(RunsClient):
                 whose probe cannot tell: a ``person``, as a pending approval, or the ``model``, as the call's result.
             poll_seconds: How often to poll the store for changes by other workers and approvers.
             clock: Tells the time and sleeps; None uses the machine's clock.
+            authorize: Asked before this worker takes a decision, whether it was given to `resume` or made through
+                `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -210,7 +214,7 @@ class Runs(RunsClient):
         async with opened_store(path) as store:
             with LockedWorkers(Path(path), name) as workers:
                 await workers.sweep()
-                runner = Runner(store, in_doubt, clock or SystemClock())
+                runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
                 runs = cls(WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds))
                 try:
                     yield runs
@@ -227,6 +231,7 @@ class Runs(RunsClient):
         in_doubt: InDoubt = "person",
         poll_seconds: float = 0.25,
         clock: Clock | None = None,
+        authorize: Authorize | None = None,
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.dbos(url) as runs``.
 
@@ -241,6 +246,7 @@ class Runs(RunsClient):
             in_doubt: Who handles a call in doubt, as for `sqlite`.
             poll_seconds: How often to poll the store for changes by other workers and approvers.
             clock: Tells the time; the expiry of questions always uses the machine's clock.
+            authorize: As for `sqlite`.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -258,7 +264,7 @@ class Runs(RunsClient):
                 raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
             queue = ActivationQueue(url, name, store)
             await queue.open()
-            runner = Runner(store, in_doubt, clock or SystemClock())
+            runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
             runs = cls(WorkerPool(runner=runner, workers=queue.workers, queue=queue, poll_seconds=poll_seconds))
             try:
                 yield runs
@@ -404,24 +410,29 @@ class Runs(RunsClient):
 class Approvals:
     """The pending calls and questions of a store, which this process shares with the workers."""
 
-    def __init__(self, store: JournalStore, *, clock: Clock | None = None) -> None:
+    def __init__(self, store: JournalStore, *, clock: Clock | None = None, authorize: Authorize | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
+        self._authorize = authorize
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, where: str | Path, *, clock: Clock | None = None) -> AsyncGenerator["Approvals", None]:
+    async def connect(
+        cls, where: str | Path, *, clock: Clock | None = None, authorize: Authorize | None = None
+    ) -> AsyncGenerator["Approvals", None]:
         """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.
 
         Args:
             where: The SQLite file, or a ``postgresql://`` address.
             clock: The time source; None uses the machine's clock.
+            authorize: Asked for each decision before it is stored, with a `DecisionRequest`; async or not. None or True
+                allows it; a reason, or an exception, refuses it. None asks nobody.
 
         Raises:
             StoreError: If the store does not exist, or cannot be used.
         """
         async with opened_store(where, create=False) as store:
-            yield cls(store, clock=clock)
+            yield cls(store, clock=clock, authorize=authorize)
 
     async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
         """List the pending calls and questions, the oldest first, without expired ones.
@@ -472,9 +483,10 @@ class Approvals:
 
         A refused decision, or a second one on the same call, is stored too: `show` and `refused` list it.
 
-        The decision binds to the call as `show` returns it. Only a worker knows the function, so a worker validates the
-        decision when it takes it. If edited arguments are invalid, or a question was answered with `Approve`, the call
-        waits again, with the ``problem`` shown.
+        The decision binds to the call as `show` returns it. Edited arguments are compared with the call's
+        ``parameters``. Only a worker knows the function, so a worker validates the decision when it takes it. If the
+        function cannot take edited arguments, a question was answered with `Approve`, or the worker's ``authorize``
+        hook refuses, the call waits again, with the ``problem`` shown.
 
         Args:
             approval_id: The call's id, from `pending`.
@@ -485,12 +497,14 @@ class Approvals:
             Whether this decision counts. False if another one was first; then nothing changed.
 
         Raises:
-            ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid or was
-                made for other arguments.
+            ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid, was
+                made for other arguments, has arguments that do not fit the function, or is refused by ``authorize``.
         """
         approval, at = await self.show(approval_id), self._clock.now()
         try:
             text = _checked_decision(approval, decision, at)
+            if (refusal := await refusal_of(self._authorize, approval, decision)) is not None:
+                raise ApprovalRefusedError(refusal)
         except ApprovalRefusedError as error:
             await self._refuse(approval, decision, str(error), at)
             raise
@@ -547,6 +561,13 @@ def _checked_decision(approval: PendingApproval, decision: Decision, at: float) 
             f"The approval of {approval.id!r} was given for another call or other arguments: its fingerprint is "
             f"{decision.fingerprint}, the call's {approval.fingerprint}. Show the call again and decide anew."
         )
+    if isinstance(decision, Approve) and decision.arguments is not None and approval.parameters is not None:
+        from planner_ext.engine.schemas import argument_problem  # noqa: PLC0415  (loaded for edits only)
+
+        if problem := argument_problem(approval.parameters, decision.arguments):
+            raise ApprovalRefusedError(
+                f"The edited arguments do not fit {approval.fully_qualified_name}: {problem}. The call still waits."
+            )
     if approval.decided_at is not None:  # the store decides which decision came first
         return text
     if approval.expires_at is not None and at >= approval.expires_at.timestamp():

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from planner_ext.approval.decisions import Approve, Decision, InDoubt, InvalidDecisionError
+from planner_ext.approval.decisions import Approve, Decision, InDoubt, InvalidDecisionError, waiting_calls
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
+from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
 from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
@@ -154,6 +155,7 @@ class Runner:
     store: JournalStore
     in_doubt: InDoubt
     clock: Clock
+    authorize: Authorize | None = None
 
     async def drive(self, job: Job[R]) -> R:
         """Continue a run to its end, or to a pause without an untaken decision.
@@ -185,6 +187,7 @@ class Runner:
             )
             try:
                 _refuse_second(decided, own)
+                await self._check_authors(activation.decisions, writer)
                 result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
@@ -210,6 +213,18 @@ class Runner:
                 decision = replace(decision, fingerprint=approval.fingerprint)
             decided[approval.call_id] = _Decided(key, decision, float(row[8] or 0))
         return decided
+
+    async def _check_authors(self, decisions: Mapping[str, Decision], writer: JournalWriter) -> None:
+        """Ask the hook about each decision on a call that waits, with the call as the journal has it.
+
+        Raises:
+            InvalidDecisionError: If it refuses one.
+        """
+        for call in waiting_calls(writer.state) if self.authorize is not None else ():
+            if (decision := decisions.get(call.request.id)) is None:
+                continue
+            if (refusal := await refusal_of(self.authorize, writer.approval_of(call), decision)) is not None:
+                raise kernel_error("DecisionRefusedError", refusal, call_id=call.request.id)
 
     async def _reopened(
         self,

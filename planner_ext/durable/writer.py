@@ -21,7 +21,15 @@ from planner_ext.core.fold import apply
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.log import log_facts
-from planner_ext.durable.records import Step, Value, approval_id, decided_text, fold_journal
+from planner_ext.durable.records import (
+    PendingApproval,
+    Step,
+    Value,
+    approval_id,
+    decided_text,
+    fold_journal,
+    read_approval,
+)
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, stopping_facts
 from planner_ext.engine.ports import Clock
@@ -125,6 +133,12 @@ class JournalWriter:
         asked = {call.request.id: _question_id(self.state, call.index, self._started) for call in waiting}
         return asked.get(call_id, call_id)
 
+    def approval_of(self, call: WaitingCall) -> PendingApproval:
+        """Show a call that waits as an approver sees it, from the journal alone."""
+        _, row = _open_step(self.state, _question_id(self.state, call.index, self._started), call)
+        columns = ("fingerprint", "call", "asked_at", "expires_at")
+        return read_approval((row["id"], self.run_id, "open", *(row[name] for name in columns), None, None, None))
+
     def _close_steps(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
         """Close questions with the decisions that persons made on them; an unread decision fences this writer."""
         made = {fact.index: fact for fact in facts if isinstance(fact, CallDecided | Clarified)}
@@ -176,6 +190,8 @@ def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
         "goal": state.goal,
         "in_doubt": call.in_doubt,
         "signature": decided.signature,
+        **({"roles": decided.roles} if decided.roles else {}),
+        **({"parameters": call.parameters} if call.parameters else {}),
     }
     return _OPEN_APPROVAL, {
         "id": id_,

@@ -113,9 +113,9 @@ def apply_decision(
         case Supply(result=result, by=by):
             text = functions.encode(result)
             return replace(fact, verdict="answer", answer=text, reason="supplied", by=by or "")
-        case Defer(prompt=prompt, expires_in=expires_in):
+        case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
             expires_at = None if expires_in is None else fact.at + expires_in
-            return replace(fact, verdict="defer", prompt=prompt or "", expires_at=expires_at)
+            return replace(fact, verdict="defer", prompt=prompt or "", expires_at=expires_at, roles=tuple(roles))
 
 
 def _edited(
@@ -225,11 +225,15 @@ class Calls:
             return [late.get(fact.index, fact) for fact in facts]
         made = {fact.index: decision for fact, decision in zip(gated, decisions, strict=True)}
         at = self._journal.now()  # afterwards: a review may take its time, and questions expire from now on
-        return [
+        decided = [
             apply_decision(
                 replace(fact, at=at), made.get(fact.index), self._ports.functions, batch.calls[fact.index].request
             )
             for fact in facts
+        ]
+        return [
+            replace(fact, parameters=resolved[fact.index].parameters) if fact.verdict == "defer" else fact
+            for fact in decided
         ]
 
     async def run(self, action: RunCalls) -> None:

@@ -45,7 +45,8 @@ class InterceptorChain:
 
     The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
     ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for undecided calls. An interceptor
-    that raises, hangs, or returns something other than a decision, denies.
+    that raises, hangs, or returns something other than a decision, denies. Whoever defers a marked function: the roles
+    of its mark stay, unless that names others.
 
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.
@@ -137,7 +138,12 @@ class InterceptorChain:
             keys = sticky_keys(name, digest_of(name, call.arguments), call.signature)
             if not state.sticky.isdisjoint(keys.values()):
                 return Approve(by="approved earlier in this run")
-        return replace(decision, expires_in=self.options.expires_in) if decision.expires_in is None else decision
+        mark, seconds = self.marked(name), decision.expires_in
+        return replace(
+            decision,
+            expires_in=self.options.expires_in if seconds is None else seconds,
+            roles=decision.roles or (mark.roles if mark is not None else ()),
+        )
 
 
 async def _answer(ask: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

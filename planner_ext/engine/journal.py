@@ -78,9 +78,18 @@ def check_schema(schema: object) -> None:
         )
 
 
+_OMITTED = ("roles", "parameters")
+"""Fields that are written only where they say something: most calls are decided without a person."""
+
+
 def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
     """Turn facts into JSON values."""
-    return _facts().dump_python([_with_json_messages(fact) for fact in facts], mode="json")
+    values: list[Any] = _facts().dump_python([_with_json_messages(fact) for fact in facts], mode="json")
+    for value in values:
+        for name in _OMITTED:
+            if not value.get(name, True):
+                del value[name]
+    return values
 
 
 def load_facts(data: object) -> tuple[facts.Fact, ...]:

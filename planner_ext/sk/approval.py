@@ -91,6 +91,9 @@ class PendingCall:
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.
         decision: Who let a call in doubt run, when and with which arguments; None for a call that was not decided.
+        roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
+        parameters: JSON schema of the function's parameters, as the model has it, to draw a form from; None if it is
+            not known.
     """
 
     id: str
@@ -101,16 +104,17 @@ class PendingCall:
     prompt: str = ""
     in_doubt: bool = False
     decision: DecisionRecord | None = None
+    roles: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert the call to JSON values; the key ``decision`` exists only if there is a decision."""
+        """Convert the call to JSON values; ``decision``, ``roles`` and ``parameters`` exist only if they are given."""
         expires_at = None if self.expires_at is None else self.expires_at.isoformat()
-        written = asdict(self) | {"arguments": dict(self.arguments), "expires_at": expires_at}
-        if self.decision is None:
-            del written["decision"]
-        else:
+        written = asdict(self) | {"arguments": dict(self.arguments), "expires_at": expires_at, "roles": [*self.roles]}
+        if self.decision is not None:
             written["decision"] = self.decision.as_dict()
-        return written
+        optional = ("decision", "roles", "parameters")
+        return {name: value for name, value in written.items() if value or name not in optional}
 
 
 def pending_calls(state: State) -> tuple[PendingCall, ...]:
@@ -125,6 +129,8 @@ def pending_calls(state: State) -> tuple[PendingCall, ...]:
             prompt=call.decided.prompt,
             in_doubt=call.in_doubt,
             decision=record_of(call.decided, call.request),
+            roles=call.decided.roles,
+            parameters=call.parameters,
         )
         for call in waiting_calls(state)
     )
@@ -337,7 +343,13 @@ class _DecisionFacts:
         digest, signature = digest_of(checked.function, checked.arguments), checked.signature
         fingerprint = fingerprint_of(self.run_id, fact.iteration, call.request.id, digest, signature)
         return replace(
-            fact, digest=digest, signature=signature, fingerprint=fingerprint, arguments=checked.converted, at=at
+            fact,
+            digest=digest,
+            signature=signature,
+            fingerprint=fingerprint,
+            arguments=checked.converted,
+            parameters=checked.parameters,
+            at=at,
         )
 
 

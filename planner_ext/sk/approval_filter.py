@@ -153,8 +153,8 @@ class ApprovalFilter:
                 _answer(context, _refusal(reason))
             case Supply(result=result):
                 _answer(context, result_text(result))
-            case Defer(prompt=prompt):
-                self._wait(context, replace(call, prompt=prompt or ""))
+            case Defer(prompt=prompt, roles=roles):
+                self._wait(context, replace(call, prompt=prompt or "", roles=roles))
 
     def decides_as(self, other: object) -> bool:
         """Whether another filter has the same policy and asks the same person."""
@@ -184,7 +184,7 @@ class ApprovalFilter:
         if not asks or not isinstance(decision, Defer) or self._approver is None:
             return decision
         chain = InterceptorChain(options=replace(self._options, unmatched="deny"), interceptors=(self._approver,))
-        (answer,) = await chain.review([replace(call, prompt=decision.prompt or "")], State())
+        (answer,) = await chain.review([replace(call, prompt=decision.prompt or "", roles=decision.roles)], State())
         return Deny("Nobody decided.") if answer is None or isinstance(answer, Defer) else answer
 
     async def _run(self, context: Any, next: Next, call: ToolCall, decision: Approve | None) -> None:

@@ -276,7 +276,7 @@ class ResponseForm:
             raise ValueError("The answer is nested too deeply.") from None
         except ValueError as error:
             raise ValueError(f"The answer is not JSON: {error}.") from None
-        from planner_ext.sk.schemas import answer_problems  # noqa: PLC0415  (loaded for runs with a form only)
+        from planner_ext.engine.schemas import answer_problems  # noqa: PLC0415  (loaded for runs with a form only)
 
         if problem := answer_problems(self.schema, value):
             raise ValueError(problem)
@@ -334,7 +334,7 @@ def _refused(problem: str) -> InvalidOptionError:
 
 def _valid_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Refuse an invalid schema, and one with references that lead out of it."""
-    from planner_ext.sk.schemas import schema_problem  # noqa: PLC0415  (loaded for runs with a form only)
+    from planner_ext.engine.schemas import schema_problem  # noqa: PLC0415  (loaded for runs with a form only)
 
     if problem := schema_problem(schema):
         raise _refused(problem)

@@ -152,6 +152,7 @@ class KernelFunctions:
             arguments=parsed,
             converted=converted,
             signature=tool.signature,
+            parameters=tool.schema,
             nested=planner_of(function) is not None,
             threaded=self.execution.threads and tool.blocks,
             asks_model=tool.asks_model,

@@ -19,6 +19,7 @@ from weakref import ref
 from pydantic import ValidationError
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
+from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
@@ -206,6 +207,7 @@ class Tool:
         kinds: The type of each declared parameter that Semantic Kernel can convert to.
         signature: ``name=digest`` of each declared parameter, joined by commas; of type, schema and default, without
             descriptions. A function of the same name that takes something else is another function.
+        schema: JSON text of the schema of its parameters, as the model has it; "" if that is not JSON.
         blocks: Whether it works when it is called, and would block the event loop: it is not a coroutine or generator
             function, nor an object whose ``__call__`` is one, nor wraps one.
         restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
@@ -219,6 +221,7 @@ class Tool:
     absent: Mapping[str, None]
     kinds: tuple[Any, ...]
     signature: str
+    schema: str
     blocks: bool
     restarts: bool
     asks_model: bool
@@ -291,10 +294,19 @@ def _described(function: KernelFunction, method: Any) -> Tool:
         absent=_optional_without_default(function.parameters, method) if of_method else {},
         kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
         signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
+        schema=_schema_text(function),
         blocks=of_method and not _is_lazy(method),
         restarts=effect is not None and effect.kind != "once",
         asks_model=not of_method or any(one.name in ("kernel", "service") for one in function.parameters),
     )
+
+
+def _schema_text(function: KernelFunction) -> str:
+    offered = kernel_function_metadata_to_function_call_format(_without_injected(function))
+    try:
+        return json.dumps(offered["function"]["parameters"], separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return ""
 
 
 def _hidden_parameters(function: KernelFunction) -> frozenset[str]:

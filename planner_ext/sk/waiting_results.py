@@ -160,6 +160,7 @@ def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tu
         "arguments": arguments_text(call.arguments),
         "signature": tool_of(context.function).signature,
         "nonce": uuid.uuid4().hex,
+        **({"roles": list(call.roles)} if call.roles else {}),
     }
     fingerprint = _fingerprint(mark, call.id, ["", *named, *exact][-1])  # a filter may have replaced the call itself
     text = f"{_WAITING}{call.fully_qualified_name} {fingerprint}\n{call.prompt}".rstrip()
@@ -196,7 +197,12 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
             if not fits or isinstance(arguments, InvalidArguments):
                 return None
             pending = PendingCall(
-                id=call_id, fully_qualified_name=function, arguments=arguments, fingerprint=fingerprint, prompt=prompt
+                id=call_id,
+                fully_qualified_name=function,
+                arguments=arguments,
+                fingerprint=fingerprint,
+                prompt=prompt,
+                roles=tuple(cast("list[str]", mark.get("roles", ()))),
             )
             return WaitingResult(item, pending, signature)
         case _:

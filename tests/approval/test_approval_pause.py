@@ -69,6 +69,11 @@ async def test_what_waits_is_shown_exactly_and_as_json(door: Door) -> None:
             "expires_at": "1970-01-01T00:01:00+00:00",
             "prompt": "Sure?",
             "in_doubt": False,
+            "parameters": {
+                "type": "object",
+                "properties": {"order": {"type": "string"}, "amount": {"type": "number"}, "note": {"type": "string"}},
+                "required": ["order", "amount"],
+            },
         }
     ]
     assert (len(fingerprint), here.ran) == (64, [])

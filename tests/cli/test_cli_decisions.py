@@ -17,7 +17,7 @@ ASKED = {"order": "A-1007", "amount": 98}
 def test_every_command_says_who_decided_what_and_what_was_refused(command: Command) -> None:
     """In words and as JSON: the call's own command, the run's, and what running and resuming print."""
     assert command(*RUN).code == 4
-    assert command("approvals", "edit", CALL, "amount=many", "--by", "eve", *STORE).code == 0
+    assert command("approvals", "edit", CALL, "amount=null", "--by", "eve", *STORE).code == 0
     assert command("worker", *STORE, *APP, "--once").code == 0
     edited = command("approvals", "edit", CALL, "amount=20", "--by", "ann", *STORE)
     assert "is approved" not in edited.out

@@ -61,13 +61,15 @@ def test_the_first_decision_counts(command: Command) -> None:
     assert re.search(r"shop-refund +not run +The call was refused", shown.err)
 
 
-def test_edited_arguments_that_do_not_fit_are_refused_by_a_worker(command: Command, paused: Path, here: Path) -> None:
-    """The call waits again and says why; another edit is taken, and what is text in the call stays text."""
-    assert command("approvals", "edit", CALL, "amount=many", *STORE).code == 0
+def test_edited_arguments_that_do_not_fit_are_refused(command: Command, paused: Path, here: Path) -> None:
+    """At once, or by a worker: the call waits and says why. Another edit is taken; text in the call stays text."""
+    unfit = command("approvals", "edit", CALL, "amount=many", *STORE)
+    assert (unfit.code, "do not fit shop-refund: \"amount\": 'many' is not of type 'number'" in unfit.err) == (2, True)
+    assert command("approvals", "edit", CALL, "amount=null", *STORE).code == 0
     done = command("worker", *STORE, *APP, "--once")
     assert done.code == 0
     assert "waits again" in done.err
-    assert '"amount" must be number, not "many"' in command("approvals", "list", *STORE).out
+    assert '"amount" must be number, not null' in command("approvals", "list", *STORE).out
     assert '"amount" must be number' in command("approvals", "show", CALL, *STORE).out
     edited = command("approvals", "edit", CALL, "order=7", "amount=20", *STORE)
     assert '{"order": "7", "amount": 20}' in edited.out

@@ -1,6 +1,7 @@
 """A paused run is a row: listed, shown and decided from a process that knows neither kernel nor functions."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,11 +119,34 @@ async def test_each_decision_reaches_the_run(decision, done: list[str], heard: s
     assert await pending(store) == []
 
 
-async def test_an_edit_that_does_not_fit_is_asked_for_again(store: str, tmp_path: Path) -> None:
-    """What nobody could check without the function is refused by the worker: the call still waits, and says why."""
+async def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(store: str, tmp_path: Path) -> None:
+    """The row has the schema of the function's parameters: the refusal names the argument, the call still waits."""
+    await drive(store, tmp_path)
+    (item,) = await pending(store)
+    schema = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+    assert item.parameters == schema
+
+    async with Approvals.connect(store) as approvals:
+        for arguments, problem in [
+            ({"amount": "all"}, "\"amount\": 'all' is not of type 'integer'"),
+            ({}, '"amount" is missing'),
+            ({"amount": 3, "to": "bo"}, '"to" is not a parameter; there are: amount'),
+        ]:
+            with pytest.raises(ApprovalRefusedError, match=re.escape(f"do not fit shop-pay: {problem}")):
+                await approvals.decide(item.id, Approve(arguments=arguments, by="ann"))
+        shown = await approvals.show(item.id)
+        assert (shown.status, [(one.by, one.kind) for one in shown.refused]) == ("open", [("ann", "approve")] * 3)
+        assert await approvals.decide(item.id, Approve(arguments={"amount": "3"}, by="ann"))
+
+    assert (await drive(store, tmp_path)).status == "answered"
+    assert effects_in(tmp_path / "effects") == ["pay 3"]
+
+
+async def test_an_edit_that_the_function_does_not_take_is_asked_for_again(store: str, tmp_path: Path) -> None:
+    """What the schema does not say is refused by the worker: the call still waits, and says why."""
     await drive(store, tmp_path)
     async with Approvals.connect(store) as approvals:
-        assert await approvals.decide("order-7/0/pay", Approve(arguments={"amount": "all"}, by="ann"))
+        assert await approvals.decide("order-7/0/pay", Approve(arguments={"amount": None}, by="ann"))
 
     assert (await drive(store, tmp_path)).status == "paused"
 

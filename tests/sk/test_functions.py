@@ -19,7 +19,7 @@ def test_it_is_the_engines_functions() -> None:
 def test_a_call_of_an_offered_function_is_resolved_and_validated() -> None:
     """A good call is a function with its names and arguments."""
     checked = Bench().check("lights-switch", '{"room": "hall"}')
-    assert replace(checked, signature="", threaded=False) == ResolvedCall(
+    assert replace(checked, signature="", parameters="", threaded=False) == ResolvedCall(
         kind="function",
         function="lights-switch",
         plugin_name="lights",
