@@ -24,7 +24,7 @@ PlannerExtError                              the root
 │   ├── RunFencedError                       ... because another process continues the run
 │   └── WorkerInUseError                     ... because a living worker has this name
 ├── UnknownRunError                          the store has no run of this name
-├── RunConflictError                         the store has a run of this name with another goal
+├── RunConflictError                         the store has a run of this name with another goal or other inputs
 ├── RunRefusedError                          this process lacks a guard (policy, interceptor) of the run
 ├── ApprovalRefusedError                     the store cannot take this decision
 ├── InvalidPolicyError                       a policy cannot be read

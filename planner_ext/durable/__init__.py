@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         WorkerInUseError,
     )
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
-    from planner_ext.durable.runs import Approvals, Runs, RunsClient
+    from planner_ext.durable.results import RunResult
+    from planner_ext.durable.runs import Approvals, Runs, RunsClient, SubmittedRun
     from planner_ext.durable.worker import DurablePlanner, RunHandle
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
@@ -36,10 +37,12 @@ __all__ = [
     "RunHandle",
     "RunRecord",
     "RunRefusedError",
+    "RunResult",
     "Runs",
     "RunsClient",
     "StoreError",
     "StoredRun",
+    "SubmittedRun",
     "TookEffect",
     "UnknownRunError",
     "WorkerInUseError",
@@ -50,7 +53,8 @@ _MODULES = {
     "approval.decisions": ("DecisionRecord",),
     "durable.authorization": ("DecisionRequest",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
-    "durable.runs": ("Approvals", "Runs", "RunsClient"),
+    "durable.results": ("RunResult",),
+    "durable.runs": ("Approvals", "Runs", "RunsClient", "SubmittedRun"),
     "durable.worker": ("DurablePlanner", "RunHandle"),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),
 }

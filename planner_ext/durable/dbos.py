@@ -30,11 +30,17 @@ from sqlalchemy.exc import DBAPIError
 
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
-from planner_ext.durable.postgres import DBOS_TABLES, PostgresWorkers, may_retry
-from planner_ext.durable.records import TABLE_SCHEMA
+from planner_ext.durable.postgres import (
+    ACTIVATION,
+    DBOS_TABLES,
+    QUEUE,
+    VERSION,
+    VERSION_NUMBERS,
+    PostgresWorkers,
+    may_retry,
+)
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.concurrency import end_tasks
-from planner_ext.engine.journal import SCHEMA
 
 __all__ = ["ActivationQueue"]
 
@@ -45,10 +51,6 @@ _Work = Callable[[str], Coroutine[Any, Any, None]]
 """Runs an activation of the run of this name, and does not fail: errors are reported elsewhere."""
 
 _APPLICATION = "planner-ext"
-_NUMBERS = (SCHEMA, TABLE_SCHEMA)
-_VERSION = "planner_ext-{}.{}".format(*_NUMBERS)
-"""Pinned: DBOS's default is a hash of the source, with which the next release would not see queued activations."""
-_QUEUE = "planner_ext"
 _POLLING_SECONDS = 0.25
 _CONNECTIONS = 5
 _QUEUED = ("ENQUEUED", "DELAYED")
@@ -61,7 +63,7 @@ _DUE = """
           AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
     UNION SELECT run_id, owner, status FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
     UNION SELECT run_id, owner, status FROM planner_runs
-          WHERE status = 'running'
+          WHERE status IN ('queued', 'running')
                 AND NOT EXISTS (SELECT 1 FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
 """
 """Runs with an untaken decision; with an expired question, whose timer may be lost; and those without a journal yet."""
@@ -254,7 +256,7 @@ class ActivationQueue:
 
     async def _queue_lost(self) -> None:
         """Queue the activations of workers whose sessions have been missing for `_GRACE_SECONDS`."""
-        running = await self._host.list(status="PENDING", name=_NAME)
+        running = await self._host.list(status="PENDING", name=ACTIVATION)
         now = time.monotonic()
         executors = {row.executor_id for row in running if row.executor_id is not None}
         dead = [executor for executor in executors if not await self.workers.alive(executor)]
@@ -318,18 +320,18 @@ class _DbosHost:
         """
 
         async def listen() -> None:
-            await DBOS.register_queue_async(_QUEUE, polling_interval_sec=_POLLING_SECONDS)
+            await DBOS.register_queue_async(QUEUE, polling_interval_sec=_POLLING_SECONDS)
             database = self._dbos._sys_db  # pyright: ignore[reportPrivateUsage]  (DBOS has no limit of one worker)
             read_queue = database.get_queue
 
             def get_queue(name: str, **options: Any) -> Queue | None:
-                if (queue := read_queue(name, **options)) is not None and name == _QUEUE:
+                if (queue := read_queue(name, **options)) is not None and name == QUEUE:
                     free = max(0, at_most - len(self._started))
                     queue._worker_concurrency = free  # pyright: ignore[reportPrivateUsage]  (see above)
                 return queue
 
             database.get_queue = get_queue
-            self._dbos._listening_queues = [_QUEUE]  # pyright: ignore[reportPrivateUsage]  (public before launch only)
+            self._dbos._listening_queues = [QUEUE]  # pyright: ignore[reportPrivateUsage]  (public before launch only)
 
         await self._in_dbos(listen)
 
@@ -364,7 +366,7 @@ class _DbosHost:
 
     async def enqueue(self, key: str, run_id: str, *, delay: float | None = None) -> None:
         """Queue an activation for any listening process, now or after a delay; an existing one of this name stays."""
-        options = EnqueueOptions(workflow_name=_NAME, queue_name=_QUEUE, workflow_id=key, app_version=_VERSION)
+        options = EnqueueOptions(workflow_name=ACTIVATION, queue_name=QUEUE, workflow_id=key, app_version=VERSION)
         if delay is not None:
             options["delay_seconds"] = delay
         await self._in_dbos(lambda: DBOS.enqueue_workflow_with_options_async(options, run_id))
@@ -372,7 +374,7 @@ class _DbosHost:
     async def requeue(self, keys: Sequence[str]) -> None:
         """Queue activations to run now: delayed ones, and those whose process has died."""
         if keys:
-            await self._in_dbos(lambda: DBOS.resume_workflows_async([*keys], queue_name=_QUEUE))
+            await self._in_dbos(lambda: DBOS.resume_workflows_async([*keys], queue_name=QUEUE))
 
     async def delete(self, key: str) -> None:
         """Delete an activation's row."""
@@ -440,7 +442,7 @@ class _DbosHost:
             system_database_url=self._url,
             dbos_system_schema=DBOS_TABLES,
             executor_id=self._executor,
-            application_version=_VERSION,
+            application_version=VERSION,
             serializer=DBOSPortableJSONSerializer(),
             sys_db_pool_size=_CONNECTIONS,
             log_level="WARNING",
@@ -464,12 +466,10 @@ class _DbosHost:
         await self._stop.wait()
 
 
-_NAME = "planner_ext.segment"
-"""The name of an activation in DBOS's tables; older stores have it."""
 _current: list[_DbosHost] = []
 
 
-@DBOS.workflow(name=_NAME, max_recovery_attempts=None)
+@DBOS.workflow(name=ACTIVATION, max_recovery_attempts=None)
 async def _activation(run_id: str) -> None:
     key = DBOS.workflow_id
     assert key is not None
@@ -479,7 +479,7 @@ async def _activation(run_id: str) -> None:
 def _is_older(row: WorkflowStatus) -> bool:
     """Return whether an activation has an earlier application version: workers of this version never dequeue it."""
     numbers = re.fullmatch(r"planner_ext-(\d+)\.(\d+)", row.app_version or "")
-    return numbers is not None and tuple(map(int, numbers.groups())) < _NUMBERS
+    return numbers is not None and tuple(map(int, numbers.groups())) < VERSION_NUMBERS
 
 
 def _redact(url: str, record: logging.LogRecord) -> bool:

@@ -5,7 +5,7 @@ StoreError (PlannerExtError)     a store that cannot be used: missing, locked, f
 └── WorkerInUseError             the worker's name belongs to a process that lives
 UnknownRunError                  no run has this name
 RunRefusedError                  this process lacks a policy, interceptor or setting that the run began under
-RunConflictError                 the name belongs to a run with another goal, or the run is in use
+RunConflictError                 the name belongs to a run with another goal or other inputs, or the run is in use
 ApprovalRefusedError             a decision that cannot be taken: unknown, expired, altered, or made for another call
 """
 
@@ -52,7 +52,7 @@ class UnknownRunError(PlannerExtError):
 
 
 class RunConflictError(PlannerExtError):
-    """A run of this name exists and has another goal, or it is in use and cannot be deleted."""
+    """A run of this name exists and has another goal or other inputs, or it is in use and cannot be deleted."""
 
 
 class RunRefusedError(PlannerExtError):

@@ -20,8 +20,18 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.records import GET_SCHEMA, TABLE_SCHEMA, Row, Step, check_tables, migration
+from planner_ext.engine.journal import SCHEMA
 
-__all__ = ["DBOS_TABLES", "PostgresDatabase", "PostgresWorkers", "may_retry"]
+__all__ = [
+    "ACTIVATION",
+    "DBOS_TABLES",
+    "QUEUE",
+    "VERSION",
+    "VERSION_NUMBERS",
+    "PostgresDatabase",
+    "PostgresWorkers",
+    "may_retry",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +71,20 @@ _LOCK_IS_HELD = """
 
 DBOS_TABLES = "planner_ext_dbos"
 """The PostgreSQL schema with DBOS's tables."""
+QUEUE = "planner_ext"
+ACTIVATION = "planner_ext.segment"
+"""The name of an activation in DBOS's tables; older stores have it."""
+VERSION_NUMBERS = (SCHEMA, TABLE_SCHEMA)
+VERSION = "planner_ext-{}.{}".format(*VERSION_NUMBERS)
+"""Pinned: DBOS's default is a hash of the source, with which the next release would not see queued activations."""
+
+_ENQUEUE = f"""
+    SELECT {DBOS_TABLES}.enqueue_workflow(
+        workflow_name => :name, queue_name => :queue, workflow_id => :key, app_version => :version,
+        positional_args => ARRAY[to_json(CAST(:run_id AS text))]
+    )
+"""
+"""DBOS's own function in PostgreSQL, for processes in which it is not launched; an existing activation stays."""
 
 _ACTIVATION_TABLES = f"""
     SELECT table_name FROM information_schema.columns
@@ -158,6 +182,15 @@ class PostgresDatabase:
         """List the statements that delete the activations of runs from DBOS's tables, if these exist."""
         tables = (await self.transact((_ACTIVATION_TABLES, {})))[0]
         return [_DELETE_ACTIVATIONS % table for table in tables]
+
+    async def announce(self, run_id: str) -> None:
+        """Queue the first activation of a run in DBOS's tables, which the first worker makes.
+
+        Raises:
+            StoreError: If no worker has made the tables yet, or the database cannot be used.
+        """
+        activation = {"name": ACTIVATION, "queue": QUEUE, "run_id": run_id, "key": f"{run_id}:0", "version": VERSION}
+        await self.transact((_ENQUEUE, activation))
 
     async def close(self) -> None:
         """Wait for every transaction to end, and close the connections."""

@@ -31,6 +31,7 @@ from planner_ext.core.facts import CallDecided, Clarified, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.state import ASK_USER, State
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError
+from planner_ext.durable.inputs import RunInputs
 from planner_ext.engine.journal import check_schema, load_facts
 
 __all__ = [
@@ -84,6 +85,14 @@ class Database(Protocol):
 
     async def more_to_delete(self) -> Sequence[str]:
         """List the statements that delete what else the database keeps of the runs whose owner is ``:owner``."""
+        ...
+
+    async def announce(self, run_id: str) -> None:
+        """Tell the workers of a queued run, unless they poll for it; they find it by themselves within a second.
+
+        Raises:
+            StoreError: If they cannot be told.
+        """
         ...
 
     async def close(self) -> None:
@@ -317,10 +326,11 @@ RUN_COLUMNS = tuple(column.name for column in fields(RunRecord))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """A run with its journal."""
+    """A run with its journal, and what it was submitted with."""
 
     record: RunRecord
     facts: tuple[Fact, ...]
+    inputs: RunInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

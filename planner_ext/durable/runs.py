@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from planner_ext.approval.decisions import Approve, Decision, DecisionRecord, InDoubt, is_duration
+from planner_ext.approval.decisions import Approve, Decision, DecisionRecord, InDoubt, is_duration, waiting_calls
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget
 from planner_ext.durable.authorization import Authorize, refusal_of
@@ -22,22 +22,25 @@ from planner_ext.durable.errors import (
     kernel_error,
     redacted,
 )
+from planner_ext.durable.inputs import RunInputs
 from planner_ext.durable.records import (
     PendingApproval,
     RunRecord,
     StoredRun,
+    fold_journal,
     read_approval,
     read_refusal,
     refused_text,
     write_decision,
 )
+from planner_ext.durable.results import RunResult
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 
-__all__ = ["Approvals", "Runs", "RunsClient"]
+__all__ = ["Approvals", "Runs", "RunsClient", "SubmittedRun"]
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +166,116 @@ class RunsClient:
             InvalidJournalError: If its journal is damaged.
         """
         return await self._store.load(run_id)
+
+    async def submit(
+        self,
+        goal: str,
+        *,
+        run_id: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
+    ) -> "SubmittedRun":
+        """Queue a run, for a worker that `Runs.work`s to drive; this needs neither planner nor kernel.
+
+        Submitting the same run again changes nothing, and gives the run that is there.
+
+        Args:
+            goal: The goal of the run.
+            run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
+            arguments: The application's arguments that are data, JSON values by name; the store keeps them. Where the
+                worker's ``arguments_for`` returns an argument of the same name, that one is used: what is submitted
+                cannot replace what the application sets.
+            budget: Replaces the budget of the worker's planner for this run. Without ``price``, which is a function.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the goal is empty, or an argument or the budget cannot be stored;
+                nothing is stored.
+            RunConflictError: If the name belongs to a run with another goal, or with other inputs.
+            StoreError: If the name or the store cannot be used.
+        """
+        inputs = RunInputs(arguments=arguments or {}, budget=budget)
+        name = await self._create(goal, run_id, owner=None, inputs=inputs)
+        try:
+            await self._store.database.announce(name)
+        except StoreError as error:  # it is stored; a worker looks for queued runs
+            logger.debug("Run %s is queued, and no worker was told: %s", name, error)
+        return SubmittedRun(self, name)
+
+    async def result(self, run_id: str) -> RunResult:
+        """Read how a run ended, what it waits for, or how far it is; does not wait, see `SubmittedRun.result`.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            InvalidJournalError: If its journal is damaged.
+        """
+        stored = await self._store.load(run_id)
+        state = fold_journal(run_id, stored.facts)
+        approvals, waiting = Approvals(self._store, clock=self._clock), waiting_calls(state)
+        pending = await approvals.pending(run_id, limit=len(waiting)) if waiting else ()
+        return RunResult.of(stored.record, state, pending)
+
+    async def wait(self, run_id: str) -> None:
+        """Wait until a run has ended, or waits for a decision or a date.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+        """
+        while await self._store.continues(await self._store.record(run_id), self._clock.now()):
+            await self._clock.sleep(self.poll_seconds)
+
+    async def _create(
+        self, goal: str, run_id: str | None, *, owner: str | None, inputs: RunInputs | None = None
+    ) -> str:
+        """Create a run if there is none of this name, queued if it has inputs; return its name.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the goal is empty, or the inputs cannot be stored.
+            RunConflictError: If the run that is there has another goal, or other inputs.
+            StoreError: If the name or the store cannot be used.
+        """
+        _check_goal(goal)
+        expected = "run_id must be 1 to 200 characters, without / and control characters"
+        name = _checked_name(uuid.uuid4().hex if run_id is None else run_id, _RUN_ID, expected)
+        status, text = ("running", None) if inputs is None else ("queued", inputs.to_json())
+        at = self._clock.now()
+        if await self._store.create(name, goal, owner=owner, at=at, status=status, inputs=text):
+            return name
+        if (record := await self._store.record(name)).goal != goal:
+            raise RunConflictError(
+                f"Run {name!r} is there already, with another goal: {shown(record.goal)}. Start this one under another "
+                "name, or resume that one."
+            )
+        if inputs is not None and (await self._store.load(name)).inputs != inputs:
+            raise RunConflictError(
+                f"Run {name!r} is there already, with other arguments or another budget. Submit this one under another "
+                "name, or change that one's budget."
+            )
+        return name
+
+
+class SubmittedRun:
+    """A run that workers drive, as any process may wait for it.
+
+    Attributes:
+        run_id: The run's name.
+    """
+
+    def __init__(self, runs: RunsClient, run_id: str) -> None:
+        self.run_id = run_id
+        self._runs = runs
+
+    async def result(self, timeout: float | None = None) -> RunResult:  # noqa: ASYNC109  (as of a future)
+        """Wait for the run's next pause or end. Called again after a decision, it waits for what follows.
+
+        Args:
+            timeout: Seconds to wait for; None waits until then. The run continues either way.
+
+        Raises:
+            TimeoutError: If the run is still queued or driven after ``timeout``.
+        """
+        async with asyncio.timeout(timeout):
+            await self._runs.wait(self.run_id)
+        return await self._runs.result(self.run_id)
 
 
 class Runs(RunsClient):
@@ -290,21 +403,14 @@ class Runs(RunsClient):
             goal: The goal of the run.
             run_id: The run's name, 1 to 200 characters without ``/``. None generates one.
             arguments: The application's arguments; never stored, so each process that continues the run passes them.
+                A run that was submitted keeps its other arguments.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty; nothing is stored.
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
-        _check_goal(goal)
-        expected = "run_id must be 1 to 200 characters, without / and control characters"
-        name = _checked_name(uuid.uuid4().hex if run_id is None else run_id, _RUN_ID, expected)
-        created = await self._store.create(name, goal, owner=self.worker_id, at=self._clock.now())
-        if not created and (record := await self._store.record(name)).goal != goal:
-            raise RunConflictError(
-                f"Run {name!r} is there already, with another goal: {shown(record.goal)}. Start this one under another "
-                "name, or resume that one."
-            )
+        name = await self._create(goal, run_id, owner=self.worker_id)
         job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments)
         return RunHandle(self._pool, job)
 
@@ -348,7 +454,7 @@ class Runs(RunsClient):
     async def recover(
         self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100
     ) -> list[RunHandle[R]]:
-        """Take over the due runs: their worker died, a call was decided, or a question has expired.
+        """Take over the due runs: submitted, their worker died, a call was decided, or a question has expired.
 
         This worker does not retry a run that a fault interrupted here; `start` or `resume` it.
 

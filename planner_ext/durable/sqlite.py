@@ -89,6 +89,9 @@ class SqliteDatabase:
         """Return no statements: a file holds nothing but the store's tables."""
         return ()
 
+    async def announce(self, run_id: str) -> None:
+        """Do nothing: the workers of a file poll it."""
+
     async def close(self) -> None:
         """Finish the transactions that were begun, and close the file."""
         if not self._closed:

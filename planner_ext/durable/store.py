@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from planner_ext.core.limits import is_count
 from planner_ext.durable.errors import (
@@ -19,6 +19,7 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     is_address,
 )
+from planner_ext.durable.inputs import read_inputs
 from planner_ext.durable.records import RUN_COLUMNS, Database, Row, RunRecord, Step, StoredRun, Value, read_facts
 
 __all__ = ["JournalStore", "open_database", "opened_store"]
@@ -101,14 +102,24 @@ class JournalStore:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def create(self, run_id: str, goal: str, *, owner: str | None, at: float) -> bool:
-        """Insert a run with its owner; False if the name is taken."""
+    async def create(
+        self,
+        run_id: str,
+        goal: str,
+        *,
+        owner: str | None,
+        at: float,
+        status: Literal["queued", "running"] = "running",
+        inputs: str | None = None,
+    ) -> bool:
+        """Insert a run with its owner and its inputs; False if the name is taken."""
         statement = """
-            INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at)
-            VALUES (:run_id, :goal, 'running', :owner, :at, :at)
+            INSERT INTO planner_runs (run_id, goal, status, owner, created_at, updated_at, inputs)
+            VALUES (:run_id, :goal, :status, :owner, :at, :at, :inputs)
             ON CONFLICT DO NOTHING RETURNING run_id
         """
-        return bool(await self._rows(statement, run_id=run_id, goal=json.dumps(goal), owner=owner, at=at))
+        values: dict[str, Value] = {"run_id": run_id, "goal": json.dumps(goal), "owner": owner, "at": at}
+        return bool(await self._rows(statement, **values, status=status, inputs=inputs))
 
     async def append(self, run_id: str, *steps: Step) -> None:
         """Append rows to a run's journal and update the derived tables, durably.
@@ -140,8 +151,11 @@ class JournalStore:
             InvalidJournalError: If the journal cannot be read.
         """
         journal = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq"
-        runs, facts = await self.database.transact((_GET_RUN, {"run_id": run_id}), (journal, {"run_id": run_id}))
-        return StoredRun(record=_read_run(run_id, runs), facts=read_facts(run_id, facts))
+        inputs = "SELECT inputs FROM planner_runs WHERE run_id = :run_id"
+        values = {"run_id": run_id}
+        runs, facts, given = await self.database.transact((_GET_RUN, values), (journal, values), (inputs, values))
+        record = _read_run(run_id, runs)
+        return StoredRun(record=record, facts=read_facts(run_id, facts), inputs=read_inputs(run_id, given[0][0]))
 
     async def runs(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
         """List runs, the most recently updated first; a damaged row is skipped and logged.
@@ -162,15 +176,22 @@ class JournalStore:
         return await self._number(f"SELECT COUNT(*) FROM planner_runs {_where(status)}", status=status)
 
     async def due(self, now: float) -> list[RunRecord]:
-        """List unfinished, decided and expired runs of any owner; the caller skips those of a living worker."""
+        """List queued, running, decided and expired runs of any owner; the caller skips those of a living worker."""
         statement = f"""
-            {_RUN} WHERE status = 'running'
+            {_RUN} WHERE status IN ('queued', 'running')
             UNION {_RUN} WHERE status = 'paused' AND wake_at <= :now
             UNION {_RUN}
                   WHERE run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
             ORDER BY created_at, run_id
         """
         return _read_runs(await self._rows(statement, now=now))
+
+    async def continues(self, record: RunRecord, now: float) -> bool:
+        """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date."""
+        if record.status != "paused":
+            return record.unfinished
+        expired = record.wake_at is not None and record.wake_at <= now
+        return expired or bool(await self.decisions(record.run_id))
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Make a worker the owner of a run, if the owner is still ``seen``."""

@@ -61,6 +61,7 @@ class Activation:
         decisions: Decisions on pending calls, by call id.
         decided_at: When each was made, in seconds since the epoch, by call id.
         budget: Replaces the run's limits; None keeps them.
+        arguments: What the run was submitted with, by name; an argument of the worker's replaces the one of its name.
         price: Prices the requests in place of the planner's own; not stored in a journal.
         in_doubt: Who handles calls in doubt.
         new_budget: Changes the run's limits while it is driven.
@@ -74,6 +75,7 @@ class Activation:
     decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
     decided_at: Mapping[str, float] = field(default_factory=dict[str, float])
     budget: Budget | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     price: Callable[[str, Usage], float] | None = None
     in_doubt: InDoubt = "person"
     new_budget: BudgetHandle | None = None
@@ -171,6 +173,8 @@ class Runner:
         seen: set[str] = set()
         while True:
             stored = await self.store.load(run_id)
+            if not stored.facts:
+                budget = budget or stored.inputs.budget
             decided = await self._untaken_decisions(run_id)
             keys = {one.key for one in decided.values()}
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys)
@@ -182,6 +186,7 @@ class Runner:
                 decisions={**{call_id: one.decision for call_id, one in decided.items()}, **own},
                 decided_at={call_id: one.at for call_id, one in decided.items()},
                 budget=budget,
+                arguments=stored.inputs.arguments,
                 price=job.price,
                 in_doubt=self.in_doubt,
             )
@@ -322,8 +327,7 @@ class WorkerPool:
     async def wait_until_due(self, run_id: str) -> bool:
         """Wait until a paused run can continue; False if it has ended."""
         while (record := await self.runner.store.record(run_id)).unfinished:
-            expired = record.wake_at is not None and record.wake_at <= self.runner.clock.now()
-            if record.status == "running" or expired or await self.runner.store.decisions(run_id):
+            if await self.runner.store.continues(record, self.runner.clock.now()):
                 return True
             await self.runner.clock.sleep(self.poll_seconds)
         return False

@@ -207,7 +207,7 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
     match last:
         case Paused():
             status = "paused"
-        case Resumed():
+        case RunStarted() | Resumed():
             status = "running"
         case Ended():
             status = last.status

@@ -333,16 +333,19 @@ class FunctionCallingStepwisePlanner:
         Args:
             kernel: Its functions may be called; it need not be the kernel that the run began with.
             activation: The run's journal, and the decisions and options to continue it with.
-            arguments: The application's arguments; never stored, so each process passes them.
+            arguments: The application's arguments; never stored, so each process passes them. They replace those that
+                the run was submitted with, name by name.
             streaming: Whether to stream requests, for the events of the run.
 
         Raises:
             PlannerInvalidConfigurationError: As `invoke`, before anything is recorded.
         """
+        own = KernelArguments() if arguments is None else arguments
+        submitted = {name: value for name, value in activation.arguments.items() if name not in own}
         context = self._prepare(
             kernel,
             activation.goal,
-            _merged(arguments, {}),
+            _merged(own, submitted),
             streaming=streaming,
             budget=activation.budget,
             price=activation.price,
