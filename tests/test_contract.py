@@ -80,8 +80,8 @@ MODULES = {
     "planner_ext.plugin": "PlannerPlugin",
     "planner_ext.durable": """
         ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RunConflictError
-        RunFencedError RunHandle RunRecord RunRefusedError Runs RunsClient StoreError StoredRun TookEffect
-        UnknownRunError WorkerInUseError effect
+        RunFencedError RunHandle RunInputs RunRecord RunRefusedError RunResult Runs RunsClient StoreError StoredRun
+        SubmittedRun TookEffect UnknownRunError WorkerInUseError effect
         """,
 }
 """The public modules, and the names that each exports at least."""
@@ -404,6 +404,7 @@ INTERNAL = {
     "Runs.__init__",  # Runs.sqlite and Runs.dbos make them
     "RunsClient.__init__",  # connect makes it
     "Approvals.__init__",
+    "SubmittedRun.__init__",  # submit makes it
     "RunHandle.__init__",  # Runs.start, resume and recover make them
     "ApprovalFilter.decide",  # the gate of a run
 }

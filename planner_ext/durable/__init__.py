@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         UnknownRunError,
         WorkerInUseError,
     )
+    from planner_ext.durable.inputs import RunInputs
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.results import RunResult
     from planner_ext.durable.runs import Approvals, Runs, RunsClient, SubmittedRun
@@ -35,6 +36,7 @@ __all__ = [
     "RunConflictError",
     "RunFencedError",
     "RunHandle",
+    "RunInputs",
     "RunRecord",
     "RunRefusedError",
     "RunResult",
@@ -52,6 +54,7 @@ __all__ = [
 _MODULES = {
     "approval.decisions": ("DecisionRecord",),
     "durable.authorization": ("DecisionRequest",),
+    "durable.inputs": ("RunInputs",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
     "durable.runs": ("Approvals", "Runs", "RunsClient", "SubmittedRun"),

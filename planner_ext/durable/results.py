@@ -9,7 +9,7 @@ from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.durable.records import PendingApproval, RunRecord
 
-__all__ = ["RunResult"]
+__all__ = ["RunResult", "result_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +43,6 @@ class RunResult:
     problem: str = ""
     pending: tuple[PendingApproval, ...] = ()
 
-    @classmethod
-    def of(cls, record: RunRecord, state: State, pending: Sequence[PendingApproval]) -> Self:
-        """Build the result of a run from its row, its folded journal and its pending calls."""
-        ended = state.ended
-        return cls(
-            run_id=record.run_id,
-            goal=record.goal,
-            status=record.status,
-            final_answer=ended.answer if ended is not None else "",
-            iterations=state.ledger.iterations,
-            tool_calls=state.ledger.tool_calls,
-            usage=state.ledger.usage,
-            limit=ended.limit if ended is not None else None,
-            reason=ended.reason if ended is not None else "",
-            problem=record.problem,
-            pending=tuple(pending),
-        )
-
     def raise_for_status(self) -> Self:
         """Return this result if the run was answered.
 
@@ -78,3 +60,21 @@ class RunResult:
             tool_calls=self.tool_calls,
             usage=self.usage,
         )
+
+
+def result_of(record: RunRecord, state: State, pending: Sequence[PendingApproval]) -> RunResult:
+    """Build the result of a run from its row, its journal's state, which may be newer, and its pending calls."""
+    ended = state.ended
+    return RunResult(
+        run_id=record.run_id,
+        goal=record.goal,
+        status=record.status if ended is None else ended.status,
+        final_answer="" if ended is None else ended.answer,
+        iterations=state.ledger.iterations,
+        tool_calls=state.ledger.tool_calls,
+        usage=state.ledger.usage,
+        limit=None if ended is None else ended.limit,
+        reason="" if ended is None else ended.reason,
+        problem=record.problem,
+        pending=tuple(pending),
+    )

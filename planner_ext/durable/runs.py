@@ -33,7 +33,7 @@ from planner_ext.durable.records import (
     refused_text,
     write_decision,
 )
-from planner_ext.durable.results import RunResult
+from planner_ext.durable.results import RunResult, result_of
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
@@ -212,7 +212,7 @@ class RunsClient:
         state = fold_journal(run_id, stored.facts)
         approvals, waiting = Approvals(self._store, clock=self._clock), waiting_calls(state)
         pending = await approvals.pending(run_id, limit=len(waiting)) if waiting else ()
-        return RunResult.of(stored.record, state, pending)
+        return result_of(stored.record, state, pending)
 
     async def wait(self, run_id: str) -> None:
         """Wait until a run has ended, or waits for a decision or a date.
@@ -220,7 +220,7 @@ class RunsClient:
         Raises:
             UnknownRunError: If there is no such run.
         """
-        while await self._store.continues(await self._store.record(run_id), self._clock.now()):
+        while await self._store.continues(run_id, self._clock.now()):
             await self._clock.sleep(self.poll_seconds)
 
     async def _create(

@@ -186,12 +186,21 @@ class JournalStore:
         """
         return _read_runs(await self._rows(statement, now=now))
 
-    async def continues(self, record: RunRecord, now: float) -> bool:
-        """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date."""
-        if record.status != "paused":
-            return record.unfinished
-        expired = record.wake_at is not None and record.wake_at <= now
-        return expired or bool(await self.decisions(record.run_id))
+    async def continues(self, run_id: str, now: float) -> bool:
+        """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+        """
+        statement = """
+            SELECT CASE WHEN status = 'paused' THEN wake_at <= :now OR EXISTS (
+                SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'decided'
+            ) ELSE status IN ('queued', 'running') END
+            FROM planner_runs WHERE run_id = :run_id
+        """
+        if not (rows := await self._rows(statement, run_id=run_id, now=now)):
+            raise _unknown(run_id)
+        return bool(rows[0][0])
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Make a worker the owner of a run, if the owner is still ``seen``."""
@@ -379,5 +388,9 @@ def _read_runs(rows: Sequence[Row]) -> list[RunRecord]:
 
 def _read_run(run_id: str, rows: Sequence[Row]) -> RunRecord:
     if not rows:
-        raise UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")
+        raise _unknown(run_id)
     return RunRecord.from_row(rows[0])
+
+
+def _unknown(run_id: str) -> UnknownRunError:
+    return UnknownRunError(f"There is no run {run_id!r} in this store. List them to see their names.")

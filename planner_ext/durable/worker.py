@@ -326,11 +326,11 @@ class WorkerPool:
 
     async def wait_until_due(self, run_id: str) -> bool:
         """Wait until a paused run can continue; False if it has ended."""
-        while (record := await self.runner.store.record(run_id)).unfinished:
-            if await self.runner.store.continues(record, self.runner.clock.now()):
-                return True
+        while not await self.runner.store.continues(run_id, self.runner.clock.now()):
+            if not (await self.runner.store.record(run_id)).unfinished:
+                return False
             await self.runner.clock.sleep(self.poll_seconds)
-        return False
+        return True
 
     async def close(self) -> None:
         """Interrupt the runs that are driven, and leave the queue."""
