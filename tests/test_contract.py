@@ -79,9 +79,9 @@ MODULES = {
     "planner_ext.session": "AutomaticToolUseConfig Messages OpenCall ToolUseSession",
     "planner_ext.plugin": "PlannerPlugin",
     "planner_ext.durable": """
-        ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RunConflictError
-        RunFencedError RunHandle RunInputs RunRecord RunRefusedError RunResult Runs RunsClient StoreError StoredRun
-        SubmittedRun TookEffect UnknownRunError WorkerInUseError effect
+        ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RetryPolicy
+        RunConflictError RunFencedError RunHandle RunInputs RunRecord RunRefusedError RunResult Runs RunsClient
+        StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError effect
         """,
 }
 """The public modules, and the names that each exports at least."""

@@ -161,7 +161,7 @@ def compare(args: cli.CompareArgs) -> cli.Exit:
 
 @cli.command(app)
 def worker(args: cli.WorkerArgs) -> cli.Exit:
-    """Continue runs whose process died, that were decided, or whose question has expired.
+    """Continue runs whose process died, that a fault interrupted, that were decided, or whose question has expired.
 
     As many workers as wanted share a store. When a worker ends, however it ends, the others take its runs. A run that
     began with --policy or --ask-all is continued by a worker that has them, too; any other worker leaves it as it is.
@@ -174,7 +174,7 @@ def worker(args: cli.WorkerArgs) -> cli.Exit:
       0    stopped by SIGTERM or Ctrl-C; with --once, nothing is left to do
       2    the store, the application, the policy or the worker's name cannot be used; with --once, a run began under a
            policy, --ask-all or interceptors that this worker lacks, and is left as it is
-      3    with --once: a fault interrupted a run, which is kept
+      3    with --once: a fault interrupted a run, which is kept; a later worker tries it again
     """
     from planner_ext.cli.runs import work  # noqa: PLC0415  (see above)
 

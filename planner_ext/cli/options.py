@@ -338,6 +338,7 @@ class WorkerArgs(ApprovalArgs):
         once: Do what is due now, and end.
         worker_id: This worker's name, unique among living workers. Default: a new name.
         max_concurrency: How many runs to drive at once.
+        retries: How often a run that a fault interrupts is tried again, with growing delays, before it is failed.
     """
 
     store: Store
@@ -345,3 +346,4 @@ class WorkerArgs(ApprovalArgs):
     once: Annotated[bool, typer.Option("--once")] = False
     worker_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
     max_concurrency: Annotated[int, typer.Option(metavar="N", min=1)] = 100
+    retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4

@@ -22,6 +22,7 @@ from planner_ext.cli.store import command_on, decision_text, opened_runs, store_
 from planner_ext.cli.text import Terminal, exact, printable, run_lines_shown
 from planner_ext.durable import (
     Approvals,
+    RetryPolicy,
     RunHandle,
     RunRefusedError,
     Runs,
@@ -60,7 +61,9 @@ class StoreRun(CliRun):
     def explain_fault(self) -> None:
         """Print the command that resumes the run, if it is already in the store."""
         if self.run_id:
-            self.console.say("The run is kept. A planner-ext worker resumes it, or:")
+            status = asyncio.run(_stored(self.run_id, self.store)).record.status
+            who = "This resumes it" if status == "failed" else "A planner-ext worker resumes it, or"
+            self.console.say(f"The run is kept. {who}:")
             self.console.print_command(command_on(self.store, "runs", "resume", self.run_id, *self.resume_words()))
 
     def explain_pause(self, result: Result) -> None:
@@ -123,7 +126,8 @@ async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
     async with Approvals.connect(store) as approvals:
         refused = await approvals.refused(run_id)
     if as_json:
-        shown = {"run_id": run_id, "goal": record.goal, **document(result), "status": record.status}
+        shown = {"run_id": run_id, "goal": record.goal, **document(result)}
+        shown |= {"status": record.status, "problem": record.problem}
         print(json.dumps({**shown, "refused": [one.as_dict() for one in refused]}, indent=2))
         return ExitCode.ANSWERED
     console = Terminal(sys.stderr)
@@ -135,7 +139,9 @@ async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
         state = "Not taken" if one.refused else "Decided"
         what = " ".join(filter(None, (exact(one.call), exact(one.fully_qualified_name))))
         console.say(f"{state}, of {what}: {decision_text(one)}")
-    if record.unfinished:
+    if record.problem:
+        console.say(f"Problem: {printable(record.problem)}", "red")
+    if record.unfinished or record.status in ("failed", "quarantined"):
         await _print_waiting(run_id, result, store)
         console.say(spent_line(result, ended=record.status), "dim")
     else:
@@ -243,8 +249,9 @@ def _with_options(planner: FunctionCallingStepwisePlanner, args: WorkerArgs) -> 
 async def _drive(
     args: WorkerArgs, planner: FunctionCallingStepwisePlanner, kernel: Kernel, arguments_for: _ArgumentsFor
 ) -> int:
-    """Drive runs until cancelled, or with ``--once`` until no run is due; a run with a fault is not taken twice."""
-    async with opened_runs(args.store, worker_id=args.worker_id) as runs:
+    """Drive runs until cancelled, or with ``--once`` until no run is due."""
+    retry = RetryPolicy(attempts=args.retries + 1)
+    async with opened_runs(args.store, worker_id=args.worker_id, retry=retry) as runs:
         Terminal(sys.stderr).say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
         if not args.once:
             await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)

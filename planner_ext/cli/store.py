@@ -47,15 +47,19 @@ __all__ = [
 
 
 @asynccontextmanager
-async def opened_runs(where: str, *, worker_id: str | None = None) -> AsyncGenerator[Runs, None]:
+async def opened_runs(where: str, **options: Any) -> AsyncGenerator[Runs, None]:
     """Open a store to drive runs in it; a missing SQLite file is created.
+
+    Args:
+        where: The file, or a ``postgresql://`` address.
+        options: Of `Runs.sqlite` and `Runs.dbos`.
 
     Raises:
         StoreError: If it cannot be used.
         WorkerInUseError: If a living worker has this name.
     """
     opening = Runs.dbos if is_address(where) else Runs.sqlite
-    async with opening(where, worker_id=worker_id) as opened:
+    async with opening(where, **options) as opened:
         yield opened
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.inputs import RunInputs
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.results import RunResult
+    from planner_ext.durable.retry import RetryPolicy
     from planner_ext.durable.runs import Approvals, Runs, RunsClient, SubmittedRun
     from planner_ext.durable.worker import DurablePlanner, RunHandle
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
@@ -33,6 +34,7 @@ __all__ = [
     "DurablePlanner",
     "NoEffect",
     "PendingApproval",
+    "RetryPolicy",
     "RunConflictError",
     "RunFencedError",
     "RunHandle",
@@ -57,6 +59,7 @@ _MODULES = {
     "durable.inputs": ("RunInputs",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
+    "durable.retry": ("RetryPolicy",),
     "durable.runs": ("Approvals", "Runs", "RunsClient", "SubmittedRun"),
     "durable.worker": ("DurablePlanner", "RunHandle"),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),

@@ -28,7 +28,7 @@ from dbos import error as dbos_error
 from dbos._serialization import DefaultSerializer
 from sqlalchemy.exc import DBAPIError
 
-from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.errors import NewerSchemaError, PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.postgres import (
     ACTIVATION,
@@ -58,15 +58,17 @@ _QUEUED = ("ENQUEUED", "DELAYED")
 
 _LENGTH = "SELECT COALESCE(MAX(seq) + 1, 0) FROM planner_journal WHERE run_id = :run_id"
 _DUE = """
-    SELECT run_id, owner, status FROM planner_runs
+    SELECT run_id, owner, status, wake_at FROM planner_runs
     WHERE status IN ('running', 'paused')
           AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
-    UNION SELECT run_id, owner, status FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
-    UNION SELECT run_id, owner, status FROM planner_runs
+    UNION SELECT run_id, owner, status, wake_at FROM planner_runs
+          WHERE status IN ('running', 'paused') AND wake_at <= :now
+    UNION SELECT run_id, owner, status, wake_at FROM planner_runs
           WHERE status IN ('queued', 'running')
                 AND NOT EXISTS (SELECT 1 FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
 """
-"""Runs with an untaken decision; with an expired question, whose timer may be lost; and those without a journal yet."""
+"""Runs with an untaken decision; with an expired question, whose timer may be lost; those that a fault interrupted, at
+their retry; and those without a journal yet."""
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a worker's session must be missing: while the server restarts, all sessions are, for about a second."""
@@ -154,7 +156,7 @@ class ActivationQueue:
             result = await done
             self._refused.pop(run_id, None)
             return result
-        except RunRefusedError:
+        except (RunRefusedError, NewerSchemaError):
             await self._requeue_for_others(run_id)
             raise
         finally:  # the caller was cancelled, and so is the activation
@@ -179,7 +181,7 @@ class ActivationQueue:
             await self._set_timer(run_id)
         except Exception as error:  # the pool has logged it; for DBOS the activation is complete
             logger.debug("The activation of run %s failed: %s", run_id, error)
-            if isinstance(error, RunRefusedError):  # queued again once DBOS has recorded its end
+            if isinstance(error, RunRefusedError | NewerSchemaError):  # queued again once DBOS has recorded its end
                 self._in_background(self._try_requeue_for_others(run_id))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -237,14 +239,20 @@ class ActivationQueue:
 
     async def _queue_due(self) -> None:
         """Queue the next activation of each due run that no worker drives: once, however many workers see it."""
-        for run_id, owner, status in (await self._store.database.transact((_DUE, {"now": time.time()})))[0]:
-            if run_id in self._refused or (owner is not None and await self.workers.alive(str(owner))):
+        now = time.time()
+        for run_id, owner, status, wake_at in (await self._store.database.transact((_DUE, {"now": now})))[0]:
+            is_retried = status == "running" and wake_at is not None
+            later = is_retried and float(wake_at or 0) > now
+            if later or run_id in self._refused or (owner is not None and await self.workers.alive(str(owner))):
                 continue
             key = await self._key(str(run_id))
             row = await self._host.find(key)
-            # A running run whose activation has ended was interrupted by a fault: it waits for a start or a resume.
             ended = row is None or row.status not in ("PENDING", *_QUEUED)
-            if row is None or (row.status in _QUEUED and _is_older(row)) or (ended and status == "paused"):
+            if (
+                row is None
+                or (row.status in _QUEUED and _is_older(row))
+                or (ended and (is_retried or status == "paused"))
+            ):
                 await self._replace(key, str(run_id))
             elif row.status == "DELAYED":
                 await self._host.requeue([key])

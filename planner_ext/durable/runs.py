@@ -34,6 +34,7 @@ from planner_ext.durable.records import (
     write_decision,
 )
 from planner_ext.durable.results import RunResult, result_of
+from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
@@ -298,6 +299,7 @@ class Runs(RunsClient):
         worker_id: str | None = None,
         in_doubt: InDoubt = "person",
         poll_seconds: float = 0.25,
+        retry: RetryPolicy | None = None,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
     ) -> AsyncGenerator["Runs", None]:
@@ -311,6 +313,8 @@ class Runs(RunsClient):
             in_doubt: Who handles a call that had started when its process died, that may not simply run again, and
                 whose probe cannot tell: a ``person``, as a pending approval, or the ``model``, as the call's result.
             poll_seconds: How often to poll the store for changes by other workers and approvers.
+            retry: How often, and when, workers drive a run again that a fault interrupted here. None is the default
+                `RetryPolicy`.
             clock: Tells the time and sleeps; None uses the machine's clock.
             authorize: Asked before this worker takes a decision, whether it was given to `resume` or made through
                 `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
@@ -328,7 +332,8 @@ class Runs(RunsClient):
             with LockedWorkers(Path(path), name) as workers:
                 await workers.sweep()
                 runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-                runs = cls(WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds))
+                retry = retry or RetryPolicy()
+                runs = cls(WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds, retry=retry))
                 try:
                     yield runs
                 finally:
@@ -343,6 +348,7 @@ class Runs(RunsClient):
         worker_id: str | None = None,
         in_doubt: InDoubt = "person",
         poll_seconds: float = 0.25,
+        retry: RetryPolicy | None = None,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
     ) -> AsyncGenerator["Runs", None]:
@@ -358,6 +364,7 @@ class Runs(RunsClient):
             worker_id: As for `sqlite`.
             in_doubt: Who handles a call in doubt, as for `sqlite`.
             poll_seconds: How often to poll the store for changes by other workers and approvers.
+            retry: When runs are retried, as for `sqlite`.
             clock: Tells the time; the expiry of questions always uses the machine's clock.
             authorize: As for `sqlite`.
 
@@ -378,7 +385,9 @@ class Runs(RunsClient):
             queue = ActivationQueue(url, name, store)
             await queue.open()
             runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-            runs = cls(WorkerPool(runner=runner, workers=queue.workers, queue=queue, poll_seconds=poll_seconds))
+            retry, workers = retry or RetryPolicy(), queue.workers
+            pool = WorkerPool(runner=runner, workers=workers, queue=queue, poll_seconds=poll_seconds, retry=retry)
+            runs = cls(pool)
             try:
                 yield runs
             finally:
@@ -394,8 +403,8 @@ class Runs(RunsClient):
     ) -> RunHandle[R]:
         """Start a run, or continue the one that has this name.
 
-        An unfinished run continues from its journal, with the decisions made meanwhile; an ended one returns its
-        result. If another worker drives it, the handle waits for that worker.
+        An unfinished run continues from its journal, with the decisions made meanwhile, and so does a failed or
+        quarantined one; an ended one returns its result. If another worker drives it, the handle waits for that worker.
 
         Args:
             planner: Drives the run.
@@ -411,6 +420,7 @@ class Runs(RunsClient):
             StoreError: If the name or the store cannot be used.
         """
         name = await self._create(goal, run_id, owner=self.worker_id)
+        await self._revived(await self._store.record(name))
         job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments)
         return RunHandle(self._pool, job)
 
@@ -424,7 +434,7 @@ class Runs(RunsClient):
         budget: Budget | None = None,
         arguments: Any = None,
     ) -> RunHandle[R]:
-        """Continue a run: with decisions, or with a larger budget after a limit ended it.
+        """Continue a run: with decisions, with a larger budget after a limit ended it, or after it failed.
 
         Args:
             run_id: The run.
@@ -439,7 +449,7 @@ class Runs(RunsClient):
         Raises:
             UnknownRunError: If there is no such run.
         """
-        await self._store.record(run_id)
+        await self._revived(await self._store.record(run_id))
         job = Job(
             run_id=run_id,
             planner=planner,
@@ -451,12 +461,14 @@ class Runs(RunsClient):
         )
         return RunHandle(self._pool, job)
 
+    async def _revived(self, record: RunRecord) -> None:
+        if record.status in ("failed", "quarantined"):
+            await self._store.revive(record.run_id, at=self._clock.now())
+
     async def recover(
         self, planner: DurablePlanner[R], kernel: Any, *, arguments_for: ArgumentsFor | None = None, limit: int = 100
     ) -> list[RunHandle[R]]:
-        """Take over the due runs: submitted, their worker died, a call was decided, or a question has expired.
-
-        This worker does not retry a run that a fault interrupted here; `start` or `resume` it.
+        """Take over the due runs: submitted, decided, expired, at their retry, or of a worker that died.
 
         Args:
             planner: Drives the runs.
@@ -484,7 +496,7 @@ class Runs(RunsClient):
         arguments_for: ArgumentsFor | None = None,
         max_concurrency: int = 100,
     ) -> NoReturn:
-        """Recover runs until cancelled; a run that fails is logged, and left to another worker.
+        """Recover runs until cancelled; one that a fault interrupts is logged, and retried by any worker.
 
         Args:
             planner: Drives the runs.

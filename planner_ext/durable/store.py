@@ -40,6 +40,16 @@ _APPROVAL = """
     SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
     FROM planner_approvals
 """
+_REST = """
+    UPDATE planner_runs
+    SET status = 'paused', problem = NULL, wake_at = (
+        SELECT MIN(expires_at) FROM planner_approvals WHERE run_id = :run_id AND status = 'open'
+    )
+    WHERE run_id = :run_id AND owner = :owner AND status = 'running'
+          AND (SELECT fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq DESC LIMIT 1) LIKE :paused
+"""
+"""Makes a run wait again whose driving ended where it had begun: paused, after a fault or a revival set it running."""
+_PAUSED = '%"type":"Paused"%'
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
 
 
@@ -176,12 +186,16 @@ class JournalStore:
         return await self._number(f"SELECT COUNT(*) FROM planner_runs {_where(status)}", status=status)
 
     async def due(self, now: float) -> list[RunRecord]:
-        """List queued, running, decided and expired runs of any owner; the caller skips those of a living worker."""
+        """List queued, running, decided and expired runs of any owner; the caller skips those of a living worker.
+
+        A run that a fault interrupted is running, and due at its retry.
+        """
         statement = f"""
-            {_RUN} WHERE status IN ('queued', 'running')
+            {_RUN} WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now)
             UNION {_RUN} WHERE status = 'paused' AND wake_at <= :now
             UNION {_RUN}
-                  WHERE run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+                  WHERE status = 'paused'
+                        AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
             ORDER BY created_at, run_id
         """
         return _read_runs(await self._rows(statement, now=now))
@@ -205,15 +219,54 @@ class JournalStore:
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Make a worker the owner of a run, if the owner is still ``seen``."""
         statement = """
-            UPDATE planner_runs SET owner = :owner
+            UPDATE planner_runs
+            SET owner = :owner, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
             WHERE run_id = :run_id AND COALESCE(owner, '') = :seen RETURNING run_id
         """
         return bool(await self._rows(statement, run_id=run_id, owner=owner, seen=seen or ""))
 
     async def release(self, run_id: str, owner: str) -> None:
         """Clear a run's owner, if this worker still owns it."""
+        values = {"run_id": run_id, "owner": owner}
         statement = "UPDATE planner_runs SET owner = NULL WHERE run_id = :run_id AND owner = :owner"
-        await self._rows(statement, run_id=run_id, owner=owner)
+        await self.database.transact((_REST, {**values, "paused": _PAUSED}), (statement, values))
+
+    async def counts(self, run_id: str, progress: int) -> tuple[int, int]:
+        """Read how many faults, and deaths of workers, were counted for a run since it made this progress."""
+        statement = "SELECT retries, deaths FROM planner_runs WHERE run_id = :run_id AND progress = :progress"
+        rows = await self._rows(statement, run_id=run_id, progress=progress)
+        return (int(rows[0][0] or 0), int(rows[0][1] or 0)) if rows else (0, 0)
+
+    async def park(self, run_id: str, *, seen: str | None, problem: str, **values: Value) -> bool:
+        """Release an unfinished run until its retry, or until it is resumed, if its owner is still ``seen``.
+
+        Args:
+            run_id: The run.
+            seen: Its owner.
+            problem: Why.
+            values: ``status``, ``wake_at``, ``retries``, ``deaths``, ``progress``, and the time ``at``.
+
+        Returns:
+            Whether it was released.
+        """
+        statement = """
+            UPDATE planner_runs
+            SET owner = NULL, status = :status, wake_at = :wake_at, problem = :problem, retries = :retries,
+                deaths = :deaths, progress = :progress, updated_at = :at
+            WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND status IN ('queued', 'running', 'paused')
+            RETURNING run_id
+        """
+        values = {**values, "run_id": run_id, "seen": seen or "", "problem": json.dumps(problem)}
+        return bool(await self._rows(statement, **values))
+
+    async def revive(self, run_id: str, *, at: float) -> None:
+        """Make a failed or quarantined run a running one, with nothing counted against it."""
+        statement = """
+            UPDATE planner_runs
+            SET status = 'running', wake_at = NULL, problem = NULL, retries = 0, deaths = 0, updated_at = :at
+            WHERE run_id = :run_id AND status IN ('failed', 'quarantined')
+        """
+        await self._rows(statement, run_id=run_id, at=at)
 
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0

@@ -14,13 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from planner_ext.approval.decisions import Approve, Decision, InDoubt, InvalidDecisionError, waiting_calls
-from planner_ext.core.facts import Fact
+from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
+from planner_ext.core.facts import CallFinished, Fact, ModelReplied, Planned
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
 from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
+from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import JournalWriter
 from planner_ext.engine.concurrency import end_tasks
@@ -282,15 +284,17 @@ class WorkerPool:
         workers: Knows which workers live.
         queue: Queues activations; None if the worker polls the store for due runs.
         poll_seconds: How often to poll the store for changes by other workers and approvers.
+        retry: When a run that a fault interrupted is driven again, by any worker.
     """
 
     runner: Runner
     workers: WorkerRegistry
     queue: "ActivationQueue | None" = None
     poll_seconds: float
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
-    _faulted: set[str] = field(default_factory=set[str])
     _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
+    _parking: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     def __len__(self) -> int:
         """Return the number of runs that are driven at this moment."""
@@ -308,10 +312,10 @@ class WorkerPool:
         """Take over a run that no worker drives.
 
         Returns:
-            None if it is already driven, a fault interrupted it here, or it was refused to this planner.
+            None if it is already driven, or was refused to this planner.
         """
         run_id = record.run_id
-        left = run_id in self._faulted or self._refused.get(run_id) is job.planner
+        left = self._refused.get(run_id) is job.planner
         if run_id in self._tasks or left or not await self._try_claim(record):
             return None
         return RunHandle(self, job)
@@ -334,7 +338,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Interrupt the runs that are driven, and leave the queue."""
-        await end_tasks(*self._tasks.values())
+        await end_tasks(*self._tasks.values(), *self._parking)
         if self.queue is not None:
             await self.queue.close()
 
@@ -347,19 +351,26 @@ class WorkerPool:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, RunRefusedError):
-            self._faulted.add(run_id)
+        if error is not None and not isinstance(error, _LEFT):
             log_run(logging.WARNING, run_id, f"fault {type(error).__name__}: {one_line(error)}")
 
     async def _drive_or_wait(self, job: Job[R], *, queued: bool = False) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
 
         The run is claimed before its activation starts: an activation that waited for its run would block the owner.
+
+        Raises:
+            RunNotAnsweredError: If it is failed or quarantined.
+            Exception: On a fault; when the run is retried is in its row.
         """
         forced = job.decisions is not None or job.budget is not None
+        waited = False
         while True:
             record = await self.runner.store.record(job.run_id)
-            if not await self._try_claim(record):
+            _check_not_parked(record)
+            retried_later = waited and record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
+            if retried_later or not await self._try_claim(record):
+                waited = True
                 await self.runner.clock.sleep(self.poll_seconds)
                 continue
             try:
@@ -370,6 +381,11 @@ class WorkerPool:
                 log_run(logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}")
                 if queued:
                     raise
+            except (*_LEFT, InvalidDecisionError):
+                raise
+            except Exception as error:
+                await self._park_in_time(job.run_id, error)
+                raise
             finally:
                 with suppress(StoreError):
                     await self.runner.store.release(job.run_id, self.workers.worker_id)
@@ -378,11 +394,54 @@ class WorkerPool:
         """Drive a run; log once if it is refused to this planner."""
         try:
             return await self.runner.drive(job)
-        except RunRefusedError as error:
+        except _LEFT as error:
             if self._refused.get(job.run_id) is not job.planner:
                 log_run(logging.ERROR, job.run_id, f"left to another worker: {one_line(error)}")
             self._refused[job.run_id] = job.planner
             raise
+
+    async def _park_in_time(self, run_id: str, error: Exception) -> None:
+        """Store when a run is retried; in the background where the store itself cannot be used."""
+        try:
+            await self._park(run_id, error)
+        except StoreError:
+            task = asyncio.create_task(self._park_again(run_id, error))
+            self._parking.add(task)
+            task.add_done_callback(self._parking.discard)
+
+    async def _park_again(self, run_id: str, error: Exception) -> None:
+        while True:
+            await self.runner.clock.sleep(self.poll_seconds)
+            with suppress(StoreError):
+                return await self._park(run_id, error)
+
+    async def _park(self, run_id: str, error: Exception) -> None:
+        """Store when a run that a fault interrupted is retried, or that it failed; release it."""
+        store, now = self.runner.store, self.runner.clock.now()
+        progress = await self._progress(run_id)
+        retries, deaths = await store.counts(run_id, progress)
+        failed = retries + 1 >= self.retry.attempts or self.retry.is_final(error)
+        parked = await store.park(
+            run_id,
+            seen=self.workers.worker_id,
+            status="failed" if failed else "running",
+            wake_at=None if failed else now + self.retry.delay(retries + 1),
+            problem=f"{type(error).__name__}: {error}",
+            retries=retries + 1,
+            deaths=deaths,
+            progress=progress,
+            at=now,
+        )
+        if parked and failed:
+            log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
+
+    async def _progress(self, run_id: str) -> int:
+        """Count the replies and results in a run's journal: faults are counted until there is another one."""
+        try:
+            facts = (await self.runner.store.load(run_id)).facts
+        except InvalidJournalError:
+            return 0
+        return sum(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts)
 
     async def _try_claim(self, record: RunRecord) -> bool:
         """Claim a run if it has no owner, or its owner died."""
@@ -391,6 +450,17 @@ class WorkerPool:
         if record.owner is not None and await self.workers.alive(record.owner):
             return False
         return await self.runner.store.claim(record.run_id, self.workers.worker_id, seen=record.owner)
+
+
+_LEFT = (RunRefusedError, NewerSchemaError)
+"""What leaves a run to another worker, as it is."""
+
+
+def _check_not_parked(record: RunRecord) -> None:
+    if record.status in ("failed", "quarantined"):
+        said = "failed" if record.status == "failed" else "is in quarantine"
+        problem = f"Run {record.run_id!r} {said}: {record.problem} Resume it to try again."
+        raise kernel_error("RunNotAnsweredError", problem)
 
 
 class RunHandle(Generic[R]):
@@ -412,8 +482,9 @@ class RunHandle(Generic[R]):
         same pause. If another worker drives the run, this waits for it. Cancelling the wait does not cancel the run.
 
         Raises:
-            Exception: On a fault, as of a planner's ``invoke``; the run is unfinished, and continues when it is started
-                again.
+            RunNotAnsweredError: If another worker drove the run, and it is failed or quarantined.
+            Exception: On a fault, as of a planner's ``invoke``; a worker that works retries the run, see `RetryPolicy`,
+                and so does a start.
         """
         if self._task.done() and not self._task.cancelled() and self._task.exception() is None:
             self._task = self._pool.task_of(self._job)

@@ -39,7 +39,8 @@ __all__ = ["ADD_FACT", "JournalWriter", "cancel_run"]
 ADD_FACT = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (:run_id, :seq, :schema, :fact)"
 _MOVE_RUN = """
     UPDATE planner_runs SET status = :status, wake_at = :wake_at, updated_at = :at, iterations = :iterations,
-        tool_calls = :tool_calls, tokens = :tokens, cost = :cost
+        tool_calls = :tool_calls, tokens = :tokens, cost = :cost,
+        problem = CASE WHEN :status = 'running' THEN problem END
     WHERE run_id = :run_id
 """
 _OPEN_APPROVAL = """

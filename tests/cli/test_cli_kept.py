@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -217,14 +218,25 @@ def test_a_limit_is_raised_when_a_run_is_resumed(command: Command) -> None:
     assert (more.code, more.document["iterations"], more.document["limit"]) == (1, 4, "max_iterations")
 
 
-def test_a_fault_leaves_the_run_in_its_store(command: Command) -> None:
-    """Exit code 3, the command that resumes it is shown, and it works."""
+def make_due(here: Path) -> None:
+    """Let the time of every retry come."""
+    with closing(sqlite3.connect(here / "runs.db")) as database, database:
+        database.execute("UPDATE planner_runs SET wake_at = 1 WHERE wake_at IS NOT NULL")
+
+
+def test_a_fault_leaves_the_run_in_its_store(command: Command, here: Path) -> None:
+    """Exit code 3, the command that resumes it is shown, and it works; a worker leaves it until its retry is due."""
     failed = command("run", GOAL, "--kernel", "till:failing", "--no-plan", "--run-id", "order-7", *STORE)
     assert (failed.code, failed.out) == (3, "")
     assert "planner-ext runs resume order-7 --kernel till:failing --store runs.db" in failed.err
-    interrupted = command("worker", *STORE, "--app", "till:failing", "--once")
+    assert command("worker", *STORE, "--app", "till:failing", "--once").code == 0
+    make_due(here)
+    interrupted = command("worker", *STORE, "--app", "till:failing", "--once", "--retries", "1")
     assert interrupted.code == 3
     assert "run order-7 fault " in interrupted.err
+    assert "run order-7 failed: " in interrupted.err
+    shown = command("runs", "show", "order-7", *STORE)
+    assert (shown.code, "Problem: " in shown.err, "failed" in shown.err) == (0, True, True)
     assert resumed(command)[0] == 4
 
 

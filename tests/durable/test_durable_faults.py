@@ -107,7 +107,7 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path, monkey
     with raw(tmp_path / "runs.db") as connection:
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match=r"another process holds its lock. End the tool that has it open"):
-            await opened(tmp_path / "runs.db")
+            await gone_on(tmp_path / "runs.db", tmp_path)
         connection.execute("ROLLBACK")
     assert (await gone_on(tmp_path / "runs.db", tmp_path)).status == "paused"
 
@@ -142,7 +142,7 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "runs.db")
     with pytest.raises(StoreError, match=r"SQLite refused .*no such table: nowhere"):
         await database.transact(WRITE, ("DELETE FROM nowhere", {}))
-    assert await database.transact(("SELECT number FROM planner_schema", {})) == [[(1,)]]
+    assert await database.transact(("SELECT number FROM planner_schema", {})) == [[(2,)]]
     for odd in (10**30, "\ud800"):
         with pytest.raises(StoreError, match="SQLite refused"):
             await database.transact(("INSERT INTO planner_schema (number) VALUES (:number)", {"number": odd}))
