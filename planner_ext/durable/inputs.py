@@ -1,4 +1,4 @@
-"""What a run is submitted with, as JSON: arguments that are data, and its budget.
+"""What a run is submitted with, and a new budget for it, as JSON: arguments that are data, and limits.
 
 A store holds data only: a value that JSON does not have, and a budget's price function, are refused by name.
 """
@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -15,7 +15,11 @@ from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.limits import Budget
 from planner_ext.durable.errors import StoreError, kernel_error
 
-__all__ = ["RunInputs", "read_budget", "read_inputs", "stored_budget"]
+__all__ = ["NewBudget", "RunInputs", "new_budget_text", "read_inputs", "read_new_budget"]
+
+
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidLimitError)
+"""What reading damaged JSON raises, whatever is written in it."""
 
 
 @cache
@@ -23,7 +27,7 @@ def _budgets() -> TypeAdapter[Budget]:
     return TypeAdapter(Budget)
 
 
-def stored_budget(budget: object) -> dict[str, Any]:
+def _dump_budget(budget: object) -> dict[str, Any]:
     """Convert a budget to JSON values.
 
     Raises:
@@ -37,15 +41,6 @@ def stored_budget(budget: object) -> dict[str, Any]:
             "workers."
         )
     return _budgets().dump_python(budget, mode="json")
-
-
-def read_budget(value: object) -> Budget:
-    """Read what `stored_budget` returned.
-
-    Raises:
-        ValueError, InvalidLimitError: If it is damaged.
-    """
-    return _budgets().validate_python(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +67,7 @@ class RunInputs:
         if self.arguments:
             values["arguments"] = {name: _json_value(name, value) for name, value in self.arguments.items()}
         if self.budget is not None:
-            values["budget"] = stored_budget(self.budget)
+            values["budget"] = _dump_budget(self.budget)
         return json.dumps(values, sort_keys=True) if values else None
 
 
@@ -86,12 +81,48 @@ def read_inputs(run_id: str, text: object) -> RunInputs:
         return RunInputs()
     try:
         values: dict[str, Any] = json.loads(str(text))
-        budget = read_budget(values["budget"]) if "budget" in values else None
+        budget = _budgets().validate_python(values["budget"]) if "budget" in values else None
         return RunInputs(arguments=dict(values.get("arguments", {})), budget=budget)
-    except (ValueError, TypeError, AttributeError, RecursionError, InvalidLimitError) as error:
+    except _DAMAGED as error:
         raise StoreError(
             f"The inputs of run {run_id!r} are damaged: {error}. Submit the run again under another name."
         ) from error
+
+
+class NewBudget(NamedTuple):
+    """Another budget for a run, until a worker has taken it.
+
+    Attributes:
+        text: As the store holds it.
+    """
+
+    limits: Budget
+    by: str
+    text: str
+
+
+def new_budget_text(budget: object, *, by: str, at: float) -> str:
+    """Write another budget for a run as JSON text, which its time makes unique.
+
+    Raises:
+        PlannerInvalidConfigurationError: If it is not a budget, or has a price function, which no store can hold.
+    """
+    return json.dumps({"limits": _dump_budget(budget), "by": by, "at": at})
+
+
+def read_new_budget(run_id: str, text: object) -> NewBudget | None:
+    """Read what `new_budget_text` wrote; None if there is none.
+
+    Raises:
+        StoreError: If it is damaged.
+    """
+    if text is None:
+        return None
+    try:
+        values: dict[str, Any] = json.loads(str(text))
+        return NewBudget(_budgets().validate_python(values["limits"]), str(values["by"]), str(text))
+    except _DAMAGED as error:
+        raise StoreError(f"The new budget of run {run_id!r} is damaged: {error}. Set it again.") from error
 
 
 def _json_value(name: object, value: object) -> object:

@@ -22,7 +22,7 @@ from planner_ext.durable.errors import (
     kernel_error,
     redacted,
 )
-from planner_ext.durable.inputs import RunInputs
+from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.records import (
     PendingApproval,
     RunRecord,
@@ -201,6 +201,32 @@ class RunsClient:
         except StoreError as error:  # it is stored; a worker looks for queued runs
             logger.debug("Run %s is queued, and no worker was told: %s", name, error)
         return SubmittedRun(self, name)
+
+    async def set_budget(self, run_id: str, budget: Budget, *, by: str = "") -> None:
+        """Give a run another budget; what it spent so far still counts.
+
+        The worker that drives the run takes it before its next action, as the fact `BudgetChanged`; what is in flight
+        then ends as it began. A run that waits takes it when it continues. A limit that is already used up ends the
+        run there, as any limit does. A newer budget replaces one that was not taken.
+
+        Args:
+            run_id: The run.
+            budget: Replaces all limits of the run. Without ``max_iterations`` that of the worker's planner holds.
+                Without ``price``: a function, for which the worker's planner has its own.
+            by: Who sets it, for the record.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            PlannerInvalidConfigurationError: If the budget cannot be stored, or the run has ended.
+        """
+        text = new_budget_text(budget, by=by, at=self._clock.now())
+        if not await self._store.set_budget(run_id, text):
+            status = (await self._store.record(run_id)).status
+            raise kernel_error(
+                "RunEndedError",
+                f"Run {run_id!r} has ended ({status}) and spends nothing more. Resume it with this budget: "
+                "Runs.resume(..., budget=...), or planner-ext runs resume.",
+            )
 
     async def result(self, run_id: str) -> RunResult:
         """Read how a run ended, what it waits for, or how far it is; does not wait, see `SubmittedRun.result`.
@@ -450,6 +476,8 @@ class Runs(RunsClient):
             UnknownRunError: If there is no such run.
         """
         await self._revived(await self._store.record(run_id))
+        if budget is not None:
+            await self._store.set_budget(run_id, None)  # an earlier one that was not taken
         job = Job(
             run_id=run_id,
             planner=planner,

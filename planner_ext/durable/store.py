@@ -19,14 +19,15 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     is_address,
 )
-from planner_ext.durable.inputs import read_inputs
+from planner_ext.durable.inputs import NewBudget, read_inputs, read_new_budget
 from planner_ext.durable.records import RUN_COLUMNS, Database, Row, RunRecord, Step, StoredRun, Value, read_facts
 
 __all__ = ["JournalStore", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
-_AT_REST = ("failed", "quarantined", "answered", "incomplete", "limit_reached", "stopped")
+_ENDS = ("answered", "incomplete", "limit_reached", "stopped")
+_AT_REST = ("failed", "quarantined", *_ENDS)
 """The statuses of runs that only a `resume` continues; they may be deleted."""
 
 _STATUSES = ("queued", "running", "paused", *_AT_REST)
@@ -215,6 +216,23 @@ class JournalStore:
         if not (rows := await self._rows(statement, run_id=run_id, now=now)):
             raise _unknown(run_id)
         return bool(rows[0][0])
+
+    async def set_budget(self, run_id: str, text: str | None) -> bool:
+        """Store another budget for a run, as JSON text, or none; False if the run has ended."""
+        statement = f"""
+            UPDATE planner_runs SET new_budget = :text
+            WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, _ENDS))}) RETURNING run_id
+        """
+        return bool(await self._rows(statement, run_id=run_id, text=text))
+
+    async def new_budget(self, run_id: str) -> NewBudget | None:
+        """Read the budget that a run shall take; None if there is none.
+
+        Raises:
+            StoreError: If it is damaged.
+        """
+        rows = await self._rows("SELECT new_budget FROM planner_runs WHERE run_id = :run_id", run_id=run_id)
+        return read_new_budget(run_id, rows[0][0]) if rows else None
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
         """Make a worker the owner of a run, if the owner is still ``seen``."""

@@ -180,6 +180,8 @@ class Runner:
             decided = await self._untaken_decisions(run_id)
             keys = {one.key for one in decided.values()}
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys)
+            if (new := await self.store.new_budget(run_id)) is not None:
+                writer.budget.offer(new)
             activation = Activation(
                 run_id=run_id,
                 goal=stored.record.goal,
@@ -191,6 +193,7 @@ class Runner:
                 arguments=stored.inputs.arguments,
                 price=job.price,
                 in_doubt=self.in_doubt,
+                new_budget=writer.budget,
             )
             try:
                 _refuse_second(decided, own)

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from planner_ext.approval.decisions import WaitingCall, question_id, waiting_calls
 from planner_ext.core.facts import (
+    BudgetChanged,
     CallDecided,
     CallStarted,
     Clarified,
@@ -18,8 +19,10 @@ from planner_ext.core.facts import (
     RunStarted,
 )
 from planner_ext.core.fold import apply
+from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.errors import RunFencedError
+from planner_ext.durable.inputs import NewBudget
 from planner_ext.durable.log import log_facts
 from planner_ext.durable.records import (
     PendingApproval,
@@ -31,6 +34,7 @@ from planner_ext.durable.records import (
     read_approval,
 )
 from planner_ext.durable.store import JournalStore
+from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, stopping_facts
 from planner_ext.engine.ports import Clock
 
@@ -66,6 +70,34 @@ _REFUSE_DECIDED = """
 """Fails with a duplicate key where a question was decided; stands after `_CLOSE_UNDECIDED`, which waits for that."""
 
 
+_DROP_BUDGETS = "UPDATE planner_runs SET new_budget = NULL WHERE run_id = :run_id"
+_DROP_BUDGET = f"{_DROP_BUDGETS} AND new_budget = :text"
+
+
+class StoredBudgetHandle(BudgetHandle):
+    """Gives a driven run the budgets that are set in its store, each once.
+
+    Attributes:
+        taken: The last one that the run took, as the store holds it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = self._offered = ""
+
+    def offer(self, new: NewBudget) -> None:
+        """Set the limits, unless they were set before."""
+        if new.text != self._offered:
+            self._offered = new.text
+            self.change(new.limits, by=new.by)
+
+    def take(self) -> tuple[Budget, str] | None:
+        """Return the limits that were set, and who set them; once."""
+        if (given := super().take()) is not None:
+            self.taken = self._offered
+        return given
+
+
 class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
@@ -75,6 +107,7 @@ class JournalWriter:
     Attributes:
         run_id: The run.
         state: The run's state, folded from its journal.
+        budget: Gives the run other limits; the store forgets a budget when its fact is recorded.
     """
 
     def __init__(
@@ -96,6 +129,7 @@ class JournalWriter:
         self._store = store
         self.run_id = run_id
         self._decided = decided
+        self.budget = StoredBudgetHandle()
         self._started = {(f.iteration, f.index): seq for seq, f in enumerate(facts) if isinstance(f, CallStarted)}
         self._buffered: list[Step] = []
         self._questions = _open_questions(self.state, self._started)
@@ -121,6 +155,8 @@ class JournalWriter:
         if closed or not all(_can_be_computed_again(fact) for fact in facts):
             steps += self._close_steps(closed, facts)
             steps += [_open_step(state, id_, call) for id_, call in opened.items()]
+            if any(isinstance(fact, BudgetChanged) for fact in facts):
+                steps.append((_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken}))
             await self._store.append(self.run_id, *steps, *_run_update(state, facts[-1], waiting))
             log_facts(state, facts)
             steps = []
@@ -219,7 +255,8 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
     values: dict[str, Value] = {"run_id": state.run_id, "status": status, "wake_at": wake_at, "at": state.at}
     spent = state.ledger
     values |= {"iterations": spent.iterations, "tool_calls": spent.tool_calls}
-    return [(_MOVE_RUN, {**values, "tokens": spent.usage.total_tokens, "cost": spent.usage.cost})]
+    forgotten = [(_DROP_BUDGETS, {"run_id": state.run_id})] if isinstance(last, Ended) else []
+    return [(_MOVE_RUN, {**values, "tokens": spent.usage.total_tokens, "cost": spent.usage.cost}), *forgotten]
 
 
 def _compact(value: object) -> str:

@@ -1,16 +1,18 @@
 """What a kept run may spend holds in every life of it, and is replaced with what a caller has at hand."""
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from planner_ext import Budget, FunctionCallingStepwisePlannerResult
+from planner_ext import Approve, Budget, FunctionCallingStepwisePlannerResult
 from planner_ext.core.values import Usage
+from planner_ext.durable import Runs, StoreError, UnknownRunError
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.engine import BudgetHandle
-from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.errors import PlannerInvalidConfigurationError, RunEndedError
 from planner_ext.events import BudgetChanged
 from planner_ext.testing import ScriptedReply, call, say
 from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, store_neutral, world
@@ -139,3 +141,76 @@ async def test_a_new_budget_that_needs_an_unknown_price_is_refused_by_name(tmp_p
     budget.change(Budget(max_cost=1.0))
     with pytest.raises(PlannerInvalidConfigurationError, match="max_cost=1 needs a price"):
         await drive_changed(budget, tmp_path / "effects")
+
+
+async def test_a_new_budget_of_a_run_that_waits_holds_when_it_continues(store: str, tmp_path: Path) -> None:
+    """It is in the journal with who set it, and the store holds it no longer; a newer one replaces it before that."""
+    options = {"budget": Budget(max_tool_calls=1, on_limit="stop")}
+    await drive(store, tmp_path / "effects", PAY, **options)
+    async with Runs.connect(store) as client:
+        await client.set_budget("order-7", Budget(max_tool_calls=0, on_limit="stop"), by="bob")
+        await client.set_budget("order-7", Budget(max_tool_calls=2, on_limit="stop"), by="ann")
+        assert (await client.result("order-7")).status == "paused"
+    result = None
+    for _ in range(3):
+        await decide_all(store)
+        result = await drive(store, tmp_path / "effects", PAY, **options)
+    assert result is not None
+    (changed,) = (fact for fact in result.facts if isinstance(fact, BudgetChanged))
+    assert (result.status, result.limit) == ("limit_reached", "max_tool_calls")
+    assert effects_in(tmp_path / "effects") == ["pay 5", "pay 5"]
+    assert (changed.limits.max_tool_calls, changed.limits.max_iterations, changed.by) == (2, 15, "ann")
+
+
+async def test_a_new_budget_of_a_queued_run_holds_from_its_beginning(store: str, tmp_path: Path) -> None:
+    """In place of the one that it was submitted with."""
+    async with Runs.connect(store) as client:
+        await client.submit(GOAL, run_id="order-7", budget=Budget(max_tool_calls=3))
+        await client.set_budget("order-7", Budget(max_tool_calls=0, on_limit="stop"))
+    result = await drive(store, tmp_path / "effects", PAY, interceptors=[lambda _: Approve()])
+    assert (result.status, result.limit, effects_in(tmp_path / "effects")) == ("limit_reached", "max_tool_calls", [])
+
+
+async def test_an_ended_run_takes_no_budget_but_by_a_resume(store: str, tmp_path: Path) -> None:
+    """The refusal names the way out; one that came too late for the run is forgotten, and does not replace a later."""
+    options = {"budget": Budget(max_tool_calls=0, on_limit="stop"), "interceptors": [lambda _: Approve()]}
+    assert (await drive(store, tmp_path / "effects", PAY, **options)).limit == "max_tool_calls"
+    planner, kernel = world(tmp_path / "effects", [PAY, say("Paid.")], **options)
+    async with open_runs(store) as runs:
+        with pytest.raises(
+            RunEndedError, match=r"'order-7' has ended \(limit_reached\).*Runs.resume\(..., budget=...\)"
+        ):
+            await runs.set_budget("order-7", Budget(max_tool_calls=9))
+        with pytest.raises(UnknownRunError, match="no run 'order-8'"):
+            await runs.set_budget("order-8", Budget())
+        with pytest.raises(PlannerInvalidConfigurationError, match=r"budget\.price is a function"):
+            await runs.set_budget("order-7", Budget(price=a_cent))
+        result = await (await runs.resume("order-7", planner, kernel, budget=Budget(max_tool_calls=9))).result()
+    assert (result.status, effects_in(tmp_path / "effects")) == ("answered", ["pay 5"])
+
+
+async def test_a_resume_with_a_budget_outdoes_an_earlier_new_one(store: str, tmp_path: Path) -> None:
+    """The later word counts."""
+    await drive(store, tmp_path / "effects", PAY)
+    await decide_all(store)
+    planner, kernel = world(tmp_path / "effects", [say("Paid.")])
+    async with open_runs(store) as runs:
+        await runs.set_budget("order-7", Budget(max_tool_calls=0, on_limit="stop"))
+        result = await (await runs.resume("order-7", planner, kernel, budget=Budget(max_tool_calls=9))).result()
+    assert (result.status, effects_in(tmp_path / "effects")) == ("answered", ["pay 5"])
+
+
+async def test_a_damaged_new_budget_is_refused_by_name(tmp_path: Path) -> None:
+    """The run does not continue without it; setting it again mends it."""
+    store = str(tmp_path / "runs.db")
+    await drive(store, tmp_path / "effects", PAY)
+    await decide_all(store)
+    for text in ("{", "[]", "7", "{}", '{"limits": {"max_tool_calls": -1}, "by": ""}'):
+        with sqlite3.connect(store) as database:
+            database.execute("UPDATE planner_runs SET new_budget = ?", (text,))
+        database.close()
+        with pytest.raises(StoreError, match="The new budget of run 'order-7' is damaged"):
+            await drive(store, tmp_path / "effects", say("Paid."))
+    async with Runs.connect(store) as client:
+        await client.set_budget("order-7", Budget(max_tool_calls=3))
+    assert (await drive(store, tmp_path / "effects", say("Paid."))).status == "answered"
