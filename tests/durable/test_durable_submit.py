@@ -215,6 +215,20 @@ async def test_a_result_raises_on_request(tmp_path: Path) -> None:
             await runs.result("order-8")
 
 
+async def test_a_submitted_run_that_fails_says_why(store: str, tmp_path: Path) -> None:
+    """Its result comes with the last fault, and raises it on request only."""
+
+    def arguments_for(run_id: str) -> KernelArguments:
+        raise PlannerInvalidConfigurationError("No tenant has this run.")
+
+    async with working(store, world(tmp_path / "effects", []), arguments_for=arguments_for) as runs:
+        result = await (await runs.submit(GOAL)).result(timeout=30)
+    assert (result.status, result.iterations) == ("failed", 0)
+    assert "No tenant has this run." in result.problem
+    with pytest.raises(RunNotAnsweredError, match=r"No tenant has this run\."):
+        result.raise_for_status()
+
+
 async def test_a_started_run_takes_what_it_was_submitted_with(store: str, tmp_path: Path) -> None:
     """A process may drive a queued run itself, by its name."""
     planner, kernel = world(tmp_path / "effects", [PAY], interceptors=[lambda _: Approve()])
