@@ -81,7 +81,7 @@ MODULES = {
     "planner_ext.durable": """
         ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RetryPolicy
         RunConflictError RunFencedError RunHandle RunInputs RunRecord RunRefusedError RunResult Runs RunsClient
-        StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError effect
+        StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
         """,
 }
 """The public modules, and the names that each exports at least."""

@@ -41,7 +41,9 @@ from planner_ext.cli.show import Progress, print_answer
 from planner_ext.cli.text import Terminal, TextFlow
 from planner_ext.compare import run_comparison
 from planner_ext.core.facts import CallFinished
-from planner_ext.durable.records import fold_journal
+from planner_ext.durable.records import (
+    fold_journal,
+)
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import Script, ScriptedOpenAIServer
 

@@ -30,7 +30,9 @@ from planner_ext.durable import (
     StoreError,
     UnknownRunError,
 )
-from planner_ext.durable.records import fold_journal
+from planner_ext.durable.records import (
+    fold_journal,
+)
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact

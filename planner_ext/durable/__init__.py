@@ -18,8 +18,13 @@ if TYPE_CHECKING:
         UnknownRunError,
         WorkerInUseError,
     )
+    from planner_ext.durable.heartbeat import WorkerRecord
     from planner_ext.durable.inputs import RunInputs
-    from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
+    from planner_ext.durable.records import (
+        PendingApproval,
+        RunRecord,
+        StoredRun,
+    )
     from planner_ext.durable.results import RunResult
     from planner_ext.durable.retry import RetryPolicy
     from planner_ext.durable.runs import Approvals, Runs, RunsClient, SubmittedRun
@@ -50,6 +55,7 @@ __all__ = [
     "TookEffect",
     "UnknownRunError",
     "WorkerInUseError",
+    "WorkerRecord",
     "effect",
 ]
 
@@ -57,6 +63,7 @@ _MODULES = {
     "approval.decisions": ("DecisionRecord",),
     "durable.authorization": ("DecisionRequest",),
     "durable.inputs": ("RunInputs",),
+    "durable.heartbeat": ("WorkerRecord",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),

@@ -30,6 +30,7 @@ from sqlalchemy.exc import DBAPIError
 
 from planner_ext.core.errors import NewerSchemaError, PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
+from planner_ext.durable.heartbeat import LeasedWorkers
 from planner_ext.durable.postgres import (
     ACTIVATION,
     DBOS_TABLES,
@@ -87,13 +88,15 @@ class ActivationQueue:
         url: ``postgresql://...``.
         name: The worker's name.
         store: The runs, on the same server.
+        lease_seconds: How long after its last heartbeat a worker counts as alive.
 
     Attributes:
-        workers: This worker's registration; the queue keeps its session alive.
+        workers: The workers of the database, this one included; the queue keeps its session alive.
     """
 
-    def __init__(self, url: str, name: str, store: JournalStore) -> None:
-        self.workers = PostgresWorkers(url, name)
+    def __init__(self, url: str, name: str, store: JournalStore, *, lease_seconds: float) -> None:
+        self._locks = PostgresWorkers(url, name)
+        self.workers = LeasedWorkers(store, self._locks, lease_seconds=lease_seconds)
         self._store = store
         self._host = _DbosHost(url, self.workers.worker_id, self._run_queued)
         self._serving: Callable[[str], Awaitable[object]] | None = None
@@ -108,11 +111,13 @@ class ActivationQueue:
             WorkerInUseError: If a living process has the name.
             StoreError: If the database or DBOS cannot be used.
         """
-        await self.workers.keep()
+        await self._locks.keep()
         try:
+            await self.workers.open()
             await self._host.open()
         except BaseException:
-            await self.workers.leave()
+            await self.workers.close()
+            await self._locks.leave()
             raise
         self._in_background(self._watch())
 
@@ -123,7 +128,8 @@ class ActivationQueue:
             await self._host.interrupt()
         finally:
             await self._host.close()
-            await self.workers.leave()
+            await self.workers.close()
+            await self._locks.leave()
 
     async def serve(self, work: Callable[[str], Awaitable[object]], *, at_most: int) -> None:
         """Start running due activations of all runs with ``work``, at most this many at once."""
@@ -226,11 +232,11 @@ class ActivationQueue:
         """Keep this worker's session alive; queue decided runs, and the activations of dead workers."""
         while True:
             try:
-                await self.workers.keep()
+                await self._locks.keep()
                 await self._queue_due()
                 await self._queue_lost()
             except WorkerInUseError:
-                logger.exception("The session of worker %r was lost, and its name is not free yet.", self.workers.name)
+                logger.exception("The session of worker %r was lost, and its name is not free yet.", self._locks.name)
             except PlannerExtError as error:
                 logger.warning("The database cannot be reached, due runs wait: %s", error)
             except Exception:  # of DBOS: a worker that stopped watching would leave the runs of dead workers

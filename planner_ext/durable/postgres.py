@@ -10,16 +10,16 @@ import hashlib
 import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache, partial
-from typing import LiteralString, TypeVar, cast
+from typing import ClassVar, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, Value, check_tables, migration
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
-from planner_ext.durable.records import GET_SCHEMA, TABLE_SCHEMA, Row, Step, check_tables, migration
 from planner_ext.engine.journal import SCHEMA
 
 __all__ = [
@@ -64,7 +64,7 @@ _LOCK_IS_HELD = """
     SELECT EXISTS (
         SELECT 1 FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-          AND (classid::bigint << 32) | objid::bigint = %s
+          AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key
           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     )
 """
@@ -125,12 +125,18 @@ _Result = TypeVar("_Result")
 
 
 class PostgresDatabase:
-    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.records.Database`.
+    """A PostgreSQL database with the tables of a store; implements `planner_ext.durable.database.Database`.
 
     Args:
         url: ``postgresql://...``.
         connections: The number of connections; each runs one transaction at a time.
         patience: Seconds to wait for an unreachable server.
+    """
+
+    now: ClassVar[str] = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+    age: ClassVar[str] = f"""
+        LEAST({now} - seen_at,
+              CAST(EXTRACT(EPOCH FROM clock_timestamp() - pg_postmaster_start_time()) AS DOUBLE PRECISION))
     """
 
     def __init__(self, url: str, *, connections: int = 4, patience: float = 60.0) -> None:
@@ -191,6 +197,23 @@ class PostgresDatabase:
         """
         activation = {"name": ACTIVATION, "queue": QUEUE, "run_id": run_id, "key": f"{run_id}:0", "version": VERSION}
         await self.transact((_ENQUEUE, activation))
+
+    @contextmanager
+    def session(self, *, timeout: float) -> Generator[Execute]:
+        """Open a session; a server that does not answer ends it after the timeout."""
+        where = _conninfo(self._url, tcp_user_timeout=str(int(timeout * 1000)))
+        with _as_store_errors(self._url), psycopg.connect(where, autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = off")
+
+            def execute(statement: str, values: Mapping[str, Value]) -> Sequence[Row]:
+                cursor = connection.execute(_query(statement), dict(values))
+                return cursor.fetchall() if cursor.description else ()
+
+            yield execute
+
+    async def holds_lock(self, worker_id: str) -> bool:
+        """Whether a session holds a worker's lock."""
+        return (await self.transact((_LOCK_IS_HELD, {"key": _key(worker_id)})))[0][0] == (True,)
 
     async def close(self) -> None:
         """Wait for every transaction to end, and close the connections."""
@@ -290,7 +313,7 @@ class _Session:
 class PostgresWorkers:
     """Registers this process as a worker of a database: each worker holds a lock in a session of its process.
 
-    Implements `planner_ext.durable.worker.WorkerRegistry`.
+    Implements `planner_ext.durable.heartbeat.WorkerLocks`.
 
     Attributes:
         name: The worker's name; one process may have it at a time.
@@ -327,7 +350,7 @@ class PostgresWorkers:
             WorkerInUseError: If this worker's own session was lost, and another living process took the name.
             StoreError: If the database cannot be used.
         """
-        return await self._ask(_LOCK_IS_HELD, _key(worker_id)) == (True,)
+        return await self._ask(_LOCK_IS_HELD, key=_key(worker_id)) == (True,)
 
     async def leave(self) -> None:
         """End the session, and with it the locks."""
@@ -336,7 +359,7 @@ class PostgresWorkers:
             if self._connection is not None:
                 await self._connection.close()
 
-    async def _ask(self, question: LiteralString, *values: int) -> Row | None:
+    async def _ask(self, question: str, **values: int) -> Row | None:
         """Query in this worker's session, restored if it was lost: a worker without one may not judge others."""
 
         async def ask() -> Row | None:
@@ -344,7 +367,7 @@ class PostgresWorkers:
                 raise StoreError(f"The worker {self.name!r} has left the store. Use it inside its async with block.")
             if self._connection is None or self._connection.closed:
                 self._connection = await self._locked()
-            return await (await self._connection.execute(question, values)).fetchone()
+            return await (await self._connection.execute(_query(question), values)).fetchone()
 
         async with self._turn:
             with _as_store_errors(self._url):
@@ -372,11 +395,14 @@ def _key(name: str) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
+def _conninfo(url: str, **more: str) -> str:
+    options = {name: str(value) for name, value in _KEEPALIVES.items()}
+    return make_conninfo(url, connect_timeout="10", application_name="planner_ext", **options, **more)
+
+
 async def _connect(url: str) -> _Connection:
     """Open a connection on which commits wait for the disk and a vanished machine is noticed."""
-    options = {name: str(value) for name, value in _KEEPALIVES.items()}
-    where = make_conninfo(url, connect_timeout="10", application_name="planner_ext", **options)
-    connection = await psycopg.AsyncConnection.connect(where, autocommit=True)
+    connection = await psycopg.AsyncConnection.connect(_conninfo(url), autocommit=True)
     try:
         await connection.execute(_SETUP)
         for name, value in _KEEPALIVES.items():
@@ -456,7 +482,7 @@ def _as_store_errors(url: str) -> Generator[None]:
     """Convert a PostgreSQL error to a `StoreError` with the problem, the place and the way out, but no password."""
     try:
         yield
-    except psycopg.errors.UniqueViolation as error:
+    except (psycopg.errors.UniqueViolation, psycopg.errors.NotNullViolation) as error:
         raise DuplicateRowError(f"A row with this key is there already: {error}") from error
     except (psycopg.Error, OSError, UnicodeError) as error:
         said = " ".join(str(error).split()).rstrip(".?") or type(error).__name__

@@ -1,6 +1,7 @@
 """Runs that survive their process: any worker of their store can start, resume, recover and cancel them."""
 
 import asyncio
+import builtins
 import logging
 import re
 import uuid
@@ -22,6 +23,7 @@ from planner_ext.durable.errors import (
     kernel_error,
     redacted,
 )
+from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.records import (
     PendingApproval,
@@ -35,7 +37,7 @@ from planner_ext.durable.records import (
 )
 from planner_ext.durable.results import RunResult, result_of
 from planner_ext.durable.retry import RetryPolicy
-from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.durable.store import LEASE_SECONDS, JournalStore, opened_store
 from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
@@ -158,6 +160,14 @@ class RunsClient:
             StoreError: If no run can have the status, or limit or offset is not an integer of at least 0.
         """
         return await self._store.runs(status=status, limit=limit, offset=offset)
+
+    async def workers(self, *, lease_seconds: float = LEASE_SECONDS) -> builtins.list[WorkerRecord]:
+        """List the workers of the store, the oldest first; one that died is listed for a day, or until it is back.
+
+        Args:
+            lease_seconds: How long after its last heartbeat a worker counts as alive, as its own option says.
+        """
+        return await list_workers(self._store, lease_seconds=lease_seconds)
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run with its journal.
@@ -326,6 +336,7 @@ class Runs(RunsClient):
         in_doubt: InDoubt = "person",
         poll_seconds: float = 0.25,
         retry: RetryPolicy | None = None,
+        lease_seconds: float = LEASE_SECONDS,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
     ) -> AsyncGenerator["Runs", None]:
@@ -341,6 +352,8 @@ class Runs(RunsClient):
             poll_seconds: How often to poll the store for changes by other workers and approvers.
             retry: How often, and when, workers drive a run again that a fault interrupted here. None is the default
                 `RetryPolicy`.
+            lease_seconds: How long a worker may be frozen or cut off: after that others take its runs, and it does
+                nothing more of them. The same for all workers of a store.
             clock: Tells the time and sleeps; None uses the machine's clock.
             authorize: Asked before this worker takes a decision, whether it was given to `resume` or made through
                 `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
@@ -353,17 +366,20 @@ class Runs(RunsClient):
         """
         from planner_ext.durable.sqlite import LockedWorkers  # noqa: PLC0415  (only for a file)
 
-        name = _checked_options(worker_id, in_doubt, poll_seconds)
+        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds)
         async with opened_store(path) as store:
-            with LockedWorkers(Path(path), name) as workers:
-                await workers.sweep()
+            with LockedWorkers(Path(path), name) as locks:
+                await locks.sweep()
+                workers = LeasedWorkers(store, locks, lease_seconds=lease_seconds)
                 runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
                 retry = retry or RetryPolicy()
                 runs = cls(WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds, retry=retry))
+                await workers.open()
                 try:
                     yield runs
                 finally:
                     await runs.close()
+                    await workers.close()
 
     @classmethod
     @asynccontextmanager
@@ -375,6 +391,7 @@ class Runs(RunsClient):
         in_doubt: InDoubt = "person",
         poll_seconds: float = 0.25,
         retry: RetryPolicy | None = None,
+        lease_seconds: float = LEASE_SECONDS,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
     ) -> AsyncGenerator["Runs", None]:
@@ -391,6 +408,7 @@ class Runs(RunsClient):
             in_doubt: Who handles a call in doubt, as for `sqlite`.
             poll_seconds: How often to poll the store for changes by other workers and approvers.
             retry: When runs are retried, as for `sqlite`.
+            lease_seconds: How long a worker may be frozen or cut off, as for `sqlite`.
             clock: Tells the time; the expiry of questions always uses the machine's clock.
             authorize: As for `sqlite`.
 
@@ -400,7 +418,7 @@ class Runs(RunsClient):
             WorkerInUseError: If a living process has the worker's name.
             NewerSchemaError: If a newer version of this package made the tables.
         """
-        name = _checked_options(worker_id, in_doubt, poll_seconds)
+        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds)
         if not is_address(url):
             raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
         async with opened_store(url, patience=_PATIENCE_SECONDS) as store:
@@ -408,7 +426,7 @@ class Runs(RunsClient):
                 from planner_ext.durable.dbos import ActivationQueue  # noqa: PLC0415  (an optional dependency)
             except ImportError as error:
                 raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
-            queue = ActivationQueue(url, name, store)
+            queue = ActivationQueue(url, name, store, lease_seconds=lease_seconds)
             await queue.open()
             runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
             retry, workers = retry or RetryPolicy(), queue.workers
@@ -530,13 +548,15 @@ class Runs(RunsClient):
             planner: Drives the runs.
             kernel: Its functions may be called.
             arguments_for: Returns the application's arguments for a run.
-            max_concurrency: The maximum number of runs at once.
+            max_concurrency: The maximum number of runs at once in this worker. Runs that it started itself count, and
+                never wait.
         """
 
         async def run_queued(run_id: str) -> None:
             job = Job(run_id=run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
             await self._pool.run_queued(job)
 
+        self._pool.workers.announce("working", max_concurrency)
         queue = self._pool.queue
         if queue is not None:
             await queue.serve(run_queued, at_most=max_concurrency)
@@ -667,10 +687,12 @@ class Approvals:
         await self._store.refuse(approval.run_id, approval.id, refused_text(decision), problem=problem, at=at)
 
 
-def _checked_options(worker_id: object, in_doubt: object, poll_seconds: object) -> str:
+def _checked_options(worker_id: object, in_doubt: object, poll_seconds: object, lease_seconds: object) -> str:
     """Validate the options of a worker; return its name, generated for None."""
     _check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
     _check_poll_seconds(poll_seconds)
+    valid = is_duration(lease_seconds)
+    _check(valid, f"lease_seconds must be a number of seconds above 0; got {shown(lease_seconds)}.")
     expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
     return _checked_name(f"worker-{uuid.uuid4().hex[:12]}" if worker_id is None else worker_id, _WORKER_ID, expected)
 

@@ -10,14 +10,14 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
+from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, check_tables, migration
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
-from planner_ext.durable.records import GET_SCHEMA, TABLE_SCHEMA, Row, Step, check_tables, migration
 
 __all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "take_lock"]
 
@@ -34,10 +34,13 @@ _Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows], asyncio.Abstract
 
 
 class SqliteDatabase:
-    """One SQLite file; implements `planner_ext.durable.records.Database`.
+    """One SQLite file; implements `planner_ext.durable.database.Database`.
 
     The connection lives in a dedicated thread, so that waiting for the disk does not block the event loop.
     """
+
+    now: ClassVar[str] = "((julianday('now') - 2440587.5) * 86400.0)"
+    age: ClassVar[str] = f"{now} - seen_at"
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
@@ -77,7 +80,7 @@ class SqliteDatabase:
         return await asyncio.to_thread(opened)
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; see `planner_ext.durable.records.Database`."""
+        """Perform steps in one transaction; see `planner_ext.durable.database.Database`."""
         if self._closed:
             raise StoreError(f"The store {_shown(self._path)} was closed. Use it inside its async with block.")
         loop = asyncio.get_running_loop()
@@ -91,6 +94,24 @@ class SqliteDatabase:
 
     async def announce(self, run_id: str) -> None:
         """Do nothing: the workers of a file poll it."""
+
+    @contextmanager
+    def session(self, *, timeout: float) -> Generator[Execute]:
+        """Open a second connection; without checkpoints, its commits never wait for the disk."""
+        uri = f"{self._path.as_uri()}?mode=rw"
+        try:
+            with closing(
+                sqlite3.connect(uri, uri=True, timeout=min(timeout, _BUSY_SECONDS), isolation_level=None)
+            ) as connection:
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute("PRAGMA wal_autocheckpoint = 0")
+                yield lambda statement, values: connection.execute(statement, dict(values)).fetchall()
+        except sqlite3.Error as error:
+            raise _as_store_error(self._path, error) from error
+
+    async def holds_lock(self, worker_id: str) -> bool:
+        """Whether a process holds a worker's lock; True if this process may not open it."""
+        return await asyncio.to_thread(_is_locked, lock_file(self._path.resolve(), worker_id))
 
     async def close(self) -> None:
         """Finish the transactions that were begun, and close the file."""
@@ -243,10 +264,21 @@ _WAYS_OUT: dict[int, str] = {
 }
 
 
+_CONFLICTS = (
+    sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
+    sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+    sqlite3.SQLITE_CONSTRAINT_NOTNULL,
+)
+
+
 def _as_store_error(path: Path, error: Exception) -> StoreError:
     """Convert an SQLite error to a `StoreError` with the way out."""
     code = getattr(error, "sqlite_errorcode", 0)
-    if code in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE):
+    if code in (
+        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
+        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+        sqlite3.SQLITE_CONSTRAINT_NOTNULL,
+    ):
         return DuplicateRowError(str(error))
     way_out = _WAYS_OUT.get(code & 0xFF, "")
     return StoreError(f"The store {_shown(path)} cannot be used: {way_out or 'SQLite refused'} ({error}).")
@@ -259,7 +291,7 @@ def _shown(path: Path) -> str:
 class LockedWorkers:
     """The workers of one SQLite file: each holds a lock on ``{file}.{worker_id}.lock`` as long as it lives.
 
-    Implements `planner_ext.durable.worker.WorkerRegistry`; leaving its block releases the worker's name.
+    Implements `planner_ext.durable.heartbeat.WorkerLocks`; leaving its block releases the worker's name.
     """
 
     def __init__(self, path: Path, worker_id: str) -> None:
@@ -270,7 +302,7 @@ class LockedWorkers:
             StoreError: If the folder cannot be used.
         """
         self._path = path.resolve()
-        self.worker_id = worker_id
+        self.name = self.worker_id = worker_id
         descriptor = take_lock(self._lock(worker_id))
         if descriptor is None:
             raise WorkerInUseError(
@@ -301,7 +333,27 @@ class LockedWorkers:
             await self.alive(lock.name.removeprefix(f"{self._path.name}.").removesuffix(".lock"))
 
     def _lock(self, worker_id: str) -> Path:
-        return self._path.with_name(f"{self._path.name}.{worker_id}.lock")
+        return lock_file(self._path, worker_id)
+
+
+def lock_file(path: Path, worker_id: str) -> Path:
+    """Return the file that a worker of the store at a resolved path locks."""
+    return path.with_name(f"{path.name}.{worker_id}.lock")
+
+
+def _is_locked(lock: Path) -> bool:
+    """Return whether a process has locked a file, which is left as it is."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    try:
+        _lock(descriptor)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def take_lock(lock: Path) -> int | None:

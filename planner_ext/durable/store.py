@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from planner_ext.core.limits import is_count
+from planner_ext.durable.database import Database, Row, Step, Value
 from planner_ext.durable.errors import (
     DuplicateRowError,
     RunConflictError,
@@ -20,9 +21,9 @@ from planner_ext.durable.errors import (
     is_address,
 )
 from planner_ext.durable.inputs import NewBudget, read_inputs, read_new_budget
-from planner_ext.durable.records import RUN_COLUMNS, Database, Row, RunRecord, Step, StoredRun, Value, read_facts
+from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
-__all__ = ["JournalStore", "open_database", "opened_store"]
+__all__ = ["LEASE_SECONDS", "JournalStore", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
 _IDLE = """
     NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND seen_at > :lease_begin)
 """
-_LEASE_SECONDS = 30.0
+LEASE_SECONDS = 30.0
 """How long after its last heartbeat the owner of a run is taken to live."""
 
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
@@ -136,14 +137,16 @@ class JournalStore:
         """Append rows to a run's journal and update the derived tables, durably.
 
         Raises:
-            RunFencedError: If a ``seq`` exists: another worker has continued the run, or it was decided meanwhile.
+            RunFencedError: If a ``seq`` exists or is null: another worker has continued the run, or it was decided
+                meanwhile.
         """
         try:
             await self.database.transact(*steps)
         except DuplicateRowError as error:
             raise RunFencedError(
-                f"Run {run_id!r} was continued elsewhere: row {steps[0][1]['seq']} of its journal is taken, or a "
-                "question was decided meanwhile. Nothing was recorded here; read the run again."
+                f"Run {run_id!r} was continued elsewhere: row {steps[0][1]['seq']} of its journal is taken, another "
+                "worker took the run over, or a question was decided meanwhile. Nothing was recorded here; read the "
+                "run again."
             ) from error
 
     async def record(self, run_id: str) -> RunRecord:
@@ -286,6 +289,12 @@ class JournalStore:
         """
         await self._rows(statement, run_id=run_id, at=at)
 
+    async def worker_age(self, worker_id: str) -> float | None:
+        """Return the seconds since a worker's last heartbeat; None if it has no row."""
+        statement = f"SELECT {self.database.age} FROM planner_workers WHERE worker_id = :worker_id"
+        rows = await self._rows(statement, worker_id=worker_id)
+        return float(rows[0][0] or 0) if rows else None
+
     async def open_approvals(
         self, now: float, *, run_id: str | None = None, limit: int = 50, offset: int = 0
     ) -> Sequence[Row]:
@@ -366,7 +375,7 @@ class JournalStore:
         statuses = (*_AT_REST, "paused") if paused else _AT_REST
         listed = ", ".join(f"'{status}'" for status in statuses)
         chosen = f"run_id = :run_id AND status IN ({listed}) AND {_IDLE}"
-        if await self._delete(chosen, run_id=run_id, lease_begin=at - _LEASE_SECONDS):
+        if await self._delete(chosen, run_id=run_id, lease_begin=at - LEASE_SECONDS):
             return
         record = await self.record(run_id)
         if record.status in statuses:
@@ -394,7 +403,7 @@ class JournalStore:
         """
         if status not in _AT_REST:
             raise StoreError(f"Runs that are {status!r} are not deleted. Give one of: {', '.join(_AT_REST)}.")
-        values: dict[str, Value] = {"status": status, "before": before, "lease_begin": at - _LEASE_SECONDS}
+        values: dict[str, Value] = {"status": status, "before": before, "lease_begin": at - LEASE_SECONDS}
         if dry_run:
             return await self._number(f"SELECT COUNT(*) FROM planner_runs WHERE {_OLD}", **values)
         deleted = 0

@@ -24,7 +24,7 @@ from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import JournalStore
-from planner_ext.durable.writer import JournalWriter
+from planner_ext.durable.writer import Claim, JournalWriter
 from planner_ext.engine.concurrency import end_tasks
 from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.ports import Clock, RunStore
@@ -117,6 +117,14 @@ class WorkerRegistry(Protocol):
         """Whether a worker lives; one that is idle, or that this worker cannot see, counts as alive."""
         ...
 
+    def announce(self, status: str, concurrency: int | None = None) -> None:
+        """Show to others what this worker does: ``open``, ``working`` or ``leaving``."""
+        ...
+
+    def hold(self) -> Callable[[], bool]:
+        """Return a check whether this worker has kept its lease since now."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Job(Generic[R]):
@@ -161,8 +169,12 @@ class Runner:
     clock: Clock
     authorize: Authorize | None = None
 
-    async def drive(self, job: Job[R]) -> R:
+    async def drive(self, job: Job[R], *, claim: Claim | None = None) -> R:
         """Continue a run to its end, or to a pause without an untaken decision.
+
+        Args:
+            job: The run.
+            claim: The hold of the worker that drives it; None drives it whoever owns it.
 
         Raises:
             RunFencedError: If another worker continues the run.
@@ -179,7 +191,7 @@ class Runner:
                 budget = budget or stored.inputs.budget
             decided = await self._untaken_decisions(run_id)
             keys = {one.key for one in decided.values()}
-            writer = JournalWriter(self.store, run_id, stored.facts, decided=keys)
+            writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim)
             if (new := await self.store.new_budget(run_id)) is not None:
                 writer.budget.offer(new)
             activation = Activation(
@@ -354,7 +366,7 @@ class WorkerPool:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, _LEFT):
+        if error is not None and not isinstance(error, (*_LEFT, RunFencedError)):
             log_run(logging.WARNING, run_id, f"fault {type(error).__name__}: {one_line(error)}")
 
     async def _drive_or_wait(self, job: Job[R], *, queued: bool = False) -> R:
@@ -369,21 +381,22 @@ class WorkerPool:
         forced = job.decisions is not None or job.budget is not None
         waited = False
         while True:
+            claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
             record = await self.runner.store.record(job.run_id)
             _check_not_parked(record)
             retried_later = waited and record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
             if retried_later or not await self._try_claim(record):
+                if queued:
+                    raise RunFencedError(f"Run {job.run_id!r} is driven by another worker.")
                 waited = True
                 await self.runner.clock.sleep(self.poll_seconds)
                 continue
             try:
                 if self.queue is None or queued or not (forced or record.unfinished):
-                    return await self._drive_here(job)
-                return await self.queue.run(job.run_id, partial(self._drive_here, job))
+                    return await self._drive_here(job, claim)
+                return await self.queue.run(job.run_id, partial(self._drive_here, job, claim))
             except RunFencedError as error:
                 log_run(logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}")
-                if queued:
-                    raise
             except (*_LEFT, InvalidDecisionError):
                 raise
             except Exception as error:
@@ -393,10 +406,10 @@ class WorkerPool:
                 with suppress(StoreError):
                     await self.runner.store.release(job.run_id, self.workers.worker_id)
 
-    async def _drive_here(self, job: Job[R]) -> R:
+    async def _drive_here(self, job: Job[R], claim: Claim) -> R:
         """Drive a run; log once if it is refused to this planner."""
         try:
-            return await self.runner.drive(job)
+            return await self.runner.drive(job, claim=claim)
         except _LEFT as error:
             if self._refused.get(job.run_id) is not job.planner:
                 log_run(logging.ERROR, job.run_id, f"left to another worker: {one_line(error)}")

@@ -1,8 +1,9 @@
 """Writes one run's journal into a store: each fact as a row, with the updates of the derived tables."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from planner_ext.approval.decisions import WaitingCall, question_id, waiting_calls
 from planner_ext.core.facts import (
@@ -21,13 +22,12 @@ from planner_ext.core.facts import (
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
+from planner_ext.durable.database import Step, Value
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.inputs import NewBudget
 from planner_ext.durable.log import log_facts
 from planner_ext.durable.records import (
     PendingApproval,
-    Step,
-    Value,
     approval_id,
     decided_text,
     fold_journal,
@@ -38,9 +38,15 @@ from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, stopping_facts
 from planner_ext.engine.ports import Clock
 
-__all__ = ["ADD_FACT", "JournalWriter", "cancel_run"]
+__all__ = ["ADD_FACT", "Claim", "JournalWriter", "cancel_run"]
 
 ADD_FACT = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (:run_id, :seq, :schema, :fact)"
+_ADD_OWN_FACT = """
+    INSERT INTO planner_journal (run_id, seq, schema, fact)
+    VALUES (:run_id, (SELECT CAST(:seq AS INTEGER) FROM planner_runs WHERE run_id = :run_id AND owner = :owner),
+            :schema, :fact)
+"""
+"""Fails with a null key where another worker has become the owner, whether or not it has written."""
 _MOVE_RUN = """
     UPDATE planner_runs SET status = :status, wake_at = :wake_at, updated_at = :at, iterations = :iterations,
         tool_calls = :tool_calls, tokens = :tokens, cost = :cost,
@@ -98,6 +104,27 @@ class StoredBudgetHandle(BudgetHandle):
         return given
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's hold on a run.
+
+    Attributes:
+        owner: The worker's unique id, which the run's row must name.
+        is_kept: Whether the worker has kept its lease since it claimed the run.
+    """
+
+    owner: str
+    is_kept: Callable[[], bool]
+
+    def check(self, run_id: str) -> None:
+        """Raise `RunFencedError` if the lease has lapsed."""
+        if not self.is_kept():
+            raise RunFencedError(
+                f"Run {run_id!r} may have been continued elsewhere: this worker, {self.owner!r}, was frozen or cut off "
+                "for longer than its lease."
+            )
+
+
 class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
@@ -111,7 +138,13 @@ class JournalWriter:
     """
 
     def __init__(
-        self, store: JournalStore, run_id: str, facts: Sequence[Fact], *, decided: Collection[str] | None = None
+        self,
+        store: JournalStore,
+        run_id: str,
+        facts: Sequence[Fact],
+        *,
+        decided: Collection[str] | None = None,
+        claim: Claim | None = None,
     ) -> None:
         """Continue a journal.
 
@@ -121,6 +154,7 @@ class JournalWriter:
             facts: Its journal so far.
             decided: Ids of the decided questions that the caller has read. A question that is decided later is not
                 closed but fences this writer, so that every decision that counts is taken. None closes them all.
+            claim: The hold of the worker that drives the run; None writes whoever owns it.
 
         Raises:
             InvalidJournalError: If the facts contradict each other.
@@ -130,6 +164,7 @@ class JournalWriter:
         self.run_id = run_id
         self._decided = decided
         self.budget = StoredBudgetHandle()
+        self._claim = claim
         self._started = {(f.iteration, f.index): seq for seq, f in enumerate(facts) if isinstance(f, CallStarted)}
         self._buffered: list[Step] = []
         self._questions = _open_questions(self.state, self._started)
@@ -138,9 +173,11 @@ class JournalWriter:
         """Store facts durably before returning, or hold them until the next; ``seq`` is the index of the first.
 
         Raises:
-            RunFencedError: If another worker has continued the run.
+            RunFencedError: If another worker has continued the run, or this one's lease has lapsed.
             StoreError: If the store cannot be used.
         """
+        if self._claim is not None:
+            self._claim.check(self.run_id)
         state = self.state
         for place, fact in enumerate(facts, start=seq):
             state = apply(state, fact)
@@ -151,7 +188,9 @@ class JournalWriter:
         opened = {_question_id(state, call.index, self._started): call for call in waiting}
         steps = [*self._buffered]
         for place, value in enumerate(dump_facts(facts), start=seq):
-            steps.append((ADD_FACT, {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value)}))
+            row: dict[str, Value] = {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value)}
+            own = self._claim and (_ADD_OWN_FACT, {**row, "owner": self._claim.owner})
+            steps.append(own or (ADD_FACT, row))
         if closed or not all(_can_be_computed_again(fact) for fact in facts):
             steps += self._close_steps(closed, facts)
             steps += [_open_step(state, id_, call) for id_, call in opened.items()]
@@ -163,6 +202,8 @@ class JournalWriter:
         self._buffered, self.state = steps, state
         self._questions = {id_: index for id_, index in self._questions.items() if id_ not in closed}
         self._questions |= {id_: call.index for id_, call in opened.items()}
+        if self._claim is not None:  # what follows may be a request, and nothing is written before it
+            self._claim.check(self.run_id)
 
     def question_id_of(self, call_id: str) -> str:
         """Return the id of the open question about a call, or of the call if no question is open."""

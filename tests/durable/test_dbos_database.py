@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from planner_ext.core.errors import NewerSchemaError
+from planner_ext.durable.database import TABLE_SCHEMA
 from planner_ext.durable.errors import DuplicateRowError, StoreError
 from planner_ext.durable.postgres import PostgresDatabase
-from planner_ext.durable.records import TABLE_SCHEMA
 from planner_ext.durable.writer import ADD_FACT
 from support import TESTS
 from support.postgres import PostgresServer

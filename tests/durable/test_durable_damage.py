@@ -13,7 +13,10 @@ import pytest
 
 from planner_ext import Approve
 from planner_ext.durable import Approvals, Runs, StoreError
-from planner_ext.durable.records import Step, approval_id
+from planner_ext.durable.database import Step
+from planner_ext.durable.records import (
+    approval_id,
+)
 from planner_ext.durable.store import open_database
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, PAY, effects_in, open_runs, turn, world

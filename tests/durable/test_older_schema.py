@@ -16,7 +16,7 @@ import pytest
 
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable import Approvals
-from planner_ext.durable.records import TABLE_SCHEMA
+from planner_ext.durable.database import TABLE_SCHEMA
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.journal import SCHEMA
 from planner_ext.testing import ScriptedReply, say

@@ -1,0 +1,226 @@
+"""The port of the databases that hold runs, and their tables.
+
+``planner_journal`` is the source of truth: a row holds one fact as JSON, and its unique ``(run_id, seq)`` fences
+workers. ``planner_runs`` and ``planner_approvals`` are derived from it, in the same transaction, so that unfinished
+runs and open approvals are found without reading every journal. Only a decision enters ``planner_approvals`` first,
+until a worker takes it into the journal.
+
+Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, with ``:name`` placeholders.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar, Protocol, TypeAlias
+
+from planner_ext.core.errors import NewerSchemaError
+
+__all__ = ["GET_SCHEMA", "TABLE_SCHEMA", "Database", "Execute", "Row", "Step", "Value", "check_tables", "migration"]
+
+Value: TypeAlias = str | int | float | None
+"""The value of a column."""
+
+Row: TypeAlias = tuple[Value, ...]
+"""One row of an answer: a plain tuple in the order of the statement's columns."""
+
+Step: TypeAlias = tuple[str, Mapping[str, Value]]
+"""One statement, and the values of its placeholders."""
+
+
+Execute: TypeAlias = Callable[[str, Mapping[str, Value]], Sequence[Row]]
+"""Performs one statement in a transaction of its own, and returns its rows; blocks its thread."""
+
+
+class Database(Protocol):
+    """A database that holds runs.
+
+    Attributes:
+        now: SQL of the database's time, in seconds since the epoch: the machines of workers may differ.
+        age: SQL of the seconds since a row of ``planner_workers`` was seen; time without a server does not count.
+    """
+
+    now: ClassVar[str]
+    age: ClassVar[str]
+
+    async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
+        """Perform steps in order in one transaction: all of them, durably, or none.
+
+        Returns:
+            The rows of each step; empty for a step that returns no rows.
+
+        Raises:
+            DuplicateRowError: If a key exists.
+            StoreError: If the database cannot be used; the message has the way out.
+        """
+        ...
+
+    async def more_to_delete(self) -> Sequence[str]:
+        """List the statements that delete what else the database keeps of the runs whose owner is ``:owner``."""
+        ...
+
+    async def announce(self, run_id: str) -> None:
+        """Tell the workers of a queued run, unless they poll for it; they find it by themselves within a second.
+
+        Raises:
+            StoreError: If they cannot be told.
+        """
+        ...
+
+    def session(self, *, timeout: float) -> AbstractContextManager[Execute]:
+        """Open a session for another thread; its commits do not wait for the disk.
+
+        Args:
+            timeout: Seconds after which a server that does not answer counts as lost.
+        """
+        ...
+
+    async def holds_lock(self, worker_id: str) -> bool:
+        """Whether a process holds a worker's lock."""
+        ...
+
+    async def close(self) -> None:
+        """Close the database; transactions that were awaited have completed."""
+        ...
+
+
+_FIRST: tuple[str, ...] = (
+    """
+    CREATE TABLE IF NOT EXISTS planner_schema (
+        number INTEGER PRIMARY KEY
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS planner_runs (
+        run_id TEXT PRIMARY KEY,
+        goal TEXT NOT NULL,
+        status TEXT NOT NULL,
+        owner TEXT,
+        wake_at DOUBLE PRECISION,
+        created_at DOUBLE PRECISION NOT NULL,
+        updated_at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS planner_journal (
+        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
+        seq INTEGER NOT NULL,
+        schema INTEGER NOT NULL,
+        fact TEXT NOT NULL,
+        PRIMARY KEY (run_id, seq)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS planner_approvals (
+        id TEXT PRIMARY KEY,
+        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
+        status TEXT NOT NULL,
+        fingerprint TEXT NOT NULL,
+        call TEXT NOT NULL,
+        asked_at DOUBLE PRECISION NOT NULL,
+        expires_at DOUBLE PRECISION,
+        decision TEXT,
+        decided_at DOUBLE PRECISION,
+        problem TEXT
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS planner_refusals (
+        run_id TEXT NOT NULL REFERENCES planner_runs (run_id),
+        id TEXT NOT NULL,
+        decision TEXT NOT NULL,
+        problem TEXT NOT NULL,
+        at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    "CREATE INDEX IF NOT EXISTS planner_refusals_by_run ON planner_refusals (run_id)",
+    "CREATE INDEX IF NOT EXISTS planner_refusals_by_id ON planner_refusals (id)",
+    "CREATE INDEX IF NOT EXISTS planner_runs_by_status ON planner_runs (status, wake_at)",
+    "CREATE INDEX IF NOT EXISTS planner_approvals_by_status ON planner_approvals (status, asked_at, id)",
+    "CREATE INDEX IF NOT EXISTS planner_approvals_by_run ON planner_approvals (run_id)",
+)
+_OPERATION: tuple[str, ...] = (
+    *(
+        f"ALTER TABLE planner_runs ADD COLUMN {column}"
+        for column in (
+            "problem TEXT",
+            "retries INTEGER NOT NULL DEFAULT 0",
+            "deaths INTEGER NOT NULL DEFAULT 0",
+            "progress INTEGER NOT NULL DEFAULT 0",
+            "iterations INTEGER NOT NULL DEFAULT 0",
+            "tool_calls INTEGER NOT NULL DEFAULT 0",
+            "tokens INTEGER NOT NULL DEFAULT 0",
+            "cost DOUBLE PRECISION",
+            "inputs TEXT",
+            "new_budget TEXT",
+        )
+    ),
+    """
+    CREATE TABLE planner_workers (
+        worker_id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        host TEXT NOT NULL,
+        pid INTEGER NOT NULL,
+        status TEXT NOT NULL,
+        concurrency INTEGER,
+        started_at DOUBLE PRECISION NOT NULL,
+        seen_at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE planner_notices (
+        id TEXT PRIMARY KEY,
+        run_id TEXT NOT NULL,
+        event TEXT NOT NULL,
+        body TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        next_at DOUBLE PRECISION,
+        delivered_at DOUBLE PRECISION,
+        problem TEXT
+    )
+    """,
+    "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
+    "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
+    "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
+    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner)",
+)
+
+_SCHEMAS = (_FIRST, _OPERATION)
+"""The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices.
+
+``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
+``owner``: the worker that drives it, or null. ``wake_at``: when it is next due by itself: the first expiry of a paused
+run, the next retry of a running one. ``problem``: its last fault, or why it is in quarantine. ``retries``, ``deaths``:
+faults, and ends of its worker's process, since the run completed an iteration; ``progress``: the iterations completed
+when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
+
+``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
+decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.
+``planner_workers.seen_at``: the worker's last heartbeat. ``planner_notices.next_at``: when a notice is next sent; null
+once it was delivered or given up. Times are seconds since the epoch.
+"""
+
+TABLE_SCHEMA = len(_SCHEMAS)
+"""The schema number of the tables."""
+
+
+def migration(number: int) -> list[str]:
+    """List the statements that bring the tables from a schema number, 0 if there are none, to `TABLE_SCHEMA`."""
+    # the first schema got tables later, so its statements create what does not exist
+    later = [statement for statements in _SCHEMAS[max(number, 1) :] for statement in statements]
+    return [*_FIRST, *later, f"INSERT INTO planner_schema VALUES ({TABLE_SCHEMA}) ON CONFLICT DO NOTHING"]  # noqa: S608  (a number)
+
+
+GET_SCHEMA = "SELECT MAX(number) FROM planner_schema"
+
+
+def check_tables(database: str, number: object) -> None:
+    """Check the schema number of a database's tables.
+
+    Raises:
+        NewerSchemaError: If a newer version of this package made them.
+    """
+    if isinstance(number, int) and number > TABLE_SCHEMA:
+        raise NewerSchemaError(
+            f"{database} has tables of schema {number}; this version of planner_ext knows up to {TABLE_SCHEMA}. "
+            "Use the version that made them, or a newer one."
+        )

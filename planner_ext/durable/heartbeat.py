@@ -1,0 +1,245 @@
+"""Which workers of a store live: each holds a lock, and shows itself by a heartbeat in its row.
+
+A worker that holds its lock and was not seen for the lease is frozen, or cut off: its runs are taken over. The
+heartbeat has a thread of its own, so that a blocked event loop is no death. A worker that finds its own heartbeat late
+gives up its runs before it does anything else; what it still writes is refused by the journal.
+"""
+
+import asyncio
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from planner_ext.core.errors import shown
+from planner_ext.durable.database import Execute, Value
+from planner_ext.durable.store import JournalStore
+
+__all__ = ["LeasedWorkers", "WorkerLocks", "WorkerRecord", "list_workers"]
+
+logger = logging.getLogger(__name__)
+
+_BEATS = 5
+"""Heartbeats in a lease."""
+
+_FORGET = """
+    DELETE FROM planner_workers WHERE worker_id = :worker_id OR name = :name OR seen_at < {now} - 86400
+"""
+"""Removes the row of the worker that had this name before, and those of workers that died a day ago."""
+
+_COLUMNS = ("worker_id", "name", "host", "pid", "status", "concurrency", "started_at", "seen_at")
+_WORKERS = """
+    SELECT {age}, worker_id, name, host, pid, status, concurrency, started_at, seen_at
+    FROM planner_workers ORDER BY started_at, worker_id
+"""
+_DRIVEN = "SELECT owner, run_id FROM planner_runs WHERE owner IS NOT NULL ORDER BY run_id"
+
+_AGE = "SELECT {age} FROM planner_workers WHERE worker_id = :worker_id"
+
+_SEEN = """
+    INSERT INTO planner_workers (worker_id, name, host, pid, status, concurrency, started_at, seen_at)
+    VALUES (:worker_id, :name, :host, :pid, :status, :concurrency, {now}, {now})
+    ON CONFLICT (worker_id) DO UPDATE
+    SET status = excluded.status, concurrency = excluded.concurrency, seen_at = excluded.seen_at
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """One worker of a store.
+
+    Attributes:
+        worker_id: Its unique id, which owns runs.
+        name: Its name, which is unique among living workers.
+        host: The machine.
+        pid: The process.
+        status: ``open``: drives what it starts itself; ``working``: takes due runs, too; ``leaving``: takes no more.
+        started_at: When it opened the store, in seconds since the epoch.
+        seen_at: When it last showed itself, in seconds since the epoch, by the clock of the store.
+        alive: Whether it holds its lock, and was seen within the lease.
+        concurrency: How many runs it drives at once at most; None if it takes none.
+        runs: The names of the runs that it drives.
+    """
+
+    worker_id: str
+    name: str
+    host: str
+    pid: int
+    status: str
+    started_at: float
+    seen_at: float
+    alive: bool
+    concurrency: int | None = None
+    runs: tuple[str, ...] = ()
+
+
+async def list_workers(store: JournalStore, *, lease_seconds: float) -> list[WorkerRecord]:
+    """List the workers of a store, the oldest first, with the runs that they drive."""
+    workers = _WORKERS.format(age=store.database.age)
+    rows, owned = await store.database.transact((workers, {}), (_DRIVEN, {}))
+    runs: dict[Value, list[str]] = {}
+    for owner, run_id in owned:
+        runs.setdefault(owner, []).append(str(run_id))
+    found: list[WorkerRecord] = []
+    for age, *values in rows:
+        row: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
+        worker_id = str(row["worker_id"])
+        alive = float(age or 0) <= lease_seconds and await store.database.holds_lock(worker_id)
+        found.append(WorkerRecord(**row, alive=alive, runs=tuple(runs.get(worker_id, ()))))
+    return found
+
+
+class WorkerLocks(Protocol):
+    """The locks of a store's workers."""
+
+    @property
+    def name(self) -> str:
+        """This worker's name."""
+        ...
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's unique id."""
+        ...
+
+    async def alive(self, worker_id: str) -> bool:
+        """Whether a worker's lock is held."""
+        ...
+
+
+class LeasedWorkers:
+    """The workers of a store, and this worker's heartbeat; implements `planner_ext.durable.worker.WorkerRegistry`.
+
+    Args:
+        store: The store.
+        locks: Which workers hold their locks.
+        lease_seconds: How long after its last heartbeat a worker counts as alive; the same for all workers of a store.
+
+    Attributes:
+        on_lapse: Called in the event loop when this worker's lease has lapsed; gives up its runs.
+    """
+
+    def __init__(self, store: JournalStore, locks: WorkerLocks, *, lease_seconds: float) -> None:
+        self.on_lapse: Callable[[], object] = lambda: None
+        self._store = store
+        self._locks = locks
+        self._lease = lease_seconds
+        self._status: tuple[str, int | None] = ("open", None)
+        self._lapses = 0
+        self._is_steady = True
+        self._marked = _clocks()
+        self._wake = threading.Event()
+        self._leaving = False
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._beat, name="planner_ext-heartbeat", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+
+    async def open(self) -> None:
+        """Enter this worker's row, and keep it fresh.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        await asyncio.wrap_future(self._started)
+
+    async def close(self) -> None:
+        """Remove this worker's row."""
+        self._leaving = True
+        self._wake.set()
+        if self._started.done():
+            await asyncio.to_thread(self._thread.join, self._lease)
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's unique id."""
+        return self._locks.worker_id
+
+    async def alive(self, worker_id: str) -> bool:
+        """Whether a worker holds its lock, and was seen within the lease.
+
+        A worker without a row is one of an earlier version. A worker that was late itself does not judge others: where
+        the whole machine slept, all of them were.
+        """
+        if not await self._locks.alive(worker_id) or worker_id == self.worker_id:
+            return worker_id == self.worker_id
+        age = await self._store.worker_age(worker_id)
+        return age is None or age <= self._lease or not self._is_steady or self._is_late()
+
+    def hold(self) -> Callable[[], bool]:
+        """Return a check whether this worker has kept its lease since now."""
+        lapses = self._lapses
+        return lambda: self._lapses == lapses and not self._is_late()
+
+    def announce(self, status: str, concurrency: int | None = None) -> None:
+        """Show in this worker's row what it does: ``open``, ``working`` or ``leaving``."""
+        self._status = status, concurrency or self._status[1]
+        self._wake.set()
+
+    def _is_late(self) -> bool:
+        """Whether the thread did not run for the lease: the process was frozen, or the machine slept."""
+        return any(now - then > self._lease for now, then in zip(_clocks(), self._marked, strict=True))
+
+    def _mark(self) -> None:
+        if self._is_late():
+            self._lapse()
+        self._marked = _clocks()
+
+    def _lapse(self) -> None:
+        self._lapses += 1  # before anything else: what checks the lease stops here
+        self._is_steady = False
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.on_lapse)
+        logger.warning("Worker %s was not seen for %g seconds; it gives up its runs.", self.worker_id, self._lease)
+
+    def _beat(self) -> None:
+        """Keep the row fresh until the worker leaves; a session that fails is opened again."""
+        failed = False
+        while not self._leaving:
+            try:
+                with self._store.database.session(timeout=self._lease) as execute:
+                    self._beat_in(execute)
+            except Exception as error:  # a worker whose heartbeat has ended would lose its runs
+                if not self._started.done():
+                    self._started.set_exception(error)
+                    return
+                if not failed:
+                    logger.warning("The heartbeat of worker %s fails: %s", self.worker_id, shown(error))
+                failed = True
+                self._mark()
+                self._wake.wait(self._lease / _BEATS)
+
+    def _beat_in(self, execute: Execute) -> None:
+        now, age = self._store.database.now, self._store.database.age
+        values: dict[str, Value] = {"worker_id": self.worker_id, "name": self._locks.name}
+        if not self._started.done():
+            execute(_FORGET.format(now=now), values)
+        while not self._leaving:
+            lapses = self._lapses
+            self._mark()
+            seen = execute(_AGE.format(age=age), values)
+            if any(float(seconds or 0) > self._lease for (seconds,) in seen):
+                self._lapse()
+            status, concurrency = self._status
+            row = {**values, "host": platform.node(), "pid": os.getpid(), "status": status, "concurrency": concurrency}
+            execute(_SEEN.format(now=now), row)
+            self._mark()
+            self._is_steady = lapses == self._lapses
+            if not self._started.done():
+                self._started.set_result(None)
+            self._wake.wait(self._lease / _BEATS)
+            self._wake.clear()
+        self._mark()
+        execute("DELETE FROM planner_workers WHERE worker_id = :worker_id", values)
+
+
+def _clocks() -> tuple[float, float]:
+    """Read the monotonic clock, which stands still while the machine sleeps, and the one that may be set."""
+    return time.monotonic(), time.time()
