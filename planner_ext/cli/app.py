@@ -50,6 +50,14 @@ DONE_OR_UNUSABLE = """\
   2    the store, the run or an option cannot be used
 """
 
+RESULT_EXIT_CODES = """\
+  0    answered
+  1    ended without an answer, or has not ended
+  2    the store or the run cannot be used
+  3    failed, or in quarantine
+  4    paused: calls wait for a decision, or questions for an answer
+"""
+
 APPROVALS_EXIT_CODES = """\
   0    done
   1    the call was decided before; nothing changed
@@ -182,6 +190,53 @@ def worker(args: cli.WorkerArgs) -> cli.Exit:
 
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="submit")
+def submit_run(args: cli.SubmitArgs, limits: cli.LimitArgs) -> cli.Exit:
+    """Queue a run for the workers of a store, and print its name; this needs neither kernel nor model.
+
+    Limits replace those of the worker's planner; without one, its own hold.
+
+    Examples:
+      planner-ext runs submit "Refund order 7." --store runs.db --run-id order-7
+      planner-ext runs submit "Refund order 7." --store runs.db --argument tenant=acme --max-tool-calls 5
+    """
+    from planner_ext.cli import submit  # noqa: PLC0415  (see above)
+
+    return submit.submit_run(args, limits)
+
+
+@cli.command(runs, exit_codes=RESULT_EXIT_CODES, name="result")
+def show_result(
+    run: RunName, store: cli.Store, wait: Annotated[bool, typer.Option("--wait")] = False, as_json: cli.Json = False
+) -> cli.Exit:
+    """Print a run's answer; the rest of its result goes to stderr.
+
+    Examples:
+      planner-ext runs result order-7 --store runs.db --wait
+
+    Options:
+        wait: Wait until the run ends, or waits for a decision.
+    """
+    from planner_ext.cli import submit  # noqa: PLC0415  (see above)
+
+    return submit.show_result(run, store, wait=wait, as_json=as_json)
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="budget")
+def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By) -> cli.Exit:
+    """Change limits of a run that has not ended, also while a worker drives it.
+
+    Its other limits stay; of a run that is still queued, those that it was submitted with. What the run spent still
+    counts: a limit that is used up ends it before its next step.
+
+    Examples:
+      planner-ext runs budget order-7 --store runs.db --max-iterations 30
+    """
+    from planner_ext.cli import submit  # noqa: PLC0415  (see above)
+
+    return submit.set_budget(run, store, limits, by=by)
 
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="list")

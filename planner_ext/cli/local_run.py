@@ -20,8 +20,8 @@ from planner_ext.approval.decisions import waiting_calls
 from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.options import KEY_VARIABLES, GoalArgs, ResumeArgs, RunOptions, signing_key
 from planner_ext.cli.run import CliRun, Result, goal_options, new_limits
-from planner_ext.cli.show import print_pending, spent_line
-from planner_ext.cli.text import printable
+from planner_ext.cli.show import print_pending
+from planner_ext.cli.text import printable, spent_line
 from planner_ext.core.facts import CallFinished, CallStarted
 from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.state import TRANSITIONS, State

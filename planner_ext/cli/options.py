@@ -33,12 +33,14 @@ __all__ = [
     "ExitCode",
     "GoalArgs",
     "Json",
+    "LimitArgs",
     "ListArgs",
     "MoreIterations",
     "ResumeArgs",
     "RunOptions",
     "Store",
     "StoredRunOptions",
+    "SubmitArgs",
     "WorkerArgs",
     "command",
     "signing_key",
@@ -249,6 +251,41 @@ class GoalArgs:
     checkpoint: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     store: Annotated[str | None, typer.Option(envvar=STORE_VARIABLE, metavar="FILE|URL")] = None
     run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitArgs:
+    """Limits of a run that workers drive.
+
+    Attributes:
+        max_iterations: Most requests to the model, plan and answer included.
+        max_tool_calls: Most function calls, failed ones included.
+        max_total_tokens: Most tokens sent and received; checked before each request.
+        max_cost: Most US dollars; checked before each request.
+    """
+
+    max_iterations: Annotated[int | None, typer.Option(metavar="N")] = None
+    max_tool_calls: Annotated[int | None, typer.Option(metavar="N")] = None
+    max_total_tokens: Annotated[int | None, typer.Option(metavar="N")] = None
+    max_cost: Annotated[float | None, typer.Option(metavar="USD")] = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+class SubmitArgs:
+    """A run for the workers of a store.
+
+    Attributes:
+        goal: What is to be reached.
+        run_id: The run's name. Submitting it again with the same goal and arguments changes nothing. Default: a new
+            name.
+        argument: An argument of the application, as JSON or text; may be repeated. One that the worker's application
+            sets itself is not replaced.
+    """
+
+    goal: Annotated[str, typer.Argument(metavar="GOAL", show_default=False)]
+    store: Store
+    run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from planner_ext import ApprovalPolicy, FunctionCallingStepwisePlanner
 from planner_ext.cli.kernels import awaited, start_factory
 from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptions, StoredRunOptions, WorkerArgs
 from planner_ext.cli.run import CliRun, Result, approval_options, document, goal_options, new_limits, print_result
-from planner_ext.cli.show import Progress, print_pending, spent_line
+from planner_ext.cli.show import Progress, print_pending
 from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
-from planner_ext.cli.text import Terminal, exact, printable, run_lines_shown
+from planner_ext.cli.text import Terminal, exact, printable, run_lines_shown, spent_line
 from planner_ext.durable import (
     Approvals,
     RetryPolicy,

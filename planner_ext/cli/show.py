@@ -25,7 +25,7 @@ from planner_ext.cli.text import (
     visible,
 )
 from planner_ext.core import facts
-from planner_ext.core.errors import counted, seconds
+from planner_ext.core.errors import seconds
 from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.state import ASK_USER
 from planner_ext.core.values import RequestedCall
@@ -33,7 +33,7 @@ from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import PendingCall
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
 
-__all__ = ["Progress", "print_answer", "print_pending", "spent_line"]
+__all__ = ["Progress", "print_answer", "print_pending"]
 
 _BESIDE = 18
 """Cells of a line of the frame that the arguments of a call do not get."""
@@ -281,20 +281,6 @@ def print_answer(console: Terminal, result: FunctionCallingStepwisePlannerResult
     title = "Answer" if result.limit is None else f"Answer, as far as {result.limit} allowed"
     style = "green" if result.status == "answered" else "red"
     console.print_framed(Text(printable(result.final_answer)), title, style)
-
-
-def spent_line(result: FunctionCallingStepwisePlannerResult, *, ended: str = "") -> str:
-    """Describe in one line how a run ended and what it spent."""
-    usage = result.usage
-    spent = [
-        counted(result.iterations, "round trip"),
-        counted(result.tool_calls, "function call"),
-        f"{counted(usage.prompt_tokens, 'token')} in",
-        f"{usage.completion_tokens:,} out",
-        f"{seconds(usage.active_seconds)} s",
-    ]
-    status = ended or result.status.replace("_", " ") + (f" ({result.limit})" if result.limit else "")
-    return f"{status}: {', '.join(spent)}"
 
 
 def _arguments_text(written: str) -> str:

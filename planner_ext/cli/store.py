@@ -14,7 +14,17 @@ from rich.text import Text
 
 from planner_ext.approval.decisions import Approve, Decision, Supply
 from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs
-from planner_ext.cli.text import Terminal, exact, exact_json, moment_text, one_line, printable, visible, warnings_shown
+from planner_ext.cli.text import (
+    Terminal,
+    exact,
+    exact_json,
+    json_document,
+    moment_text,
+    one_line,
+    printable,
+    visible,
+    warnings_shown,
+)
 from planner_ext.core.errors import shown
 from planner_ext.durable import (
     ApprovalRefusedError,
@@ -101,7 +111,7 @@ async def show_pending(id: str, store: str, *, as_json: bool) -> int:
     async with Approvals.connect(store) as opened:
         call = await opened.show(id)
     if as_json:
-        print(_document(asdict(call)))
+        print(json_document(asdict(call)))
     else:
         _print_whole(Terminal(), call)
     return ExitCode.ANSWERED
@@ -219,7 +229,7 @@ def _print_list(
         more = f"; --offset {rest} shows the next" if rest < total else ""
         errors.say(f"{len(documents)} of {total}{after}{more}.")
     if args.as_json:
-        print(_document(documents))
+        print(json_document(documents))
     elif not total:
         errors.say(none)
     else:
@@ -316,7 +326,3 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
         if value:
             text = value.replace("\n", "\n" + " " * 13)
             console.print_line((f"{name:<13}", "dim"), text)
-
-
-def _document(value: object) -> str:
-    return json.dumps(value, indent=2, default=datetime.isoformat)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.text import Text
+
+from planner_ext.core.errors import counted, seconds
+from planner_ext.core.values import Usage
 
 __all__ = [
     "Terminal",
@@ -23,11 +26,13 @@ __all__ = [
     "exact",
     "exact_json",
     "folded_lines",
+    "json_document",
     "moment_text",
     "one_line",
     "printable",
     "run_lines_shown",
     "shortened",
+    "spent_line",
     "visible",
     "warnings_shown",
 ]
@@ -314,3 +319,41 @@ class TextFlow:
     def _print(self, pieces: Iterable[str]) -> None:
         if text := "".join(pieces):
             self._console.print(Text(text, self._style), end="", soft_wrap=True)
+
+
+class _Outcome(Protocol):
+    """How a run ended, or how far it is."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def limit(self) -> str | None: ...
+
+    @property
+    def iterations(self) -> int: ...
+
+    @property
+    def tool_calls(self) -> int: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+
+def spent_line(result: _Outcome, *, ended: str = "") -> str:
+    """Describe in one line how a run ended and what it spent."""
+    usage = result.usage
+    spent = [
+        counted(result.iterations, "round trip"),
+        counted(result.tool_calls, "function call"),
+        f"{counted(usage.prompt_tokens, 'token')} in",
+        f"{usage.completion_tokens:,} out",
+        f"{seconds(usage.active_seconds)} s",
+    ]
+    status = ended or result.status.replace("_", " ") + (f" ({result.limit})" if result.limit else "")
+    return f"{status}: {', '.join(spent)}"
+
+
+def json_document(value: object) -> str:
+    """Write values, dates included, as a JSON document for stdout."""
+    return json.dumps(value, indent=2, default=datetime.isoformat)
