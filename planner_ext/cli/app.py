@@ -2,6 +2,7 @@
 
 import io
 import sys
+from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
@@ -339,6 +340,62 @@ def prune_runs(
     from planner_ext.cli.store import prune_runs  # noqa: PLC0415  (see above)
 
     return prune_runs(store, older_than=older_than, status=status, dry_run=dry_run)
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="export")
+def export_run(
+    run: RunName, store: cli.Store, output: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+) -> cli.Exit:
+    """Write a run as one JSON document: its journal, and the decisions on its calls. It stays in the store.
+
+    If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, the document is signed with it.
+
+    Examples:
+      planner-ext runs export order-7 --store runs.db --output order-7.json
+
+    Options:
+        output: A new file. Default: stdout.
+    """
+    from planner_ext.cli.store import export_run  # noqa: PLC0415  (see above)
+
+    return export_run(run, store, output)
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="import")
+def import_run(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)], store: cli.Store) -> cli.Exit:
+    """Add an exported run to a store, under the name that it has.
+
+    An unfinished run continues in this store. Delete or cancel it in the store that it comes from, else both continue
+    it, and its functions run twice. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, a file without this
+    signature is refused. Without a key, whoever can write the file can put an approval in it.
+
+    Examples:
+      planner-ext runs import order-7.json --store other.db
+
+    Options:
+        file: What runs export wrote.
+    """
+    from planner_ext.cli.store import import_run  # noqa: PLC0415  (see above)
+
+    return import_run(file, store)
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="backup")
+def back_up(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)], store: cli.Store) -> cli.Exit:
+    """Copy an SQLite store into a new FILE, while workers write; a PostgreSQL database is copied by pg_dump.
+
+    A copy is one moment of the store. What its unfinished runs did afterwards is not in it, and a worker of the copy
+    does that again: before one starts, cancel or check the runs that were unfinished.
+
+    Examples:
+      planner-ext runs backup runs-2026-11-22.db --store runs.db
+
+    Options:
+        file: The copy. It is a store, too.
+    """
+    from planner_ext.cli.store import back_up  # noqa: PLC0415  (see above)
+
+    return back_up(file, store)
 
 
 @cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="list")

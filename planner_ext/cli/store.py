@@ -1,5 +1,6 @@
 """Commands on a store that need no kernel and do not import Semantic Kernel: they list, show, decide and cancel."""
 
+import asyncio
 import json
 import os
 import shlex
@@ -8,12 +9,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from planner_ext.approval.decisions import Approve, Decision, Supply
-from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs
+from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs, signing_key
 from planner_ext.cli.text import (
     Terminal,
     exact,
@@ -25,7 +27,7 @@ from planner_ext.cli.text import (
     visible,
     warnings_shown,
 )
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import InvalidJournalError, shown
 from planner_ext.durable import (
     ApprovalRefusedError,
     Approvals,
@@ -33,19 +35,24 @@ from planner_ext.durable import (
     PendingApproval,
     RunRecord,
     Runs,
+    archive,
     writer,
 )
 from planner_ext.durable.errors import is_address, redacted
+from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.concurrency import SystemClock
 
 __all__ = [
+    "back_up",
     "cancel_run",
     "command_on",
     "decide",
     "decision_text",
     "delete_run",
     "edited",
+    "export_run",
+    "import_run",
     "list_pending",
     "list_runs",
     "opened_runs",
@@ -166,6 +173,49 @@ async def prune_runs(store: str, *, older_than: timedelta, status: str, dry_run:
         before = at - older_than.total_seconds()
         count = await opened.prune(status=status, before=before, at=at, dry_run=dry_run)
     print(f"{count} {'run' if count == 1 else 'runs'} {'would be deleted' if dry_run else 'deleted'}.")
+    return ExitCode.ANSWERED
+
+
+def export_run(run_id: str, store: str, output: Path | None) -> int:
+    """Print a run as JSON, or write it into a new file; signed if there is a key."""
+
+    async def exported() -> str:
+        async with opened_store(store, create=False) as opened:
+            return await archive.export_run(opened, run_id, key=signing_key()[1])
+
+    text = asyncio.run(exported())
+    if output is None:
+        print(text)
+        return ExitCode.ANSWERED
+    with new_file(output), output.open("w", encoding="ascii") as file:
+        file.write(text)
+    return ExitCode.ANSWERED
+
+
+def import_run(file: Path, store: str) -> int:
+    """Add an exported run to a store; checked if there is a key.
+
+    Raises:
+        InvalidJournalError: If the file cannot be read, or holds no run.
+    """
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidJournalError(f"{file} cannot be read as an exported run: {error}.") from error
+
+    async def imported() -> str:
+        async with opened_store(store) as opened:
+            return await archive.import_run(opened, text, key=signing_key()[1])
+
+    Terminal(sys.stderr).say(f"{exact(asyncio.run(imported()))} is in {store_name(store)}.")
+    return ExitCode.ANSWERED
+
+
+async def back_up(file: Path, store: str) -> int:
+    """Copy a store into a new file."""
+    async with opened_store(store, create=False) as opened:
+        await opened.database.backup(file)
+    Terminal(sys.stderr).say(f"{store_name(store)} is copied into {printable(str(file))}.")
     return ExitCode.ANSWERED
 
 

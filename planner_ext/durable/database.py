@@ -10,6 +10,7 @@ Statements use the SQL that SQLite (from 3.35) and PostgreSQL have in common, wi
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
@@ -50,6 +51,14 @@ class Database(Protocol):
         Raises:
             DuplicateRowError: If a key exists.
             StoreError: If the database cannot be used; the message has the way out.
+        """
+        ...
+
+    async def backup(self, path: Path) -> None:
+        """Write a copy into a new file while workers write.
+
+        Raises:
+            StoreError: If the file exists or cannot be written, or this database is copied by its own tool.
         """
         ...
 

@@ -9,17 +9,19 @@ import asyncio
 import hashlib
 import logging
 import re
+import shlex
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import ClassVar, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, Value, check_tables, migration
-from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, without_passwords
+from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted, without_passwords
 from planner_ext.engine.journal import SCHEMA
 
 __all__ = [
@@ -183,6 +185,13 @@ class PostgresDatabase:
         self._writing.add(task)
         task.add_done_callback(self._written)
         return await asyncio.shield(task)
+
+    async def backup(self, path: Path) -> None:
+        """Refuse, and name the server's tool."""
+        raise StoreError(
+            f"{_server_of(self._url)} is a PostgreSQL database, which pg_dump backs up while workers write: pg_dump "
+            f"--format=custom --file={shlex.quote(str(path))} {shlex.quote(redacted(self._url))}. pg_restore reads it."
+        )
 
     async def more_to_delete(self) -> Sequence[str]:
         """List the statements that delete the activations of runs from DBOS's tables, if these exist."""

@@ -43,7 +43,7 @@ from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
 
-__all__ = ["Approvals", "Runs", "RunsClient", "SubmittedRun"]
+__all__ = ["RUN_ID", "Approvals", "Runs", "RunsClient", "SubmittedRun"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ R = TypeVar("R")
 _PATIENCE_SECONDS = 60.0
 """How long a worker waits for a server that starts at the same time."""
 _WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
 class RunsClient:
@@ -272,7 +272,7 @@ class RunsClient:
         """
         _check_goal(goal)
         expected = "run_id must be 1 to 200 characters, without / and control characters"
-        name = _checked_name(uuid.uuid4().hex if run_id is None else run_id, _RUN_ID, expected)
+        name = _checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)
         status, text = ("running", None) if inputs is None else ("queued", inputs.to_json())
         at = self._clock.now()
         if await self._store.create(name, goal, owner=owner, at=at, status=status, inputs=text):

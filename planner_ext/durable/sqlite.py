@@ -19,7 +19,7 @@ from typing import ClassVar, Self, TypeAlias
 from planner_ext.durable.database import GET_SCHEMA, TABLE_SCHEMA, Execute, Row, Step, check_tables, migration
 from planner_ext.durable.errors import DuplicateRowError, StoreError, WorkerInUseError, redacted
 
-__all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "take_lock"]
+__all__ = ["LockedWorkers", "SqliteDatabase", "drop_lock", "new_file", "take_lock"]
 
 _BUSY_SECONDS = 30.0
 """How long a transaction waits for the transactions of other processes."""
@@ -46,6 +46,7 @@ class SqliteDatabase:
         self._path = path
         self._file = path.stat()
         self._connection = connection
+        self._at_rest = _is_at_rest(path)
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"planner_ext {path.name}", daemon=True)
         self._closed = False
@@ -87,6 +88,22 @@ class SqliteDatabase:
         done: asyncio.Future[_Rows] = loop.create_future()
         self._work.put((steps, done, loop))
         return await done
+
+    async def backup(self, path: Path) -> None:
+        """Write a copy into a new file while workers write; see `planner_ext.durable.records.Database`."""
+
+        def copy() -> None:
+            with (
+                new_file(path),
+                closing(sqlite3.connect(self._path)) as source,
+                closing(sqlite3.connect(path)) as target,
+            ):
+                source.backup(target)  # in one step: one state of the database, which no writer makes it start again
+
+        try:
+            await asyncio.to_thread(copy)
+        except sqlite3.Error as error:
+            raise StoreError(f"The backup {_shown(path)} cannot be written: {error}. Check the disk.") from error
 
     async def more_to_delete(self) -> Sequence[str]:
         """Return no statements: a file holds nothing but the store's tables."""
@@ -145,11 +162,17 @@ class SqliteDatabase:
             return [gone for _ in group]
         reads = all(statement.lstrip().startswith("SELECT") for steps in group for statement, _ in steps)
         try:
+            if self._at_rest:  # what workers write afterwards would not be seen
+                self._connection.close()
+                self._at_rest = _is_at_rest(self._path)
+                self._connection = _connect(self._path, create=False)
             with self._connection as connection:
                 _with_retries(lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE"))
                 return [self._perform(steps) for steps in group]
         except sqlite3.Error as error:
             return [_as_store_error(self._path, error) for _ in group]
+        except StoreError as error:
+            return [error for _ in group]
 
     def _is_same_file(self) -> bool:
         """Whether the path still leads to the open file: SQLite would keep writing into a deleted one."""
@@ -206,13 +229,25 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
             raise StoreError(f"There is no store {_shown(path)}. Give the file that the workers use.")
         with suppress(FileExistsError):  # another process was faster
             os.close(_create_private(path))
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    mode = "?mode=ro&immutable=1" if _is_at_rest(path) else ""
+    connection = sqlite3.connect(
+        f"{path.as_uri()}{mode}", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+    )
     try:
         _with_retries(lambda: _prepare(connection, f"The store {_shown(path)}", create=create))
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _is_at_rest(path: Path) -> bool:
+    """Whether this process may not write a file or its folder, and no other process has the file open.
+
+    Then it is read as it is. Otherwise SQLite would need, or leave behind, files that the workers cannot write.
+    """
+    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return not may_write and not os.path.exists(f"{os.path.realpath(path)}-wal")
 
 
 def _prepare(connection: sqlite3.Connection, store: str, *, create: bool) -> None:
@@ -390,6 +425,26 @@ def _open(lock: Path) -> int:
         return _create_private(lock)
     except FileExistsError:
         return os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+@contextmanager
+def new_file(path: Path) -> Generator[None]:
+    """Create a file that only its owner may use; it is deleted if the block fails.
+
+    Raises:
+        StoreError: If it exists, or cannot be written.
+    """
+    try:
+        descriptor = _create_private(path)
+        try:
+            yield
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreError(f"{_shown(path)} cannot be written: {error.strerror}. Give the path of a new file.") from error
 
 
 def _create_private(path: Path) -> int:

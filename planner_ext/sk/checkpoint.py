@@ -1,7 +1,5 @@
 """Checkpoints: a run's journal as JSON text, signed on request, from which the run is resumed."""
 
-import hashlib
-import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
 from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts, messages_of
+from planner_ext.engine.signing import read_json, signature_of, signatures_match
 from planner_ext.sk.errors import InvalidOptionError, PlannerException
 from planner_ext.sk.messages import load_message
 
@@ -73,8 +72,7 @@ class SigningKey(SharedByCopies, bytes):
             raise InvalidOptionError(
                 "The checkpoint_key is missing: a key is left behind where its object is pickled. Set it again."
             )
-        text = json.dumps({"schema": schema, "facts": facts}, sort_keys=True, separators=(",", ":"))
-        return hmac.new(self, text.encode("ascii"), hashlib.sha256).hexdigest()
+        return signature_of({"schema": schema, "facts": facts}, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +162,9 @@ class Checkpoint:
         """
         signing = SigningKey.of(key, "key")
         try:
-            parsed: object = json.loads(text, object_pairs_hook=_without_duplicates)
-        except (ValueError, RecursionError, TypeError) as error:
-            raise InvalidCheckpointError(f"Expected a checkpoint as JSON text; this is not JSON: {error}.") from error
+            parsed = read_json(text, "a checkpoint")
+        except InvalidJournalError as error:
+            raise InvalidCheckpointError(str(error)) from error
         data = cast("dict[str, object]", parsed if isinstance(parsed, dict) else {})
         if not {"schema", "facts"} <= data.keys():
             raise InvalidCheckpointError("Expected a checkpoint: a JSON object with the keys schema and facts.")
@@ -212,22 +210,8 @@ def journal_signature(facts: Sequence[Fact], key: SigningKey | None) -> str | No
 
 
 def _check_signature(given: object, expected: str) -> None:
-    if not isinstance(given, str) or not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
+    if not signatures_match(given, expected):
         raise InvalidCheckpointError(
             "Expected a checkpoint signed with this key; it is unsigned, altered or signed with another one. "
             "Read it with the key that it was written with."
         )
-
-
-def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse an object with one key twice: two readers of such a text may read two different runs.
-
-    Raises:
-        InvalidCheckpointError: Naming the key.
-    """
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidCheckpointError(f"The key {twice[:80]!r} stands twice in one JSON object. The text was altered.")
-    return data

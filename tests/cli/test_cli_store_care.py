@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import Command
-from support.durable_shop import RUN, STORE, till
+from support.durable_shop import CALL, RUN, STORE, till
 
 __all__ = ["till"]
 
@@ -43,3 +43,53 @@ def test_old_runs_are_pruned(command: Command, here: Path) -> None:
         refused = command(*words)
         assert (refused.code, refused.out) == (2, "")
         assert said in refused.err
+
+
+def test_a_run_moves_to_another_store(command: Command, here: Path) -> None:
+    """Through a new file that is its owner's alone; there it waits, is approved and resumed."""
+    assert command(*RUN).code == 4
+    export = ("runs", "export", "order-7", *STORE)
+    written = command(*export, "--output", "order-7.json")
+    assert (written.code, written.out, written.err) == (0, "", "")
+    assert (here / "order-7.json").stat().st_mode & 0o777 == 0o600
+    assert command(*export).out == (here / "order-7.json").read_text() + "\n"
+    again = command(*export, "--output", "order-7.json")
+    assert (again.code, "cannot be written: File exists" in again.err) == (2, True)
+
+    moved = command("runs", "import", "order-7.json", "--store", "other.db")
+    assert (moved.code, moved.out, moved.err) == (0, "", "order-7 is in other.db.\n")
+    assert command("approvals", "approve", CALL, "--store", "other.db").code == 0
+    resumed = command("runs", "resume", "order-7", "--store", "other.db", "--kernel", "till:kernel")
+    assert (resumed.code, resumed.out) == (0, "Dear customer, we are sorry: 98.00 dollars refunded for A-1007.\n")
+    twice = command("runs", "import", "order-7.json", "--store", "other.db")
+    assert (twice.code, "Run 'order-7' is there already" in twice.err) == (2, True)
+
+
+def test_an_exported_run_is_signed_where_there_is_a_key(
+    command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a key in the environment, an unsigned or altered file is refused, and the way out is said."""
+    assert command(*RUN).code == 4
+    export = ("runs", "export", "order-7", *STORE, "--output")
+    assert command(*export, "unsigned.json").code == 0
+    monkeypatch.setenv("PLANNER_EXT_CHECKPOINT_KEY", "secret")
+    assert command(*export, "signed.json").code == 0
+    (here / "altered.json").write_text((here / "signed.json").read_text().replace("98.0", "9800.0"))
+    for name in ("unsigned", "altered"):
+        refused = command("runs", "import", f"{name}.json", "--store", "other.db")
+        assert (refused.code, "Export the run again with this key" in refused.err) == (2, True)
+    assert command("runs", "import", "signed.json", "--store", "other.db").code == 0
+    missing = command("runs", "import", "nowhere.json", "--store", "other.db")
+    assert (missing.code, "nowhere.json cannot be read as an exported run" in missing.err) == (2, True)
+
+
+def test_a_store_is_backed_up(command: Command, here: Path) -> None:
+    """The copy is a store; a file that is there stays as it is."""
+    assert command(*RUN).code == 4
+    done = command("runs", "backup", "copy.db", *STORE)
+    assert (done.code, done.out, done.err) == (0, "", "runs.db is copied into copy.db.\n")
+    assert command("runs", "list", "--store", "copy.db").out == command("runs", "list", *STORE).out
+    before = (here / "copy.db").read_bytes()
+    again = command("runs", "backup", "copy.db", *STORE)
+    assert (again.code, "cannot be written: File exists" in again.err) == (2, True)
+    assert (here / "copy.db").read_bytes() == before

@@ -1,0 +1,213 @@
+"""A run as one JSON document, which moves it to another store, or keeps it when its store has forgotten it.
+
+The document holds the run's journal, and the decisions as persons made them: taken, not taken yet, and refused. What
+the tables derive from a journal is not in it: an import derives that anew. Decisions bind to a run's name, so an
+imported run keeps it.
+"""
+
+# ruff: noqa: S608  (only this module's own text is put into a statement)
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, shown
+from planner_ext.core.facts import Fact
+from planner_ext.core.limits import is_count
+from planner_ext.durable.database import Row, Step, Value
+from planner_ext.durable.errors import DuplicateRowError, RunConflictError
+from planner_ext.durable.records import fold_journal
+from planner_ext.durable.runs import RUN_ID
+from planner_ext.durable.store import JournalStore
+from planner_ext.durable.writer import ADD_FACT, JournalWriter
+from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
+from planner_ext.engine.signing import read_json, signature_of, signatures_match
+
+__all__ = ["export_run", "import_run"]
+
+_FORM = 1
+"""The number of the document's form; one line per number. 1: the first."""
+
+_RUN = "goal", "status", "created_at", "updated_at", "problem", "inputs", "new_budget"
+_DECISIONS = "id", "fingerprint", "decision", "decided_at"
+_REFUSALS = "id", "decision", "problem", "at"
+_SELECT = (
+    f"SELECT {', '.join(_RUN)} FROM planner_runs WHERE run_id = :run_id",
+    f"SELECT {', '.join(_DECISIONS)} FROM planner_approvals WHERE run_id = :run_id AND decision IS NOT NULL",
+    f"SELECT {', '.join(_REFUSALS)} FROM planner_refusals WHERE run_id = :run_id ORDER BY at",
+)
+_JSON = ("goal", "problem", "inputs", "new_budget", "decision")
+"""The columns of text that is JSON."""
+
+_TIMES = ("created_at", "updated_at", "decided_at", "at")
+
+_NOT_DERIVED = ("queued", "failed", "quarantined")
+"""The statuses of a run that its journal does not say."""
+_ADD_RUN = """
+    INSERT INTO planner_runs (run_id, goal, status, created_at, updated_at, problem, inputs, new_budget)
+    VALUES (:run_id, :goal, 'running', :created_at, :updated_at, :problem, :inputs, :new_budget)
+"""
+_SET_ASIDE = "UPDATE planner_runs SET status = :status, problem = :problem WHERE run_id = :run_id"
+_MAKE_DUE = """
+    UPDATE planner_runs SET problem = :problem, wake_at = updated_at WHERE run_id = :run_id AND status = 'running'
+"""
+_DECIDE = """
+    UPDATE planner_approvals SET decision = :decision, decided_at = :decided_at,
+        status = CASE WHEN status = 'open' THEN 'decided' ELSE status END
+    WHERE id = :id AND run_id = :run_id AND fingerprint = :fingerprint
+"""
+"""A decision that the journal does not hold yet is taken by a worker of this store."""
+_REFUSE = """
+    INSERT INTO planner_refusals (run_id, id, decision, problem, at) VALUES (:run_id, :id, :decision, :problem, :at)
+"""
+
+
+async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = None) -> str:
+    """Write a run as JSON text; it stays in the store.
+
+    Args:
+        store: Holds the run.
+        run_id: The run, in any state.
+        key: Signs the text (HMAC-SHA256), so that `import_run` with the same key refuses any other. None leaves it
+            unsigned: whoever can write it can put an approval in it.
+
+    Raises:
+        UnknownRunError: If there is no such run.
+        InvalidJournalError: If its journal cannot be read.
+    """
+    rows = await store.database.transact(*((statement, {"run_id": run_id}) for statement in _SELECT))
+    stored, tables = await store.load(run_id), zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
+    (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
+    document: dict[str, object] = {
+        "form": _FORM,
+        "run_id": run_id,
+        "run": run,
+        "schema": SCHEMA,
+        "facts": dump_facts(stored.facts),
+        "decisions": decisions,
+        "refusals": refusals,
+    }
+    if key is not None:
+        document["signature"] = signature_of(document, key)
+    return json.dumps(document, separators=(",", ":"))
+
+
+async def import_run(store: JournalStore, text: str, *, key: bytes | None = None) -> str:
+    """Add an exported run to a store, with what is derived from its journal.
+
+    An unfinished run continues in this store: workers drive it, and what waits in it can be decided. Delete or cancel
+    it in the store that it comes from, else both stores continue it, and its functions run twice.
+
+    Args:
+        store: Receives the run.
+        text: What `export_run` wrote.
+        key: Refuses text that is unsigned, altered or signed with another key. None checks no signature.
+
+    Returns:
+        The run's name.
+
+    Raises:
+        InvalidJournalError: If the text is damaged, refused by its signature, or no run.
+        NewerSchemaError: If a newer version of this package wrote it.
+        RunConflictError: If the store has a run of this name.
+    """
+    data = _checked(read_json(text, "an exported run"), key)
+    run_id, facts = str(data["run_id"]), load_facts(data["facts"])
+    fold_journal(run_id, facts)
+    try:
+        if RUN_ID.fullmatch(run_id) is None:
+            raise ValueError("the name of the run is not one")
+        run = _row(run_id, _RUN, data["run"])
+        last = _SET_ASIDE if run["status"] in _NOT_DERIVED else _MAKE_DUE
+        steps: list[Step] = [(_ADD_RUN, run), *await _journal_steps(run_id, facts), (last, run)]
+        for statement, columns, rows in (
+            (_DECIDE, _DECISIONS, data["decisions"]),
+            (_REFUSE, _REFUSALS, data["refusals"]),
+        ):
+            steps += [(statement, _row(run_id, columns, row)) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidJournalError(f"Expected an exported run; it is damaged: {error!r}.") from error
+    try:
+        await store.database.transact(*steps)
+    except DuplicateRowError as error:
+        raise RunConflictError(
+            f"Run {run_id!r} is there already, and was not changed. Delete it first, or import into another store."
+        ) from error
+    return run_id
+
+
+def _checked(read: object, key: bytes | None) -> dict[str, Any]:
+    """Check a document's signature, its keys and its numbers."""
+    data = cast("dict[str, Any]", read if isinstance(read, dict) else {})
+    signature = data.pop("signature", None)
+    if key is not None and not signatures_match(signature, signature_of(data, key)):
+        raise InvalidJournalError(
+            "Expected a run that was exported with this key; the file is unsigned, altered or signed with another one. "
+            "Export the run again with this key, or import it without a key, which checks nothing."
+        )
+    if data.keys() != {"form", "run_id", "run", "schema", "facts", "decisions", "refusals"}:
+        raise InvalidJournalError(f"Expected an exported run; got the keys {shown(sorted(data))}.")
+    if not is_count(form := data["form"], least=1):
+        raise InvalidJournalError(f"Expected the form of an exported run, from 1 to {_FORM}; got {shown(form)}.")
+    if form > _FORM:
+        raise NewerSchemaError(
+            f"This exported run has form {form}; this version of planner_ext reads up to {_FORM}. Import it with the "
+            "version that wrote it, or a newer one."
+        )
+    check_schema(data["schema"])
+    return data
+
+
+async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
+    """List the steps that write a journal and what is derived from it, as if its facts were recorded one by one."""
+    derived = _Steps()
+    writer = JournalWriter(derived, run_id, ())
+    for seq, fact in enumerate(facts):
+        await writer.append(run_id, seq, (fact,))
+    written = dump_facts(facts)
+    return [
+        *((ADD_FACT, _fact_row(run_id, seq, fact)) for seq, fact in enumerate(written)),
+        *(step for step in derived.steps if step[0] != ADD_FACT),
+    ]
+
+
+class _Steps(JournalStore):
+    """Collects what a writer would store; its last facts may still be held back."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    async def append(self, run_id: str, *steps: Step) -> None:  # noqa: ARG002  (of one run)
+        self.steps += steps
+
+
+def _fact_row(run_id: str, seq: int, fact: object) -> dict[str, Value]:
+    return {"run_id": run_id, "seq": seq, "schema": SCHEMA, "fact": json.dumps(fact, separators=(",", ":"))}
+
+
+def _document(columns: Sequence[str], row: Row) -> dict[str, object]:
+    """Turn a row into JSON values."""
+    return {
+        column: json.loads(str(value)) if column in _JSON and value is not None else value
+        for column, value in zip(columns, row, strict=True)
+    }
+
+
+def _row(run_id: str, columns: Sequence[str], document: Mapping[str, Any]) -> dict[str, Value]:
+    """Turn JSON values back into a row.
+
+    Raises:
+        KeyError, TypeError, ValueError: If they are not the values of a row.
+    """
+    row: dict[str, Value] = {"run_id": run_id}
+    for column in columns:
+        value = document[column]
+        if column in _TIMES:
+            row[column] = float(value)
+        elif column in _JSON:
+            row[column] = None if value is None else json.dumps(value)
+        elif isinstance(value, str):
+            row[column] = value
+        else:
+            raise TypeError(f"{column} is not a text")
+    return row
