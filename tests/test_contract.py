@@ -82,6 +82,7 @@ MODULES = {
         ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RetryPolicy
         RunConflictError RunFencedError RunHandle RunInputs RunRecord RunRefusedError RunResult Runs RunsClient
         StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
+        NoticeRecord RunNotice
         """,
 }
 """The public modules, and the names that each exports at least."""

@@ -376,6 +376,8 @@ class WorkerArgs(ApprovalArgs):
         worker_id: This worker's name, unique among living workers. Default: a new name.
         max_concurrency: How many runs to drive at once.
         retries: How often a run that a fault interrupts is tried again, with growing delays, before it is failed.
+        notify: Post a notice here, as JSON, when a run of the store pauses, ends or fails: an https:// URL. The key
+            that signs it is read from PLANNER_EXT_NOTIFY_KEY.
     """
 
     store: Store
@@ -384,3 +386,4 @@ class WorkerArgs(ApprovalArgs):
     worker_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
     max_concurrency: Annotated[int, typer.Option(metavar="N", min=1)] = 100
     retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4
+    notify: Annotated[str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")] = None

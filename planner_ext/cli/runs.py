@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -253,7 +254,10 @@ async def _drive(
 ) -> int:
     """Drive runs until cancelled, or with ``--once`` until no run is due."""
     retry = RetryPolicy(attempts=args.retries + 1)
-    async with opened_runs(args.store, worker_id=args.worker_id, retry=retry) as runs:
+    key = os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None
+    async with opened_runs(
+        args.store, worker_id=args.worker_id, retry=retry, notify=args.notify, notify_key=key
+    ) as runs:
         Terminal(sys.stderr).say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
         if not args.once:
             await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)

@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     )
     from planner_ext.durable.heartbeat import WorkerRecord
     from planner_ext.durable.inputs import RunInputs
-    from planner_ext.durable.records import (
-        PendingApproval,
-        RunRecord,
-        StoredRun,
-    )
+    from planner_ext.durable.notices import NoticeRecord, RunNotice
+    from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.results import RunResult
     from planner_ext.durable.retry import RetryPolicy
     from planner_ext.durable.runs import Approvals, Runs, RunsClient, SubmittedRun
@@ -38,12 +35,14 @@ __all__ = [
     "DecisionRequest",
     "DurablePlanner",
     "NoEffect",
+    "NoticeRecord",
     "PendingApproval",
     "RetryPolicy",
     "RunConflictError",
     "RunFencedError",
     "RunHandle",
     "RunInputs",
+    "RunNotice",
     "RunRecord",
     "RunRefusedError",
     "RunResult",
@@ -64,6 +63,7 @@ _MODULES = {
     "durable.authorization": ("DecisionRequest",),
     "durable.inputs": ("RunInputs",),
     "durable.heartbeat": ("WorkerRecord",),
+    "durable.notices": ("NoticeRecord", "RunNotice"),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),

@@ -187,6 +187,12 @@ _OPERATION: tuple[str, ...] = (
         problem TEXT
     )
     """,
+    """
+    CREATE TABLE planner_subscriptions (
+        event TEXT PRIMARY KEY,
+        until DOUBLE PRECISION NOT NULL
+    )
+    """,
     "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
     "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
     "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
@@ -205,7 +211,8 @@ when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
 decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.
 ``planner_workers.seen_at``: the worker's last heartbeat. ``planner_notices.next_at``: when a notice is next sent; null
-once it was delivered or given up. Times are seconds since the epoch.
+once it was delivered or given up. ``planner_subscriptions``: the events of which notices are written, ``until`` then.
+Times are seconds since the epoch.
 """
 
 TABLE_SCHEMA = len(_SCHEMAS)

@@ -25,6 +25,7 @@ from planner_ext.durable.errors import (
 )
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
+from planner_ext.durable.notices import Listener, NoticeRecord, Notifier, Webhook, notices_of
 from planner_ext.durable.records import (
     PendingApproval,
     RunRecord,
@@ -178,6 +179,10 @@ class RunsClient:
         """
         return await self._store.load(run_id)
 
+    async def notices(self, run_id: str) -> tuple[NoticeRecord, ...]:
+        """List the notices of a run, the oldest first: which were delivered, and why others were not."""
+        return await notices_of(self._store, run_id)
+
     async def submit(
         self,
         goal: str,
@@ -322,9 +327,9 @@ class Runs(RunsClient):
     recorded end is handled as its function declares with `planner_ext.durable.effect`.
     """
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
         super().__init__(pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds)
-        self._pool = pool
+        self._pool, self._notifier = pool, notifier
 
     @classmethod
     @asynccontextmanager
@@ -339,6 +344,11 @@ class Runs(RunsClient):
         lease_seconds: float = LEASE_SECONDS,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
+        on_paused: Listener | None = None,
+        on_ended: Listener | None = None,
+        on_failed: Listener | None = None,
+        notify: str | None = None,
+        notify_key: str | None = None,
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
@@ -357,6 +367,13 @@ class Runs(RunsClient):
             clock: Tells the time and sleeps; None uses the machine's clock.
             authorize: Asked before this worker takes a decision, whether it was given to `resume` or made through
                 `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
+            on_paused: Called with a `RunNotice` when a run of the store has paused, by whichever worker; async or not.
+                A notice is delivered at least once, beside the runs, and is retried for a day if the call fails. All
+                workers of a store should have the same listeners: any of them delivers a notice.
+            on_ended: Likewise, when a run has ended or was cancelled.
+            on_failed: Likewise, when a run has failed or was set aside.
+            notify: A URL to which all these notices are posted, likewise; see `planner_ext.durable.notices.Webhook`.
+            notify_key: Signs what is posted; None does not sign.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -366,6 +383,8 @@ class Runs(RunsClient):
         """
         from planner_ext.durable.sqlite import LockedWorkers  # noqa: PLC0415  (only for a file)
 
+        webhook = None if notify is None else Webhook(notify, notify_key)
+        notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
         name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds)
         async with opened_store(path) as store:
             with LockedWorkers(Path(path), name) as locks:
@@ -373,9 +392,11 @@ class Runs(RunsClient):
                 workers = LeasedWorkers(store, locks, lease_seconds=lease_seconds)
                 runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
                 retry = retry or RetryPolicy()
-                runs = cls(WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds, retry=retry))
+                pool = WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds, retry=retry)
+                runs = cls(pool, notifier)
                 await workers.open()
                 try:
+                    await notifier.open(store, where=redacted(str(path)), clock=runner.clock, poll_seconds=poll_seconds)
                     yield runs
                 finally:
                     await runs.close()
@@ -394,6 +415,11 @@ class Runs(RunsClient):
         lease_seconds: float = LEASE_SECONDS,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
+        on_paused: Listener | None = None,
+        on_ended: Listener | None = None,
+        on_failed: Listener | None = None,
+        notify: str | None = None,
+        notify_key: str | None = None,
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.dbos(url) as runs``.
 
@@ -411,6 +437,11 @@ class Runs(RunsClient):
             lease_seconds: How long a worker may be frozen or cut off, as for `sqlite`.
             clock: Tells the time; the expiry of questions always uses the machine's clock.
             authorize: As for `sqlite`.
+            on_paused: Called with a `RunNotice` when a run has paused, as for `sqlite`.
+            on_ended: When a run has ended, as for `sqlite`.
+            on_failed: When a run has failed, as for `sqlite`.
+            notify: A URL for these notices, as for `sqlite`.
+            notify_key: Signs what is posted, as for `sqlite`.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -418,6 +449,8 @@ class Runs(RunsClient):
             WorkerInUseError: If a living process has the worker's name.
             NewerSchemaError: If a newer version of this package made the tables.
         """
+        webhook = None if notify is None else Webhook(notify, notify_key)
+        notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
         name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds)
         if not is_address(url):
             raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
@@ -431,8 +464,9 @@ class Runs(RunsClient):
             runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
             retry, workers = retry or RetryPolicy(), queue.workers
             pool = WorkerPool(runner=runner, workers=workers, queue=queue, poll_seconds=poll_seconds, retry=retry)
-            runs = cls(pool)
+            runs = cls(pool, notifier)
             try:
+                await notifier.open(store, where=redacted(url), clock=runner.clock, poll_seconds=poll_seconds)
                 yield runs
             finally:
                 await runs.close()
@@ -570,6 +604,8 @@ class Runs(RunsClient):
     async def close(self) -> None:
         """Interrupt the runs that this worker drives, and close the store."""
         await self._pool.close()
+        if self._notifier is not None:
+            await self._notifier.close()
         await self._store.close()
 
 

@@ -5,7 +5,7 @@
 import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, cast
@@ -23,7 +23,7 @@ from planner_ext.durable.errors import (
 from planner_ext.durable.inputs import NewBudget, read_inputs, read_new_budget
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
-__all__ = ["LEASE_SECONDS", "JournalStore", "open_database", "opened_store"]
+__all__ = ["LEASE_SECONDS", "JournalStore", "notice_step", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,14 @@ _REST = """
 """
 """Makes a run wait again whose driving ended where it had begun: paused, after a fault or a revival set it running."""
 _PAUSED = '%"type":"Paused"%'
+_ADD_NOTICE = """
+    INSERT INTO planner_notices (id, run_id, event, body, created_at, next_at)
+    SELECT :id, run_id, :event, :body, :at, :at FROM planner_runs
+    WHERE run_id = :run_id AND status = :status AND updated_at = :at
+          AND EXISTS (SELECT 1 FROM planner_subscriptions WHERE event = :event AND until > :at)
+"""
+_EVENT_OF: Mapping[str, str] = {"paused": "paused", "failed": "failed", "quarantined": "failed"}
+"""The event of a status; that of any other one at which nothing more runs is ``ended``."""
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
 
 
@@ -258,14 +266,18 @@ class JournalStore:
         rows = await self._rows(statement, run_id=run_id, progress=progress)
         return (int(rows[0][0] or 0), int(rows[0][1] or 0)) if rows else (0, 0)
 
-    async def park(self, run_id: str, *, seen: str | None, problem: str, **values: Value) -> bool:
+    async def park(
+        self, run_id: str, *, seen: str | None, status: str, problem: str, at: float, **values: Value
+    ) -> bool:
         """Release an unfinished run until its retry, or until it is resumed, if its owner is still ``seen``.
 
         Args:
             run_id: The run.
             seen: Its owner.
+            status: Its status from now on.
             problem: Why.
-            values: ``status``, ``wake_at``, ``retries``, ``deaths``, ``progress``, and the time ``at``.
+            at: Now.
+            values: ``wake_at``, ``retries``, ``deaths`` and ``progress``.
 
         Returns:
             Whether it was released.
@@ -277,8 +289,11 @@ class JournalStore:
             WHERE run_id = :run_id AND COALESCE(owner, '') = :seen AND status IN ('queued', 'running', 'paused')
             RETURNING run_id
         """
-        values = {**values, "run_id": run_id, "seen": seen or "", "problem": json.dumps(problem)}
-        return bool(await self._rows(statement, **values))
+        values = {**values, "run_id": run_id, "seen": seen or "", "status": status, "at": at}
+        values["problem"] = json.dumps(problem)
+        told = [] if status == "running" else [notice_step(run_id, status, at=at, problem=problem)]
+        rows = await self.database.transact((statement, values), *told)
+        return bool(rows[0])
 
     async def revive(self, run_id: str, *, at: float) -> None:
         """Make a failed or quarantined run a running one, with nothing counted against it."""
@@ -433,6 +448,20 @@ class JournalStore:
 
     async def _number(self, statement: str, **values: Value) -> int:
         return int((await self._rows(statement, **values))[0][0] or 0)
+
+
+def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> Step:
+    """Return the statement that tells of a run's new status, if anyone has asked; it stands after the run's own update.
+
+    Args:
+        run_id: The run.
+        status: Its new status, at which nothing more runs by itself.
+        at: The time of the update, as in the run's ``updated_at``.
+        problem: Why, if that is to be said.
+    """
+    body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
+    values: dict[str, Value] = {"id": uuid.uuid4().hex, "run_id": run_id, "status": status, "body": body, "at": at}
+    return _ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
 
 
 def _where(status: object) -> str:

@@ -33,7 +33,7 @@ from planner_ext.durable.records import (
     fold_journal,
     read_approval,
 )
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable.store import JournalStore, notice_step
 from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, stopping_facts
 from planner_ext.engine.ports import Clock
@@ -297,7 +297,10 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
     spent = state.ledger
     values |= {"iterations": spent.iterations, "tool_calls": spent.tool_calls}
     forgotten = [(_DROP_BUDGETS, {"run_id": state.run_id})] if isinstance(last, Ended) else []
-    return [(_MOVE_RUN, {**values, "tokens": spent.usage.total_tokens, "cost": spent.usage.cost}), *forgotten]
+    moved = (_MOVE_RUN, {**values, "tokens": spent.usage.total_tokens, "cost": spent.usage.cost})
+    problem = last.reason if isinstance(last, Ended) else ""
+    told = [] if status == "running" else [notice_step(state.run_id, status, at=state.at, problem=problem)]
+    return [moved, *forgotten, *told]
 
 
 def _compact(value: object) -> str:

@@ -1,0 +1,404 @@
+"""Notices of runs that paused, ended or failed: an outbox in the store, and the delivery to callbacks and a webhook.
+
+A notice's row is written in the transaction that changes the run's status, so that it is delivered at least once,
+whatever process ends before that. Rows are written only for events that a worker of the store has subscribed to; a
+subscription lasts a day longer than the last worker that asked for it. Any worker that delivers an event takes what is
+due of it, in a task beside the runs.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from planner_ext.core.errors import PlannerExtError, shown
+from planner_ext.durable.database import Value
+from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError, kernel_error
+from planner_ext.durable.records import PendingApproval, RunRecord, read_approval
+from planner_ext.durable.store import JournalStore
+from planner_ext.engine.concurrency import called
+from planner_ext.engine.ports import Clock
+
+if TYPE_CHECKING:
+    from httpx import AsyncClient
+
+__all__ = ["Listener", "NoticeRecord", "Notifier", "RunNotice", "Webhook", "notices_of"]
+
+logger = logging.getLogger(__name__)
+
+_DAY = 86_400.0
+_FIRST_DELAY = 1.0
+_LONGEST_DELAY = 900.0
+"""Seconds before the second attempt, and the most before a later one; each is twice the one before."""
+_ATTEMPT_SECONDS = 30.0
+"""How long one attempt may take."""
+_LEASE = 60.0
+"""Seconds in which a worker that has claimed a notice delivers it, before another one may."""
+_LAST_SECONDS = 5.0
+"""How long a worker that leaves delivers what is due."""
+_AT_ONCE = 20
+_MOST_PENDING = 1000
+
+_SUBSCRIBE = """
+    INSERT INTO planner_subscriptions (event, until) VALUES (:event, :until)
+    ON CONFLICT (event) DO UPDATE SET until = excluded.until
+"""
+_DUE = """
+    SELECT id, run_id, event, body, created_at, attempts, next_at FROM planner_notices
+    WHERE next_at <= :now AND event IN (:paused, :ended, :failed) ORDER BY next_at, id LIMIT :limit
+"""
+_CLAIM = """
+    UPDATE planner_notices SET next_at = :until, attempts = attempts + 1
+    WHERE id = :id AND next_at = :seen RETURNING id
+"""
+_SETTLE = """
+    UPDATE planner_notices SET next_at = :next_at, delivered_at = :delivered_at, problem = :problem WHERE id = :id
+"""
+_OF_RUN = """
+    SELECT id, run_id, event, body, created_at, attempts, next_at, delivered_at, problem FROM planner_notices
+    WHERE run_id = :run_id ORDER BY created_at, id
+"""
+
+NoticeEvent: TypeAlias = Literal["paused", "ended", "failed"]
+
+_EVENTS: tuple[NoticeEvent, ...] = ("paused", "ended", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNotice:
+    """What happened to a run, for who is not looking at it.
+
+    Attributes:
+        id: The notice's own name: a notice that arrives twice has the same one.
+        run_id: The run.
+        event: ``paused``: it waits for decisions; ``ended``; ``failed``: its faults ran out of retries, or it is in
+            quarantine.
+        status: The run's status at that moment, as in `RunRecord`.
+        goal: The goal of the run.
+        problem: Why it failed, or why it ended without an answer; "" for no particular reason.
+        pending: The calls and questions of a paused run that wait while this is delivered; none if all were decided
+            meanwhile.
+        where: The store's path or address, without passwords: `Approvals.connect` and ``planner-ext approvals`` decide
+            there, by the ids in ``pending``.
+        at: When it happened.
+    """
+
+    id: str
+    run_id: str
+    event: NoticeEvent
+    status: str
+    goal: str
+    problem: str
+    pending: tuple[PendingApproval, ...]
+    where: str
+    at: datetime
+
+    def as_dict(self) -> dict[str, Any]:
+        """Convert the notice to JSON values; times are in ISO format."""
+        return json.loads(json.dumps(asdict(self), default=datetime.isoformat))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeRecord:
+    """A notice, as the store keeps it.
+
+    Attributes:
+        id: The notice's own name.
+        run_id: The run.
+        event: ``paused``, ``ended`` or ``failed``.
+        status: The run's status at that moment.
+        at: When it happened.
+        attempts: How often a worker has begun to deliver it.
+        next_at: When it is delivered next; None once it was delivered or given up.
+        delivered_at: When it was delivered, or None.
+        problem: Why the last attempt failed; "" if it did not.
+    """
+
+    id: str
+    run_id: str
+    event: str
+    status: str
+    at: datetime
+    attempts: int
+    next_at: datetime | None
+    delivered_at: datetime | None
+    problem: str
+
+
+Listener: TypeAlias = Callable[[RunNotice], Awaitable[object] | object]
+"""Hears of a run; an exception is logged, and it is called again later."""
+
+
+async def notices_of(store: JournalStore, run_id: str) -> tuple[NoticeRecord, ...]:
+    """List the notices of a run, the oldest first."""
+    (rows,) = await store.database.transact((_OF_RUN, {"run_id": run_id}))
+    found: list[NoticeRecord] = []
+    for key, run, event, body, created_at, attempts, next_at, delivered_at, problem in rows:
+        found.append(
+            NoticeRecord(
+                id=str(key),
+                run_id=str(run),
+                event=str(event),
+                status=_body(body)[0],
+                at=_moment(created_at) or datetime.fromtimestamp(0, UTC),
+                attempts=int(attempts or 0),
+                next_at=_moment(next_at),
+                delivered_at=_moment(delivered_at),
+                problem="" if problem is None else str(json.loads(str(problem))),
+            )
+        )
+    return tuple(found)
+
+
+class Notifier:
+    """Delivers the notices of one store, as one of its workers.
+
+    Args:
+        listeners: Who hears of each event; without any, nothing is subscribed to and nothing delivered.
+        webhook: Hears of all events, or None.
+
+    Raises:
+        PlannerInvalidConfigurationError: If a listener cannot be called.
+    """
+
+    def __init__(self, listeners: Mapping[NoticeEvent, Listener | None], webhook: "Webhook | None" = None) -> None:
+        self._webhook = webhook
+        self._turn = asyncio.Lock()
+        self._targets: dict[str, list[Listener]] = {}
+        for event in _EVENTS:
+            listener = listeners.get(event)
+            if listener is not None and not callable(listener):
+                problem = f"on_{event} must be a function of one notice; got {shown(listener)}."
+                raise kernel_error("PlannerInvalidConfigurationError", problem)
+            heard = [*([listener] if listener is not None else []), *([webhook] if webhook is not None else [])]
+            if heard:
+                self._targets[event] = heard
+        self._subscribed_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._store: JournalStore
+        self._where: str
+        self._clock: Clock
+
+    async def open(self, store: JournalStore, *, where: str, clock: Clock, poll_seconds: float) -> None:
+        """Subscribe to the events that have listeners, and begin to deliver.
+
+        Args:
+            store: The store.
+            where: Its path or address, without passwords.
+            clock: Tells the time and sleeps.
+            poll_seconds: How often to look for what is due.
+        """
+        self._store, self._where, self._clock = store, where, clock
+        if self._webhook is not None:
+            self._webhook.open()
+        if self._targets:
+            await self._subscribe()
+            self._task = asyncio.create_task(self._work(poll_seconds))
+
+    async def close(self) -> None:
+        """Deliver what is due, for a few seconds at most, and end."""
+        try:
+            if self._task is not None:
+                with suppress(TimeoutError, StoreError):
+                    async with asyncio.timeout(_LAST_SECONDS), self._turn:
+                        while await self.deliver():
+                            pass
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+            if self._webhook is not None:
+                await self._webhook.close()
+
+    async def deliver(self) -> int:
+        """Deliver what is due; return how many notices this worker has tried."""
+        now, events = self._clock.now(), {event: event if event in self._targets else "" for event in _EVENTS}
+        (rows,) = await self._store.database.transact((_DUE, {"now": now, "limit": _AT_ONCE, **events}))
+        return sum(await asyncio.gather(*(self._take(row, now) for row in rows)))
+
+    async def _work(self, poll_seconds: float) -> None:
+        while True:
+            try:
+                if self._clock.now() - self._subscribed_at > _DAY / 24:
+                    await self._subscribe()
+                async with self._turn:
+                    while await self.deliver():
+                        pass
+            except PlannerExtError as error:
+                logger.warning("Notices wait, the store cannot be used: %s", error)
+            except Exception:
+                logger.exception("Notices cannot be delivered; the worker tries again.")
+            await self._clock.sleep(poll_seconds)
+
+    async def _subscribe(self) -> None:
+        now = self._clock.now()
+        await self._store.database.transact(
+            *((_SUBSCRIBE, {"event": event, "until": now + _DAY}) for event in self._targets)
+        )
+        self._subscribed_at = now
+
+    async def _take(self, row: Sequence[Value], now: float) -> bool:
+        """Deliver one notice, if no other worker has claimed it."""
+        key, run_id, event, body, created_at, _, seen = row
+        claim: dict[str, Value] = {"id": key, "seen": seen, "until": now + _LEASE}
+        if not (await self._store.database.transact((_CLAIM, claim)))[0]:
+            return False
+        status, problem = _body(body)
+        try:
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
+                record = await self._store.record(str(run_id))
+                notice = RunNotice(
+                    id=str(key),
+                    run_id=str(run_id),
+                    event=cast("NoticeEvent", event),
+                    status=status,
+                    goal=record.goal,
+                    problem=problem,
+                    pending=await self._pending(record) if event == "paused" else (),
+                    where=self._where,
+                    at=_moment(created_at) or datetime.fromtimestamp(now, UTC),
+                )
+                for listener in self._targets[str(event)]:
+                    await called(listener, notice)
+        except UnknownRunError:  # deleted meanwhile, and the row with it
+            return True
+        except Exception as error:
+            said = f"no answer within {_ATTEMPT_SECONDS:g} seconds" if isinstance(error, TimeoutError) else str(error)
+            await self._failed(row, f"{type(error).__name__}: {said}")
+            return True
+        await self._settle(key, delivered_at=self._clock.now())
+        return True
+
+    async def _failed(self, row: Sequence[Value], problem: str) -> None:
+        """Note when to try again; a day after the event, never."""
+        key, run_id, event, _, created_at, attempts, _ = row
+        now, before = self._clock.now(), int(attempts or 0)
+        next_at = now + min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(before, 64))
+        over = next_at > float(created_at or 0) + _DAY
+        await self._settle(key, next_at=None if over else next_at, problem=json.dumps(problem))
+        outlook = "it is given up" if over else f"it is tried again in {next_at - now:g} seconds"
+        level = logging.ERROR if over else logging.WARNING
+        logger.log(level, "The notice that run %s %s was not delivered, %s: %s", run_id, event, outlook, shown(problem))
+
+    async def _settle(
+        self,
+        key: Value,
+        *,
+        next_at: float | None = None,
+        delivered_at: float | None = None,
+        problem: str | None = None,
+    ) -> None:
+        values: dict[str, Value] = {"next_at": next_at, "delivered_at": delivered_at, "problem": problem}
+        await self._store.database.transact((_SETTLE, {"id": key, **values}))
+
+    async def _pending(self, record: RunRecord) -> tuple[PendingApproval, ...]:
+        now, found = self._clock.now(), list[PendingApproval]()
+        for row in await self._store.open_approvals(now, run_id=record.run_id, limit=_MOST_PENDING):
+            with suppress(ApprovalRefusedError):  # a row that was altered
+                found.append(read_approval(row))
+        return tuple(found)
+
+
+class _NotTakenError(PlannerExtError):
+    """A webhook did not take a notice."""
+
+
+class Webhook:
+    """Posts notices to a URL, as JSON, signed as Standard Webhooks (standardwebhooks.com) has it.
+
+    Headers: ``webhook-id``, the notice's id; ``webhook-timestamp``, seconds since the epoch; and with a key
+    ``webhook-signature``: ``v1,`` and the base64 of the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. An answer 2xx takes
+    the notice; a redirection is not followed. Neither the URL's path nor the key is logged, since both may be secret.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        """Check the options.
+
+        Args:
+            url: ``https://...``, or ``http://...`` within a trusted network.
+            key: Signs; ``whsec_`` and base64, or any other text as it is. None does not sign.
+
+        Raises:
+            PlannerInvalidConfigurationError: If one of them cannot be used.
+        """
+        import httpx  # noqa: PLC0415  (only for a webhook)
+
+        try:
+            parsed = httpx.URL(url)
+        except (httpx.InvalidURL, TypeError):
+            parsed = None
+        if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
+            problem = "notify must be a URL that begins with https:// or http:// and names a host."
+            raise kernel_error("PlannerInvalidConfigurationError", problem)
+        self._key = None if key is None else _key_bytes(key)
+        self._url, self._host = parsed, parsed.host
+        self._client: AsyncClient | None = None
+
+    def open(self) -> None:
+        """Open a client; connections are made when the first notice is sent."""
+        import httpx  # noqa: PLC0415  (see above)
+
+        logging.getLogger("httpx").addFilter(self._is_other)
+        self._client = httpx.AsyncClient(timeout=_ATTEMPT_SECONDS, follow_redirects=False)
+
+    async def __call__(self, notice: RunNotice) -> None:
+        """Post a notice once.
+
+        Raises:
+            _NotTakenError: If it was not taken; the message names the host, and nothing that may be secret.
+        """
+        assert self._client is not None, "it was opened"
+        body, at = json.dumps(notice.as_dict(), separators=(",", ":")), str(int(time.time()))
+        headers = {"content-type": "application/json", "webhook-id": notice.id, "webhook-timestamp": at}
+        if self._key is not None:
+            signed = hmac.new(self._key, f"{notice.id}.{at}.{body}".encode(), hashlib.sha256).digest()
+            headers["webhook-signature"] = f"v1,{base64.b64encode(signed).decode()}"
+        try:
+            async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
+                status = response.status_code
+        except Exception as error:
+            raise _NotTakenError(f"{self._host} was not reached: {type(error).__name__}") from None
+        if not 200 <= status < 300:
+            raise _NotTakenError(f"{self._host} answered with status {status}")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        logging.getLogger("httpx").removeFilter(self._is_other)
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _is_other(self, record: logging.LogRecord) -> bool:
+        """Whether a log record of httpx is not of this webhook: it has the whole URL."""
+        return str(self._url) not in record.getMessage()
+
+
+def _key_bytes(key: object) -> bytes:
+    if not isinstance(key, str) or not key:
+        raise kernel_error("PlannerInvalidConfigurationError", "notify_key must be a text that is not empty, or None.")
+    if not key.startswith("whsec_"):
+        return key.encode()
+    try:
+        return base64.b64decode(key.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        problem = "notify_key begins with whsec_, so the rest of it must be base64."
+        raise kernel_error("PlannerInvalidConfigurationError", problem) from None
+
+
+def _body(text: Value) -> tuple[str, str]:
+    try:
+        body = json.loads(str(text))
+        return str(body["status"]), str(body["problem"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "", ""
+
+
+def _moment(at: Value) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(float(at), UTC)

@@ -1,0 +1,48 @@
+"""A worker that posts notices: the URL on the command line or in the environment, the key in the environment alone."""
+
+import base64
+import hashlib
+import hmac
+
+import pytest
+
+from support.command_line import Command
+from support.durable_shop import APP, CALL, RUN, STORE, till
+from support.webhook import WebhookServer
+
+__all__ = ["till"]
+
+pytestmark = pytest.mark.usefixtures("till")
+
+
+@pytest.mark.parametrize("place", ["option", "environment"])
+def test_a_worker_posts_signed_notices(place: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --once, too: what it has driven to its end is told of before it leaves."""
+    monkeypatch.setenv("PLANNER_EXT_NOTIFY_KEY", "k3y")
+    assert command(*RUN).code == 4
+    assert command("approvals", "approve", CALL, *STORE).code == 0
+    with WebhookServer() as server:
+        option = ("--notify", server.url) if place == "option" else ()
+        if place == "environment":
+            monkeypatch.setenv("PLANNER_EXT_NOTIFY", server.url)
+        worked = command("worker", *STORE, *APP, "--once", *option)
+        (received,) = server.wait_for(1)
+    assert worked.code == 0
+    assert "s3cret-path" not in worked.err
+    assert (received.body["run_id"], received.body["event"], received.body["status"]) == (
+        "order-7",
+        "ended",
+        "answered",
+    )
+    assert received.body["where"].endswith("runs.db")
+    signed = f"{received.headers['webhook-id']}.{received.headers['webhook-timestamp']}.{received.text}".encode()
+    mac = base64.b64encode(hmac.new(b"k3y", signed, hashlib.sha256).digest()).decode()
+    assert received.headers["webhook-signature"] == f"v1,{mac}"
+
+
+def test_a_url_that_cannot_be_used_is_refused(command: Command) -> None:
+    """By the option's name, and without the URL: it may be a secret."""
+    refused = command("worker", *STORE, *APP, "--once", "--notify", "hooks.example/s3cret")
+    assert refused.code == 2
+    assert "notify must be a URL that begins with https:// or http://" in " ".join(refused.err.split())
+    assert "s3cret" not in refused.err
