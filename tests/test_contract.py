@@ -61,8 +61,8 @@ MODULES = {
     "planner_ext.events": """
         AnswerChecked BudgetChanged CallDecided CallFinished CallStarted CallsWithheld Clarified Ended Fact
         IterationCompleted
-        MessageAdded ModelReplied Paused Planned PlannerEvent ResultReady Resumed RunInfo RunStarted StopRequested
-        TextDelta
+        MessageAdded ModelAsked ModelReplied Paused Planned PlannerEvent RequestFailed ResultReady Resumed RunInfo
+        RunStarted StopRequested TextDelta
         """,
     "planner_ext.iteration": """
         FunctionInvocationIterationContext IterationCallback StopHandle ToolExecution Usage after_seconds all_of at_cost

@@ -110,9 +110,9 @@ class Progress:
             case _:
                 pass
         match fact:
-            case facts.Planned() if not self._charge_plan:
+            case facts.Planned() | facts.RequestFailed(iteration=-1) if not self._charge_plan:
                 pass
-            case facts.Planned() | facts.ModelReplied() | facts.Clarified():
+            case facts.Planned() | facts.ModelReplied() | facts.Clarified() | facts.RequestFailed():
                 self._charged += fact.iterations
             case facts.CallFinished(spent=Consumption(iterations=charged)):
                 self._charged += charged

@@ -39,8 +39,10 @@ The state
                   IterationCompleted           run ends ``stopped``
     ending        CallFinished (a filter       no further call of the batch starts; becomes       end of the batch
                   terminates)                  ``stopping`` when the batch is complete
-    limit         CallsWithheld for a limit    the next request offers no functions (``answer``)  Resumed with limits
-                                               or the run ends ``limit_reached``
+    limit         CallsWithheld for a limit    the next request offers no functions (``answer``)  Resumed with limits,
+                                               or the run ends ``limit_reached``                  BudgetChanged
+    intent        ModelAsked, RequestFailed    after a request that failed the next one is        any fact but those
+                                               recorded before it is sent                         that may wait
     reask         a batch with a denied call   the next request offers no functions; no limit     ModelReplied
     step_rounds   IterationCompleted           at ``rounds_per_step`` the next request offers no  MessageAdded (step)
                                                functions and its reply closes the step

@@ -173,11 +173,10 @@ class Account:
                 self._within.runs.append(self)
             return limit
 
-    def close(self, *, sent: bool = True) -> None:
-        """Release what is held; and the round trip of the last request, if that was not ``sent``."""
+    def close(self) -> None:
+        """Release what is held; the ledger has by now what was under way."""
         with self.lock:
-            self.held = 0
-            self._under_way = self._under_way if sent else 0
+            self.held = self._under_way = 0
 
     def decide(self, state: State) -> Action | None:
         """Decide what to do next, and take what that needs from the call around."""

@@ -28,9 +28,11 @@ __all__ = [
     "Guards",
     "IterationCompleted",
     "MessageAdded",
+    "ModelAsked",
     "ModelReplied",
     "Paused",
     "Planned",
+    "RequestFailed",
     "Resumed",
     "Rules",
     "RunStarted",
@@ -170,6 +172,38 @@ class MessageAdded(EventLine):
     purpose: Literal["step", "insist", "structure"]
     at: float
     type: Literal["MessageAdded"] = "MessageAdded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAsked(EventLine):
+    """A request is about to be sent; recorded where the fact before it does not imply the request.
+
+    See `planner_ext.core.machine.may_have_asked`. ``iteration`` is -1 for the plan request.
+    """
+
+    iteration: int
+    at: float
+    type: Literal["ModelAsked"] = "ModelAsked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed(EventLine):
+    """A request has no reply: it failed, was interrupted, or its process ended.
+
+    Attributes:
+        iteration: As in `ModelAsked`.
+        reason: Why, for the record.
+        iterations: Round trips charged to the ledger: 1, or 0 if the request did not reach the server.
+        usage: Tokens, estimated, and their cost; charged to the ledger.
+    """
+
+    iteration: int
+    reason: str
+    iterations: int
+    usage: Usage = Usage()
+    at: float
+    seconds: float
+    type: Literal["RequestFailed"] = "RequestFailed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,7 +468,8 @@ class Ended(EventLine):
         limit: The limit that ended it, or None.
         reason: Why, in words.
         returned: Whether the open batch is returned to the caller, unanswered.
-        iterations: Round trips charged with the end: of the request that a time limit interrupted, else 0.
+        iterations: Round trips charged with the end: in journals of schema 1, of the request that a time limit
+            interrupted; else 0.
     """
 
     status: Status
@@ -452,6 +487,8 @@ Fact: TypeAlias = (
     RunStarted
     | Planned
     | MessageAdded
+    | ModelAsked
+    | RequestFailed
     | ModelReplied
     | CallDecided
     | CallsWithheld

@@ -28,6 +28,9 @@ __all__ = ["CUT_SHORT", "apply", "fold", "sticky_keys"]
 CUT_SHORT = frozenset({"length", "content_filter"})
 """Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
 
+_KEEPS_INTENT = frozenset({"CallDecided", "IterationCompleted"})
+"""Facts that a store may write together with the next one: they imply no request that is sent before that."""
+
 _Changes: TypeAlias = dict[str, Any]
 
 
@@ -54,6 +57,8 @@ def apply(state: State, fact: facts.Fact) -> State:
         raise IllegalTransitionError(f"{fact.type} cannot happen while a run is {state.phase}.")
     changes = _APPLY[fact.type](state, fact)
     changes["at"] = fact.at
+    if state.intent != "implied" and fact.type not in _KEEPS_INTENT:
+        changes.setdefault("intent", "implied")
     after = updated(state, changes)
     if after.phase not in allowed:
         raise IllegalTransitionError(f"{fact.type} cannot lead from {state.phase} to {after.phase}.")
@@ -86,6 +91,15 @@ def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
         "structuring": state.structuring + (fact.purpose == "structure"),
         "step_rounds": 0 if fact.purpose == "step" else state.step_rounds,
     }
+
+
+def _model_asked(_: State, __: facts.ModelAsked) -> _Changes:
+    return {"intent": "recorded"}
+
+
+def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
+    iterations = 0 if fact.iteration < 0 and not state.rules.charge_plan else fact.iterations
+    return {"intent": "failed", "ledger": _charged(state, fact.seconds, iterations, fact.usage)}
 
 
 def _model_replied(state: State, fact: facts.ModelReplied) -> _Changes:
@@ -352,6 +366,8 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
     "RunStarted": _run_started,
     "Planned": _planned,
     "MessageAdded": _message_added,
+    "ModelAsked": _model_asked,
+    "RequestFailed": _request_failed,
     "ModelReplied": _model_replied,
     "CallDecided": _call_decided,
     "CallsWithheld": _calls_withheld,

@@ -47,7 +47,8 @@ class Budget:
 
     Attributes:
         max_iterations: Round trips, every request of the run included: the plan, the steps and the answer. Charged from
-            ``iterations`` in each reply's metadata, at least 1 per request. Checked before each request. Under
+            ``iterations`` in each reply's metadata, at least 1 per request. A request that fails, is cancelled or loses
+            its process counts as 1, unless it did not reach the server. Checked before each request. Under
             ``on_limit="answer"`` the last one is reserved: it offers no functions, so that N trips give an answer.
         max_tool_calls: Functions started, failures included; denied, unknown and malformed calls are free. Checked
             before a batch starts, on the calls that are about to start; a batch of 3 is 3. A function that a filter

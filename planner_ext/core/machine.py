@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from planner_ext.core.facts import CallDecided, ModelReplied
-from planner_ext.core.fold import CUT_SHORT
+from planner_ext.core.facts import CallDecided, IterationCompleted, ModelReplied
+from planner_ext.core.fold import CUT_SHORT, apply
 from planner_ext.core.limits import BudgetShare, RemainingLimit, divided, remaining_limits, spent_limit
 from planner_ext.core.state import Batch, Call, Phase, State, asks
 from planner_ext.core.values import Status
@@ -32,6 +32,7 @@ __all__ = [
     "WithholdCalls",
     "iterations_left",
     "limit_of_restart",
+    "may_have_asked",
     "next_action",
 ]
 
@@ -194,6 +195,21 @@ def next_action(state: State) -> Action | None:
     decide = _DECIDE.get(state.phase)
     action = None if decide is None else decide(state)
     return _checked_form(state, action) if state.rules.structured and isinstance(action, Finish) else action
+
+
+def may_have_asked(state: State) -> bool:
+    """Return whether a request may be under way after a journal that ends here, read in another life of the run.
+
+    The request after a fact that a store has written is sent without a further write, so the fact itself is its
+    intent. Only completing an iteration, which may be written later, can come in between: a batch is completed by a
+    fact that is written. A request that follows a failed one, or that is made for a clarifier, is recorded by itself.
+    """
+    if state.intent != "implied":
+        return state.intent == "recorded"
+    if state.phase is Phase.COMPLETING:
+        done = IterationCompleted(iteration=state.iteration - 1, called=state.called, at=state.at, seconds=0.0)
+        state = apply(state, done)
+    return isinstance(next_action(state), AskModel | AskPlan)
 
 
 def iterations_left(state: State) -> float:

@@ -11,6 +11,7 @@ if a clarifier can be shown it, or if it reads as one and a plain reply cannot b
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
 from planner_ext.core.limits import BudgetShare, Ledger
@@ -99,6 +100,8 @@ class State:
         ending: Why it stops when the open batch is complete, or None.
         reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
+        intent: What the journal says of the next request: ``implied`` by the fact before it; ``recorded`` by a
+            `ModelAsked`; or ``failed``, so that the next one has to be recorded before it is sent.
         at: The time of the newest fact.
         ended: The fact that ended the run, or None.
     """
@@ -126,6 +129,7 @@ class State:
     ending: str | None = None
     reask: bool = False
     sticky: frozenset[str] = frozenset()
+    intent: Literal["implied", "recorded", "failed"] = "implied"
     at: float = 0.0
     ended: Ended | None = None
 
@@ -136,6 +140,8 @@ _RUNNING = tuple(phase for phase in Phase if phase not in (_P.NEW, _P.PAUSED, _P
 
 TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     **{(phase, fact): (phase,) for phase in _RUNNING for fact in ("StopRequested", "BudgetChanged")},
+    **{(phase, "ModelAsked"): (phase,) for phase in (_P.PLANNING, _P.ASKING, _P.ANSWERING, _P.CALLING)},
+    **{(phase, "RequestFailed"): (phase,) for phase in _RUNNING if phase is not _P.REVIEWING},
     (_P.NEW, "RunStarted"): (_P.PLANNING, _P.ASKING),
     (_P.PLANNING, "Planned"): (_P.ASKING,),
     (_P.PLANNING, "ModelReplied"): (_P.REVIEWING, _P.ANSWERING),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 
 from planner_ext.approval.decisions import WaitingCall, question_id, waiting_calls
 from planner_ext.core.facts import (
@@ -35,7 +36,7 @@ from planner_ext.durable.records import (
 )
 from planner_ext.durable.store import JournalStore, notice_step
 from planner_ext.engine.engine import BudgetHandle
-from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, stopping_facts
+from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, lost_request, stopping_facts
 from planner_ext.engine.ports import Clock
 
 __all__ = ["ADD_FACT", "Claim", "JournalWriter", "cancel_run"]
@@ -129,7 +130,9 @@ class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
     A fact that can be computed again is written together with the next one: that a call may run without a person's
-    decision, and that a batch has settled. That saves two of five waits for the disk in an iteration.
+    decision, and that a batch has settled. That saves two of five waits for the disk in an iteration. The decision with
+    which a batch settles although no call of it ran is written at once: it is the intent of the next request, see
+    `planner_ext.core.machine.may_have_asked`.
 
     Attributes:
         run_id: The run.
@@ -191,7 +194,7 @@ class JournalWriter:
             row: dict[str, Value] = {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value)}
             own = self._claim and (_ADD_OWN_FACT, {**row, "owner": self._claim.owner})
             steps.append(own or (ADD_FACT, row))
-        if closed or not all(_can_be_computed_again(fact) for fact in facts):
+        if closed or state.phase is Phase.COMPLETING or not all(_can_be_computed_again(fact) for fact in facts):
             steps += self._close_steps(closed, facts)
             steps += [_open_step(state, id_, call) for id_, call in opened.items()]
             if any(isinstance(fact, BudgetChanged) for fact in facts):
@@ -249,11 +252,13 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
                     return False
                 case Phase.NEW:
                     begun = RunStarted(run_id=run_id, rules=Rules(), messages=(), goal=stored.record.goal, at=at)
-                    await writer.append(run_id, 0, (begun,))
+                    facts: tuple[Fact, ...] = (begun,)
                 case _:
-                    facts = stopping_facts(writer.state, reason=cancellation_reason(by, reason), at=at)
-                    await writer.append(run_id, len(stored.facts), facts)
-                    return True
+                    facts = lost_request(writer.state, at=at)
+            state = reduce(apply, facts, writer.state)
+            ended = stopping_facts(state, reason=cancellation_reason(by, reason), at=at)
+            await writer.append(run_id, len(stored.facts), (*facts, *ended))
+            return True
 
 
 def _open_step(state: State, id_: str, call: WaitingCall) -> Step:

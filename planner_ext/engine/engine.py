@@ -15,10 +15,10 @@ from planner_ext.core import facts, machine
 from planner_ext.core.accounts import Account
 from planner_ext.core.errors import InvalidJournalError
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Reply, TranscriptItem
+from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopHandle
 from planner_ext.engine.concurrency import OutOfTime, end_tasks
-from planner_ext.engine.journal import Recorder, plain_fact
+from planner_ext.engine.journal import Recorder, lost_request, plain_fact
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
 
 __all__ = ["BudgetHandle", "CallFailedError", "Engine", "StopHandle", "watch"]
@@ -47,18 +47,27 @@ class Engine:
         self._stop = stop or StopHandle()
         self._calls = Calls(self._journal, ports, self._stop, self.account)
         self._asked_at: float | None = None
-        self._interrupted = 0
+        self._under_way: tuple[int, Sequence[TranscriptItem], machine.AskModel] | None = None
 
     @property
     def state(self) -> State:
         """The journal's fold."""
         return self._journal.state
 
+    async def begin(self, new: Sequence[facts.Fact]) -> None:
+        """Record the first new facts; before them, a request that an earlier life may have made and did not record."""
+        for fact in lost_request(self.state, at=self._journal.now()):
+            transcript, choice = self.state.transcript, self.state.rules.tool_choice
+            request = machine.AskModel(iteration=fact.iteration, offer=True, tool_choice=choice, withheld=None)
+            await self.record(replace(fact, usage=self._estimated(transcript, request)))
+        for fact in new:
+            await self.record(fact)
+
     async def run(self) -> State:
         """Drive the run until it pauses or ends, and return its last state.
 
-        If anything is raised, cancellation included, every call of the open batch is answered first; in a store the
-        batch stays open instead, to be continued.
+        If anything is raised, cancellation included, the request that was under way is recorded as failed, and every
+        call of the open batch is answered first; in a store the batch stays open instead, to be continued.
 
         Raises:
             CallFailedError: If a function failed and ``raise_errors`` is set.
@@ -69,6 +78,8 @@ class Engine:
             while (action := await self._next()) is not None:
                 await self._perform(action)
         except BaseException as error:
+            if machine.may_have_asked(self.state):
+                await self._record_failed(error)
             if self.state.batch is not None and self._running and self._ports.store is None:
                 cancelled = isinstance(error, asyncio.CancelledError)
                 reason = "The run was cancelled." if cancelled else "The run failed."
@@ -115,7 +126,7 @@ class Engine:
                 await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap()))
             case machine.Finish():
                 at, seconds = self._journal.now(), self._journal.lap()
-                await self.record(plain_fact(action, at=at, seconds=seconds, iterations=self._interrupted))
+                await self.record(plain_fact(action, at=at, seconds=seconds))
 
     def _prepared_fact(
         self, action: machine.AddMessage | machine.CheckAnswer
@@ -148,19 +159,55 @@ class Engine:
             )
 
     async def _requested(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Reply | OutOfTime:
-        """Make a request; one that a time limit interrupts was made, and is charged with the end."""
+        """Make a request; one that a time limit interrupts was made, and is charged."""
         emit, interrupted = self._emit, False
+        if self.state.intent != "implied":
+            await self.record(facts.ModelAsked(iteration=request.iteration, at=self._journal.now()))
 
         async def pass_on(event: Event) -> None:
             if emit is not None and not interrupted:
                 await emit(event)
 
+        self._under_way = (len(self.facts), transcript, request)
         asked = self._ports.chat.ask(transcript, request, None if emit is None else pass_on)
         reply = await self._journal.in_time(asked)
         if isinstance(reply, OutOfTime):
             interrupted = True
-            self._interrupted = 1
+            await self.record(self._failed("A time limit of the run has passed.", sent=True))
         return reply
+
+    async def _record_failed(self, error: BaseException) -> None:
+        """Record that the next request has no reply, or will not be made; a store that fails does not hide the error.
+
+        A stream whose consumer has left takes no more events.
+        """
+        cancelled = isinstance(error, asyncio.CancelledError)
+        reason = "The request was cancelled." if cancelled else f"{type(error).__name__}: {error}"
+        try:
+            fact = self._failed(reason, sent=self._ports.chat.was_sent(error))
+            await self._journal.record(fact, streamed=not cancelled)
+        except Exception as problem:
+            logger.info("Run %s: a failed request is not recorded: %s", self.state.run_id, problem)
+
+    def _failed(self, reason: str, *, sent: bool) -> facts.RequestFailed:
+        """Write a request without a reply; it is charged if it was under way, and may have been sent."""
+        iteration, iterations, usage = self.state.iteration, 0, Usage()
+        if self._under_way is not None and self._under_way[0] == len(self.facts):
+            _, transcript, request = self._under_way
+            iteration = request.iteration
+            if sent:
+                iterations, usage = 1, self._estimated(transcript, request)
+        at, seconds = self._journal.now(), self._journal.lap()
+        return facts.RequestFailed(
+            iteration=iteration, reason=reason, iterations=iterations, usage=usage, at=at, seconds=seconds
+        )
+
+    def _estimated(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Usage:
+        try:
+            return self._ports.chat.estimated(transcript, request)
+        except Exception:
+            logger.exception("The tokens of a failed request cannot be estimated; they are not charged.")
+            return Usage()
 
     async def _ask_model(self, action: machine.AskModel) -> None:
         reply = await self._requested(self._journal.state.transcript, action)
@@ -191,6 +238,10 @@ class Engine:
         """Put a question to the clarifier; the time of a person who answers is not the run's."""
         respondent, seconds = self._ports.respondent, self._journal.lap()
         given = Clarification(text=None)
+        if respondent is not None and respondent.is_model and action.iterations != 0:
+            await self.record(facts.ModelAsked(iteration=action.iteration, at=self._journal.now()))
+            request = machine.AskModel(iteration=action.iteration, offer=False, tool_choice=None, withheld=None)
+            self._under_way = (len(self.facts), self.state.transcript, request)
         try:
             if respondent is not None:
                 answer = respondent.answer(action, self.state)

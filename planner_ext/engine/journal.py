@@ -21,7 +21,16 @@ from planner_ext.core import facts
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption, is_count
-from planner_ext.core.machine import IN_DOUBT, CompleteIteration, Finish, Pause, WithholdCalls, next_action
+from planner_ext.core.machine import (
+    IN_DOUBT,
+    AskPlan,
+    CompleteIteration,
+    Finish,
+    Pause,
+    WithholdCalls,
+    may_have_asked,
+    next_action,
+)
 from planner_ext.core.state import State
 from planner_ext.core.values import EditedReply, Message, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
@@ -35,13 +44,15 @@ __all__ = [
     "dump_facts",
     "dump_message",
     "load_facts",
+    "lost_request",
     "messages_of",
     "plain_fact",
     "stopping_facts",
 ]
 
 SCHEMA = 2
-"""The schema number of facts as JSON; a newer one is refused. 1: the first. 2: `BudgetChanged`."""
+"""The schema number of facts as JSON; a newer one is refused. 1: the first. 2: `ModelAsked`,
+`RequestFailed`, `BudgetChanged`."""
 
 _CHECKPOINT = "checkpoint"
 """The key of a run in the metadata of the message that ended it; it is not written with the message."""
@@ -158,6 +169,20 @@ def cancellation_reason(by: str, reason: str) -> str:
     """Say who cancelled a run and why, as far as that is known: for the record and for the model."""
     who = f"Cancelled by {by}" if by else "Cancelled"
     return f"{who}: {reason}" if reason else f"{who}."
+
+
+def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
+    """List the request that may have been under way when the process of a run ended, as a fact; empty without one.
+
+    Args:
+        state: The run, as its journal was read.
+        at: Now, in seconds since the epoch.
+    """
+    if not may_have_asked(state):
+        return ()
+    iteration = -1 if isinstance(next_action(state), AskPlan) else state.iteration
+    reason = "The process that made the request has ended."
+    return (facts.RequestFailed(iteration=iteration, reason=reason, iterations=1, at=at, seconds=0.0),)
 
 
 def stopping_facts(
@@ -291,7 +316,7 @@ class Recorder:
         left = self.left_to_deadline if person else self.left
         return await in_time(work, left, step=self._step, patience=patience)
 
-    async def record(self, fact: facts.Fact) -> None:
+    async def record(self, fact: facts.Fact, *, streamed: bool = True) -> None:
         """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order."""
         if not self._watched:
             return self._apply(fact)  # nothing is awaited, so nothing can come in between
@@ -300,7 +325,7 @@ class Recorder:
                 await self._ports.store.append(self.state.run_id, len(self.facts), (fact,))
             self._apply(fact)
             await self._notify(fact)
-            if self._emit is not None:
+            if self._emit is not None and streamed:
                 await self._emit(fact)
         return None
 

@@ -75,6 +75,14 @@ class Chat(Protocol):
         """Send the transcript, with or without functions; stream the pieces to ``emit`` if it is given."""
         ...
 
+    def was_sent(self, error: BaseException) -> bool:
+        """Return whether the request that ended in an error may have reached the server."""
+        ...
+
+    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+        """Estimate what a request without a reply has used; nothing in a run whose tokens are not limited."""
+        ...
+
 
 class Functions(Protocol):
     """The functions that a run may call."""

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 from uuid import uuid4
 
@@ -18,12 +18,12 @@ from semantic_kernel.prompt_template import KernelPromptTemplate
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules
-from planner_ext.core.fold import fold
+from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, Price
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.concurrency import run_sync
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.journal import cancellation_reason, stopping_facts
+from planner_ext.engine.journal import cancellation_reason, lost_request, stopping_facts
 from planner_ext.engine.ports import RunStore
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.planner.run import (
@@ -315,7 +315,10 @@ class FunctionCallingStepwisePlanner:
             raise RunEndedError(
                 f"The run of this checkpoint has ended ({state.ended.status}); only one that waits can be cancelled."
             )
-        facts = stopping_facts(state, reason=cancellation_reason(by, reason), at=options.clock.now())
+        at = options.clock.now()
+        lost = lost_request(state, at=at)
+        ended = stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at)
+        facts = (*lost, *ended)
         Taking((self._taken,), calls_taken(checkpoint.facts, facts)).take()
         journal = (*checkpoint.facts, *facts)
         return result_of(fold(journal), journal, key=options.checkpoint_key)

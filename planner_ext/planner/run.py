@@ -260,8 +260,7 @@ class PlannerRun:
         context = self.context
         engine = context.engine(self.facts, emit=emit, stop=self.stop, budget=self.budget)
         with self.taking.reserve(engine):
-            for fact in self.new:
-                await engine.record(fact)
+            await engine.begin(self.new)
             await context.drive(engine)
         key = context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)

@@ -3,7 +3,6 @@
 This is the seam between a transcript and a request: the history is rendered here, incrementally, and nowhere else.
 """
 
-import asyncio
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -22,7 +21,13 @@ from planner_ext.core.limits import Budget, Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
-from planner_ext.sk.errors import InvalidOptionError, InvalidReplyError, ServiceCallError
+from planner_ext.sk.errors import (
+    InvalidOptionError,
+    InvalidReplyError,
+    PlannerInvalidConfigurationError,
+    PromptTooLargeError,
+    ServiceCallError,
+)
 from planner_ext.sk.history import accepted_reply, render
 from planner_ext.sk.messages import ReplyAssembly, merge_reply, read_iterations, read_usage, text_of, with_usage
 from planner_ext.sk.prices import RequestMeter
@@ -64,7 +69,6 @@ class KernelChat:
         strict_finish_reason: Whether a finish reason that contradicts the reply's content is an error.
         plan_settings: The settings of the plan request that differ.
         answer_settings: The settings of the answer request that differ.
-        unanswered: Tokens, and their cost, of a request that was cancelled, estimated where estimates are wanted.
     """
 
     service: ChatCompletionClientBase
@@ -78,7 +82,6 @@ class KernelChat:
     strict_finish_reason: bool = False
     plan_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     answer_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    unanswered: Usage = field(default=Usage(), init=False)
     _rendered: list[ChatMessageContent] = field(default_factory=list[ChatMessageContent], init=False)
     _entries: Sequence[TranscriptItem] = field(default=(), init=False)
     _transport: "GenericTransport | OpenAITransport" = field(init=False)
@@ -121,12 +124,8 @@ class KernelChat:
         sent = self._request(transcript, request)
         messages, tools = sent.sent, self.tools if request.tool_choice else None
         self.meter.check(messages, tools)
-        try:
-            with named_errors(self.service):
-                message = await self._send(sent, request.iteration, emit)
-        except asyncio.CancelledError:
-            self.unanswered = self.meter.used(Usage(), messages, tools, None)
-            raise
+        with named_errors(self.service):
+            message = await self._send(sent, request.iteration, emit)
         usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, tools, message)
         message, calls = accepted_reply(with_usage(message, usage), self.tools.functions)
         reason = message.finish_reason.value if message.finish_reason is not None else None
@@ -144,6 +143,23 @@ class KernelChat:
             iterations=read_iterations(message.metadata),
             functions_available=self.tools.available,
         )
+
+    def was_sent(self, error: BaseException) -> bool:
+        """Return whether the request that ended in an error may have reached the server; see `Chat`."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, _NOT_SENT) or any(kind.__name__ in _NOT_CONNECTED for kind in type(cause).__mro__):
+                return False
+            cause = cause.__cause__
+        return True
+
+    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+        """Estimate what a request without a reply has used; see `Chat`."""
+        if not self.meter.estimates:
+            return Usage()
+        self.tools.refresh()
+        sent = self._request(transcript, request).sent
+        return self.meter.used(Usage(), sent, self.tools if request.tool_choice else None, None)
 
     def _request(self, transcript: Sequence[TranscriptItem], request: AskModel) -> ChatRequest:
         """Write a request, with a copy of the settings."""
@@ -191,6 +207,25 @@ class KernelChat:
 
 
 # The errors of a request.
+
+_NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
+"""The errors of this package that mean that the request was not sent."""
+
+_NOT_CONNECTED = frozenset(
+    {
+        "ClientConnectorError",  # aiohttp
+        "ConnectError",  # httpx
+        "ConnectTimeout",
+        "ConnectTimeoutError",  # botocore
+        "ConnectionRefusedError",
+        "EndpointConnectionError",
+        "NewConnectionError",  # urllib3
+        "PoolTimeout",
+        "ServiceRequestError",  # azure-core
+        "gaierror",
+    }
+)
+"""The errors of the clients below the connectors that mean that no connection was made, by their classes' names."""
 
 _NO_REPLY = (TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """The errors that connectors raise on an unexpected response."""

@@ -6,7 +6,7 @@ from typing import Any
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 
 from planner_ext.approval.decisions import only_asks
-from planner_ext.core.facts import CallFinished, Clarified, Fact, ModelReplied, Planned
+from planner_ext.core.facts import CallFinished, Clarified, Fact, ModelReplied, Planned, RequestFailed
 from planner_ext.core.limits import Consumption
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Message, Status
@@ -107,7 +107,12 @@ def _reported_usage(facts: Sequence[Fact]) -> Any:
         match fact:
             case ModelReplied(message=message):
                 total = add_reported(total, _usage_in(message))
-            case Planned(usage=usage) | Clarified(usage=usage) | CallFinished(spent=Consumption(usage=usage)):
+            case (
+                Planned(usage=usage)
+                | Clarified(usage=usage)
+                | RequestFailed(usage=usage)
+                | CallFinished(spent=Consumption(usage=usage))
+            ):
                 total = add_reported(total, as_reported(usage))
             case _:
                 pass

@@ -22,7 +22,7 @@ from planner_ext.approval.policy import guard_name
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
-from planner_ext.core.limits import Budget, Consumption, Price, tightest
+from planner_ext.core.limits import Budget, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
@@ -32,8 +32,6 @@ from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
 from planner_ext.sk.errors import (
     InvalidOptionError,
-    PlannerInvalidConfigurationError,
-    PromptTooLargeError,
     ToolExecutionError,
 )
 from planner_ext.sk.history import check_history, one_result_each, render, repair_history
@@ -57,9 +55,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
-
-_NOT_SENT = (PlannerInvalidConfigurationError, PromptTooLargeError)
-"""The errors that mean that the request was not sent."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -288,13 +283,10 @@ class RunContext:
                 carry_run(failed, engine.state, engine.facts, key)
                 raise failed from error.__cause__
             except BaseException as error:
-                engine.account.close(sent=not isinstance(error, _NOT_SENT))
                 carry_run(error, engine.state, engine.facts, key)
                 raise
             finally:
                 engine.account.close()
-                if self.parent is not None and self.chat.unanswered.total_tokens:
-                    self.parent.tab.charge(Consumption(usage=self.chat.unanswered))
 
     def _check_names(self) -> None:
         offered, timeout = self.tools.functions.keys(), self.options.execution.timeout

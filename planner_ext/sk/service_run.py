@@ -128,8 +128,7 @@ class ServiceRun:
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
                 bring_up_to_date(self.history, self.transcript, engine.state, self.facts, returned)
-            for fact in self.first:
-                await engine.record(fact)
+            await engine.begin(self.first)
             await self.context.drive(engine)
         return engine
 

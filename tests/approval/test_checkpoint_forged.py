@@ -280,8 +280,8 @@ async def test_a_text_cut_anywhere_is_refused() -> None:
 
 async def test_a_newer_schema_is_refused() -> None:
     """A text of a newer version says so, and which one is needed, also where it is signed."""
-    data = json.loads(await paused()) | {"schema": 2}
-    with pytest.raises(InvalidCheckpointError, match=r"schema 2.*up to 1"):
+    data = json.loads(await paused()) | {"schema": 3}
+    with pytest.raises(InvalidCheckpointError, match=r"schema 3.*up to 2"):
         Checkpoint.from_json(json.dumps(data))
 
 

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from hypothesis import event, given
 from hypothesis import strategies as st
-from test_properties import finished, prefixes, tried
+from test_properties import finished, prefixes
 
 from planner_ext.approval.decisions import Approve, Deny
 from planner_ext.core.facts import (
@@ -30,7 +30,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, remaining_limits, spent_limit
 from planner_ext.core.machine import AskModel, next_action
 from planner_ext.core.state import State
-from support.property_world import Plan, World, honest, plans, through_json
+from support.property_world import Plan, World, honest, plans, through_json, tried
 
 UNLIMITED = Budget()
 

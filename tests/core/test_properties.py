@@ -4,15 +4,13 @@
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import TypeVar
 
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import Phase as Attempt
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from planner_ext.core.facts import (
@@ -44,23 +42,10 @@ from support.property_world import (
     starts,
     through_json,
     timeless,
+    tried,
 )
 
 T = TypeVar("T")
-
-_EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
-"""How many runs to try of each property; 0 tries the same few each time."""
-
-
-def tried(count: int) -> settings:
-    """Try so many runs, the same each time, unless the environment asks for more."""
-    return settings(
-        max_examples=_EXAMPLES or count,
-        derandomize=not _EXAMPLES,
-        deadline=None,
-        phases=list(Attempt) if _EXAMPLES else [Attempt.explicit, Attempt.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 def finished(world: World) -> list[Fact]:

@@ -7,11 +7,22 @@ from typing import get_args
 from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import TRANSITIONS, Phase
-from support.core import RESUMED, Play, budget_changed, calls, clarified, decided, says, stop
+from support.core import (
+    RESUMED,
+    Play,
+    budget_changed,
+    calls,
+    clarified,
+    decided,
+    model_asked,
+    request_failed,
+    says,
+    stop,
+)
 
 LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
 
-ANYWHERE = ("StopRequested", "BudgetChanged")
+ANYWHERE = ("StopRequested", "BudgetChanged", "ModelAsked", "RequestFailed")
 """The facts that change no phase while a run is driven; the diagram does without their arrows."""
 
 
@@ -61,6 +72,11 @@ def played() -> set[tuple[Phase, str, Phase]]:
         plays.append(changed)
         if (changed.state.phase, "BudgetChanged") in TRANSITIONS:
             changed.add(budget_changed()).go()
+        lost = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(steps=steps)
+        for fact in (request_failed(), model_asked()):
+            if (lost.state.phase, fact.type) in TRANSITIONS:
+                lost.add(fact)
+        plays.append(lost.go())
         if (resumed.state.phase, "Resumed") in TRANSITIONS:
             resumed.add(RESUMED).go()
     return set().union(*(play.visited for play in plays))

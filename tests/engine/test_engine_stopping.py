@@ -7,12 +7,13 @@ import pytest
 from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import (
     BudgetChanged,
+    RequestFailed,
     Resumed,
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase
-from planner_ext.core.values import CallResult
+from planner_ext.core.values import CallResult, Usage
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, StopHandle
 from planner_ext.engine.ports import Finished
 from support.core import SAMPLES
@@ -21,6 +22,8 @@ from support.engine import (
     FakeClock,
     FakeFunctions,
     FakeGate,
+    FakeHook,
+    FakeStore,
     again,
     engine_of,
     refused_with,
@@ -198,8 +201,8 @@ async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int |
     assert (state.ended.status, state.ended.reason) == ("stopped", "The run was cancelled.")
 
 
-async def test_cancelling_a_request_leaves_the_run_as_it_was() -> None:
-    """Nothing is recorded for a request that was cancelled: the run can go on from there."""
+async def test_cancelling_a_request_charges_it_and_leaves_the_run_resumable() -> None:
+    """It may have reached the server; the next request is recorded before it is sent."""
     asked = asyncio.Event()
 
     async def hang() -> None:
@@ -213,7 +216,12 @@ async def test_cancelling_a_request_leaves_the_run_as_it_was() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert engine.state.phase is Phase.ASKING
-    assert types_of(engine.facts) == []
+    (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
+    assert (failed.reason, failed.iterations, failed.usage.estimated_tokens) == ("The request was cancelled.", 1, 7)
+    resumed = engine_of("done", facts=again(engine))
+    await resumed.run()
+    assert types_of(resumed.facts) == ["RequestFailed", "ModelAsked", "ModelReplied", "Ended"]
+    assert resumed.state.ledger.iterations == 2
 
 
 async def test_a_failing_request_raises_and_leaves_the_run_resumable() -> None:
@@ -321,3 +329,57 @@ async def test_a_paused_or_ended_run_takes_no_new_budget() -> None:
     engine = engine_of(facts=SAMPLES[Phase.PAUSED], new_budget=budget.take)
     assert (await engine.run()).phase is Phase.PAUSED
     assert budget.take() == (Budget(max_iterations=2), "")
+
+
+async def test_a_request_that_did_not_reach_the_server_is_not_charged() -> None:
+    """It is recorded all the same, so that no later life takes it for one that was lost."""
+    engine = engine_of(ConnectionRefusedError("no"))
+    await refused_with(engine, ConnectionRefusedError)
+    (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
+    assert (failed.reason, failed.iterations, failed.usage) == ("ConnectionRefusedError: no", 0, Usage())
+
+
+async def test_a_fault_before_a_request_charges_none() -> None:
+    """The callback fails after a batch: the request that was due was not made, and is recorded as such."""
+    engine = engine_of(["f"], hook=FakeHook(error=ValueError("bad")))
+    await refused_with(engine, ValueError)
+    assert [fact.iterations for fact in engine.facts if isinstance(fact, RequestFailed)] == [0]
+    assert engine.state.ledger.iterations == 1
+
+
+async def test_a_journal_that_ends_before_a_request_is_charged_for_it() -> None:
+    """Another life may have made the request: this one charges it, with an estimate, before it asks again."""
+    engine = engine_of("done", rules={"limits": Budget(max_iterations=2)})
+    await engine.begin([])
+    await engine.run()
+    assert types_of(engine.facts) == ["RequestFailed", "ModelAsked", "ModelReplied", "Ended"]
+    assert (engine.state.ledger.iterations, engine.state.ledger.usage.estimated_tokens) == (2, 7)
+
+
+@pytest.mark.parametrize("phase", [Phase.PAUSED, Phase.ENDED, Phase.REVIEWING, Phase.CALLING, Phase.ANSWERING])
+async def test_a_journal_that_ends_where_no_request_is_due_is_not_charged(phase: Phase) -> None:
+    """A checkpoint of a pause or an end, and a run that died amid its calls."""
+    engine = engine_of(facts=SAMPLES[phase])
+    await engine.begin([])
+    assert types_of(engine.facts) == types_of(SAMPLES[phase])
+
+
+async def test_a_store_that_fails_does_not_hide_why_the_request_failed() -> None:
+    """The failed request cannot be recorded; the run ends with its own error."""
+    store = FakeStore(fail_on="RequestFailed")
+    await refused_with(engine_of(ConnectionResetError("gone"), store=store), ConnectionResetError)
+    assert store.rows == {}
+
+
+async def test_an_estimate_that_fails_does_not_hide_why_the_request_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """The request is charged without its tokens."""
+
+    class Chat(FakeChat):
+        def estimated(self, transcript: object, request: object) -> Usage:
+            raise LookupError
+
+    engine = engine_of(Chat([ConnectionResetError("gone")]))
+    await refused_with(engine, ConnectionResetError)
+    (failed,) = [fact for fact in engine.facts if isinstance(fact, RequestFailed)]
+    assert (failed.iterations, failed.usage) == (1, Usage())
+    assert "cannot be estimated" in caplog.text

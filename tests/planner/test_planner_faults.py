@@ -4,6 +4,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
 from semantic_kernel.exceptions import (
     KernelException,
@@ -13,15 +15,26 @@ from semantic_kernel.exceptions import (
 )
 from semantic_kernel.functions import kernel_function
 
+from planner_ext import Budget
 from planner_ext.errors import (
     InvalidReplyError,
     PlannerException,
     ServiceCallError,
     ToolExecutionError,
 )
+from planner_ext.events import RequestFailed
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.iteration import ToolExecution
-from planner_ext.testing import ScriptedChatCompletion, ScriptedFault, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedFault,
+    ScriptedOpenAIServer,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    say,
+)
 from support.narrow import run_of
 from support.planner import (
     ADD,
@@ -67,7 +80,10 @@ places = pytest.mark.parametrize("place", [0, 1, 2], ids=["plan", "first-step", 
 async def test_a_failed_request_loses_nothing(
     fault: ScriptedFault, error: type[KernelException], place: int, streamed: bool
 ) -> None:
-    """A fault is a named error, ours or Semantic Kernel's, with the history and a checkpoint to go on from."""
+    """A fault is a named error, ours or Semantic Kernel's, with the history and a checkpoint to go on from.
+
+    The request that the server has seen is charged.
+    """
     whole, math = [PLAN, ADD, final()], Math()
     async with openai_kernel([*whole[:place], fault], math=math) as (kernel, first):
         with pytest.raises(error) as raised:
@@ -81,9 +97,38 @@ async def test_a_failed_request_loses_nothing(
     async with openai_kernel(whole[place:], math=math) as (kernel, second):
         checkpoint = Checkpoint.from_json(caught.checkpoint.to_json())
         result = await resume(planner_with(), kernel, checkpoint, streamed=streamed)
-    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is 3.", 3)
+    assert (result.status, result.final_answer, result.iterations) == ("answered", "It is 3.", 4)
     assert (len(first.requests), len(second.requests)) == (place + 1, 3 - place)
     assert (math.sums, result.tool_calls) == ([(1, 2)], 1)
+
+
+@both_ways
+async def test_a_request_that_reaches_no_server_is_not_charged(streamed: bool) -> None:
+    """A refused connection costs nothing; the run goes on with its whole budget."""
+    with ScriptedOpenAIServer([]) as gone:
+        client = AsyncOpenAI(base_url=gone.url, api_key="any", max_retries=0)
+    connector = OpenAIChatCompletion(ai_model_id="scripted", async_client=client)
+    with pytest.raises(ServiceCallError) as raised:
+        await invoke(planner_with(plan=False, max_iterations=2), kernel_of(connector), streamed=streamed)
+    caught = run_of(raised.value)
+    assert caught.checkpoint is not None
+    (failed,) = [fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)]
+    assert failed.iterations == 0
+
+    async with openai_kernel([ADD, say("It is 3.")]) as (kernel, server):
+        result = await resume(planner_with(plan=False), kernel, caught.checkpoint, streamed=streamed)
+    assert (result.final_answer, result.iterations, len(server.requests)) == ("It is 3.", 2, 2)
+
+
+async def test_the_tokens_of_a_failed_request_are_estimated_where_they_are_limited() -> None:
+    """What was sent counts against ``max_total_tokens``, and the usage says that it was estimated."""
+    kernel, _ = scripted([ConnectionResetError("gone")])
+    with pytest.raises(ServiceCallError) as raised:
+        await planner_with(plan=False, budget=Budget(max_total_tokens=9000)).invoke(kernel, "Add.")
+    caught = run_of(raised.value)
+    assert caught.checkpoint is not None
+    usage = caught.checkpoint.state().ledger.usage
+    assert usage.prompt_tokens == usage.estimated_tokens > 0
 
 
 def test_the_errors_are_semantic_kernels_too() -> None:

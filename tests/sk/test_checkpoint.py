@@ -146,8 +146,8 @@ async def test_a_key_that_is_none_is_refused_by_name(text: str, key: Any) -> Non
 
 async def test_a_newer_checkpoint_is_refused(text: str) -> None:
     """A schema number above ours: refused, naming both numbers and the way out."""
-    with pytest.raises(InvalidCheckpointError, match=r"schema 2; .* reads up to 1.*newer one"):
-        Checkpoint.from_json(altered(text, schema=2))
+    with pytest.raises(InvalidCheckpointError, match=r"schema 3; .* reads up to 2.*newer one"):
+        Checkpoint.from_json(altered(text, schema=3))
 
 
 @pytest.mark.parametrize("schema", [None, "1", True, 0, 1.5])

@@ -17,9 +17,11 @@ from planner_ext.core.facts import (
     Fact,
     IterationCompleted,
     MessageAdded,
+    ModelAsked,
     ModelReplied,
     Paused,
     Planned,
+    RequestFailed,
     Resumed,
     Rules,
     RunStarted,
@@ -160,6 +162,16 @@ def finished(index: int, name: str = "f", outcome: CallOutcome = "ok", *, iterat
 def clarified(answer: str | None = "Oslo", index: int | None = 0, *, iteration: int = 0, **more: Any) -> Clarified:
     """Put a question to somebody; by default to a person, who answers."""
     return Clarified(question="where?", answer=answer, index=index, iteration=iteration, at=0.0, seconds=0.0, **more)
+
+
+def model_asked(iteration: int = 0) -> ModelAsked:
+    """Record a request before it is sent."""
+    return ModelAsked(iteration=iteration, at=0.0)
+
+
+def request_failed(iterations: int = 1, *, iteration: int = 0, **more: Any) -> RequestFailed:
+    """Leave a request without a reply."""
+    return RequestFailed(iteration=iteration, reason="lost", iterations=iterations, at=0.0, seconds=1.0, **more)
 
 
 def withheld(*indexes: int, iteration: int = 0, limit: str | None = None) -> CallsWithheld:
@@ -356,6 +368,8 @@ ONE_OF_EACH: list[Fact] = [
     run_started(),
     planned(),
     added(),
+    model_asked(),
+    request_failed(),
     replied(says("hello")),
     decided(0),
     withheld(0),

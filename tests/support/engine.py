@@ -66,6 +66,12 @@ class FakeChat:
             await emit(TextDelta(text=turn, iteration=request.iteration))
         return turn if isinstance(turn, Reply) else _reply(turn)
 
+    def was_sent(self, error: BaseException) -> bool:
+        return not isinstance(error, ConnectionRefusedError)
+
+    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+        return Usage(prompt_tokens=7, estimated_tokens=7)
+
 
 def _reply(turn: str | Sequence[str]) -> Reply:
     if isinstance(turn, str):

@@ -22,9 +22,11 @@ from planner_ext.core.facts import (
     Guards,
     IterationCompleted,
     MessageAdded,
+    ModelAsked,
     ModelReplied,
     Paused,
     Planned,
+    RequestFailed,
     Resumed,
     Rules,
     RunStarted,
@@ -180,6 +182,8 @@ FACTS: tuple[Fact, ...] = (
         at=7.5,
         seconds=0.2,
     ),
+    ModelAsked(iteration=1, at=7.0),
+    RequestFailed(iteration=1, reason="it broke", iterations=1, usage=USAGE, at=8.0, seconds=0.2),
     BudgetChanged(limits=LIMITS, by="ann", at=9.5, seconds=0.4),
 )
 

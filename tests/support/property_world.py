@@ -5,12 +5,15 @@ engine meets the same world.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Attempt
 from hypothesis import strategies as st
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
@@ -21,6 +24,7 @@ from planner_ext.core.facts import (
     Fact,
     ModelReplied,
     Planned,
+    RequestFailed,
     Resumed,
     Rules,
     RunStarted,
@@ -32,8 +36,23 @@ from planner_ext.core.state import Phase, State, asks
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 from planner_ext.engine.engine import Engine, StopHandle
 from planner_ext.engine.journal import dump_facts, load_facts
-from planner_ext.engine.ports import Clarification, Emit, Finished, Ports
+from planner_ext.engine.ports import Clarification, Emit, Finished, Ports, RunStore
 from support.core import violations
+
+_EXAMPLES = int(os.environ.get("PLANNER_EXT_EXAMPLES", "0"))
+"""How many runs to try of each property; 0 tries the same few each time."""
+
+
+def tried(count: int) -> settings:
+    """Try so many runs, the same each time, unless the environment asks for more."""
+    return settings(
+        max_examples=_EXAMPLES or count,
+        derandomize=not _EXAMPLES,
+        deadline=None,
+        phases=list(Attempt) if _EXAMPLES else [Attempt.explicit, Attempt.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
 
 START = 1_000_000.0
 PAUSES = 60
@@ -231,6 +250,12 @@ class World:
             functions_available=turn.available,
         )
 
+    def was_sent(self, error: BaseException) -> bool:
+        return True
+
+    def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:
+        return Usage()
+
     def _last(self, *, offer: bool) -> Turn:
         """After its script the model ends the run as soon as it can."""
         wanted = offer and self.plan.rules.require_final_answer
@@ -305,7 +330,14 @@ class World:
         """Check what has to hold after every fact."""
         self.problems += [f"after {fact.type}: {problem}" for problem in violations(state.transcript)]
 
-    def engine(self, facts: Sequence[Fact], *, emit: Emit | None = None, stop: StopHandle | None = None) -> Engine:
+    def engine(
+        self,
+        facts: Sequence[Fact],
+        *,
+        emit: Emit | None = None,
+        stop: StopHandle | None = None,
+        store: RunStore | None = None,
+    ) -> Engine:
         """Make an engine that finds this world."""
         ports = Ports(
             chat=self,
@@ -317,6 +349,7 @@ class World:
             hook=self,
             answer_form=self,
             respondent=self,
+            store=store,
             follow=self.follow,
             max_concurrency=self.plan.concurrency,
         )
@@ -331,7 +364,7 @@ class World:
         """Go on from a journal to the end; each pause is decided by a person and resumed in a new engine, from JSON."""
         for _ in range(PAUSES):
             if fold(facts).phase is Phase.PAUSED:
-                facts = [*facts, Resumed(at=self.time), *self.decided(fold(facts))]
+                facts = [*facts, *self.resumed(fold(facts))]
             engine = self.engine(facts)
             state = await engine.run()
             if state.phase is Phase.ENDED:
@@ -339,6 +372,10 @@ class World:
             assert state.phase is Phase.PAUSED
             facts = through_json(engine.facts)
         raise AssertionError(f"paused {PAUSES} times and did not get on")
+
+    def resumed(self, state: State) -> list[Fact]:
+        """A paused run is resumed, with what people say of what waits."""
+        return [Resumed(at=self.time), *self.decided(state)]
 
     def decided(self, state: State) -> list[CallDecided | Clarified]:
         """What people say of what waits, a plain reply or deferred calls: of all of them, or of the first alone."""
@@ -385,9 +422,11 @@ def of_a_person(fact: Fact) -> bool:
 
 
 def charged(facts: Sequence[Fact], rules: Rules) -> int:
-    """Sum the round trips that replies reported."""
+    """Sum the round trips that replies reported, and the requests without a reply."""
     plans = [fact.iterations for fact in facts if isinstance(fact, Planned) and rules.charge_plan]
-    return sum(plans) + sum(fact.iterations for fact in facts if isinstance(fact, ModelReplied | Clarified))
+    failed = [f.iterations for f in facts if isinstance(f, RequestFailed) and (f.iteration >= 0 or rules.charge_plan)]
+    replies = [fact.iterations for fact in facts if isinstance(fact, ModelReplied | Clarified)]
+    return sum(plans) + sum(failed) + sum(replies)
 
 
 def starts(facts: Sequence[Fact]) -> Counter[str]:

@@ -1,0 +1,132 @@
+"""Real processes that die again and again: the service counts every request, and never more than the run may make."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from semantic_kernel import Kernel
+
+from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult, PlannerPlugin
+from planner_ext.core.facts import CallStarted, ModelAsked, RequestFailed
+from planner_ext.testing import ScriptedAnswer, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing.crash import CRASH_POINTS
+from support.durable import BATCH, GOAL, PAY, Shop, decide_all, effects_in, open_runs, planner_of, world
+from support.processes import Lives
+
+KILLED = -9
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
+
+
+def counted(requests: Path, request: ScriptedRequest, reply: ScriptedReply) -> ScriptedReply:
+    """Write down that a request came, whatever becomes of the process that made it."""
+    with requests.open("a") as file:
+        file.write(f"{len(request.tools)} functions\n")
+    return reply
+
+
+async def driven(
+    store: str, planner: FunctionCallingStepwisePlanner, kernel: Kernel
+) -> FunctionCallingStepwisePlannerResult:
+    """Drive the run to its end, deciding whatever it asks."""
+    async with open_runs(store, poll_seconds=0.01) as runs:
+        handle = await runs.start(planner, kernel, GOAL, run_id="order-7")
+        result = await handle.result()
+        while result.status == "paused":
+            await decide_all(store)
+            result = await handle.result()
+    return result
+
+
+async def spend(store: str, folder: Path, point: str) -> FunctionCallingStepwisePlannerResult:
+    """Drive a run that may make two requests: one for all calls, of which one waits, and one for the answer."""
+    batch = BATCH if point == "mid_parallel" else calls(BATCH, PAY)
+    seconds = 0.2 if point == "mid_tool" else 0.0
+
+    def settles(request: ScriptedRequest) -> ScriptedReply:
+        return counted(folder / "requests", request, batch if request.tools else say("Settled."))
+
+    budget = Budget(max_iterations=2)
+    return await driven(store, *world(folder / "effects", settles, seconds=seconds, budget=budget))
+
+
+def spending_life(store: str, folder: Path, point: str) -> None:
+    asyncio.run(spend(store, folder, point))
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+async def test_five_deaths_at_a_point_make_no_request_too_many(
+    point: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """With ``max_iterations=2`` the service counts two at most, and the run is charged for each of them."""
+    codes = [lives.live(spending_life, store, tmp_path, point, PLANNER_EXT_CRASH_AT=point) for _ in range(5)]
+    result = await spend(store, tmp_path, point)
+    assert codes[0] == KILLED
+    assert result.status in ("answered", "limit_reached")
+    requests = effects_in(tmp_path / "requests")
+    assert 1 <= len(requests) <= result.iterations <= 2
+    done = [line.split()[0] for line in effects_in(tmp_path / "effects")]
+    assert all(done.count(name) <= 1 for name in ("book", "pay"))
+
+
+async def nest(store: str, folder: Path) -> FunctionCallingStepwisePlannerResult:
+    """Drive a run that leaves all work to a planner, which makes requests as long as it may."""
+
+    def restless(request: ScriptedRequest) -> ScriptedAnswer:
+        if not request.tools:
+            return counted(folder / "requests", request, say("Enough."))
+        outer = any("desk-reach_goal" in str(tool) for tool in request.tools)
+        work = call("desk-reach_goal", {"goal": "work"}) if outer else call("shop-label", {"order": 1})
+        return counted(folder / "requests", request, work)
+
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion(restless))
+    kernel.add_plugin(Shop(folder / "effects", 0.02), "shop")
+    inner = planner_of(excluded_plugins={"desk"})
+    kernel.add_plugin(PlannerPlugin(inner), "desk")
+    return await driven(store, planner_of(excluded_plugins={"shop"}, budget=Budget(max_iterations=12)), kernel)
+
+
+def nesting_life(store: str, folder: Path) -> None:
+    asyncio.run(nest(store, folder))
+
+
+@pytest.mark.parametrize("points", [["mid_tool"] * 3, ["after_intent"] * 2, ["after_model", "mid_tool", "after_tool"]])
+async def test_nested_runs_that_die_spend_no_more_than_the_run_around_them_may(
+    points: Sequence[str], lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """What a nested run was given is spent once its process died; all requests together stay within the budget."""
+    codes = [lives.live(nesting_life, store, tmp_path, PLANNER_EXT_CRASH_AT=point) for point in points]
+    result = await nest(store, tmp_path)
+    assert codes[0] == KILLED
+    assert result.status in ("answered", "limit_reached")
+    assert any(isinstance(fact, CallStarted) and fact.reserved is not None for fact in result.facts)
+    requests = effects_in(tmp_path / "requests")
+    assert 2 <= len(requests) <= result.iterations <= 12
+
+
+async def test_a_turn_waits_for_the_disk_as_often_as_before(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its reply, and for the start and end of each call; a request is charged without a write of its own."""
+    planner, kernel = world(tmp_path / "effects", [*(call("shop-label", {"order": n}) for n in range(5)), say("Done.")])
+    async with open_runs(store) as runs:
+        written: list[int] = []
+        transact = type(runs._store.database).transact
+
+        async def counting(self: Any, *steps: Any) -> Any:
+            written.extend(1 for text, _ in steps[:1] if "INTO planner_journal" in text)
+            return await transact(self, *steps)
+
+        monkeypatch.setattr(type(runs._store.database), "transact", counting)
+        result = await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
+    assert result.iterations == 6
+    assert not any(isinstance(fact, ModelAsked | RequestFailed) for fact in result.facts)
+    assert len(written) == 1 + 5 * 3 + 2  # the start, five turns, the answer and the end
