@@ -16,7 +16,7 @@ from planner_ext.core.fold import fold
 from planner_ext.core.machine import AskModel, AskPerson
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, RequestedCall, ResolvedCall, TranscriptItem
-from planner_ext.durable.records import Step
+from planner_ext.durable.database import Step
 from planner_ext.durable.store import JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
 from planner_ext.engine.journal import load_facts

@@ -127,6 +127,8 @@ FACTS: tuple[Fact, ...] = (
         asks_model=True,
         approved=True,
         signature="a=1",
+        roles=("finance",),
+        parameters="{}",
         at=4.0,
     ),
     CallsWithheld(iteration=0, indexes=(0, 1), answer="no", limit="max_tool_calls", at=5.0),
