@@ -378,6 +378,7 @@ class WorkerArgs(ApprovalArgs):
         retries: How often a run that a fault interrupts is tried again, with growing delays, before it is failed.
         notify: Post a notice here, as JSON, when a run of the store pauses, ends or fails: an https:// URL. The key
             that signs it is read from PLANNER_EXT_NOTIFY_KEY.
+        max_deaths: How often a run may end its worker's process, in one and the same place, before it is quarantined.
     """
 
     store: Store
@@ -387,3 +388,4 @@ class WorkerArgs(ApprovalArgs):
     max_concurrency: Annotated[int, typer.Option(metavar="N", min=1)] = 100
     retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4
     notify: Annotated[str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")] = None
+    max_deaths: Annotated[int, typer.Option(metavar="N", min=1)] = 3

@@ -24,6 +24,7 @@ from planner_ext.cli.text import Terminal, exact, printable, run_lines_shown, sp
 from planner_ext.durable import (
     Approvals,
     RetryPolicy,
+    RunFencedError,
     RunHandle,
     RunRefusedError,
     Runs,
@@ -253,17 +254,20 @@ async def _drive(
     args: WorkerArgs, planner: FunctionCallingStepwisePlanner, kernel: Kernel, arguments_for: _ArgumentsFor
 ) -> int:
     """Drive runs until cancelled, or with ``--once`` until no run is due."""
-    retry = RetryPolicy(attempts=args.retries + 1)
-    key = os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None
-    async with opened_runs(
-        args.store, worker_id=args.worker_id, retry=retry, notify=args.notify, notify_key=key
-    ) as runs:
+    options = {
+        "worker_id": args.worker_id,
+        "retry": RetryPolicy(attempts=args.retries + 1),
+        "max_deaths": args.max_deaths,
+        "notify": args.notify,
+        "notify_key": os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None,
+    }
+    async with opened_runs(args.store, **options) as runs:
         Terminal(sys.stderr).say(f"Worker {runs.worker_id} of {store_name(args.store)}", "dim")
         if not args.once:
             await runs.work(planner, kernel, arguments_for=arguments_for, max_concurrency=args.max_concurrency)
         codes = {ExitCode.ANSWERED}
         while taken := await runs.recover(planner, kernel, arguments_for=arguments_for):
             results = await asyncio.gather(*(handle.result() for handle in taken), return_exceptions=True)
-            faults = [result for result in results if isinstance(result, BaseException)]
+            faults = [one for one in results if isinstance(one, BaseException) and not isinstance(one, RunFencedError)]
             codes |= {ExitCode.UNUSABLE if isinstance(fault, RunRefusedError) else ExitCode.FAULT for fault in faults}
         return max(codes)

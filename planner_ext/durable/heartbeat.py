@@ -114,7 +114,7 @@ class WorkerLocks(Protocol):
 
 
 class LeasedWorkers:
-    """The workers of a store, and this worker's heartbeat; implements `planner_ext.durable.worker.WorkerRegistry`.
+    """The workers of a store, and this worker's heartbeat; implements `planner_ext.durable.claims.WorkerRegistry`.
 
     Args:
         store: The store.

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 from planner_ext.approval.decisions import Approve, Decision, DecisionRecord, InDoubt, is_duration, waiting_calls
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import Budget
+from planner_ext.core.limits import Budget, is_count
 from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.errors import (
     ApprovalRefusedError,
@@ -342,6 +342,7 @@ class Runs(RunsClient):
         poll_seconds: float = 0.25,
         retry: RetryPolicy | None = None,
         lease_seconds: float = LEASE_SECONDS,
+        max_deaths: int = 3,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
         on_paused: Listener | None = None,
@@ -364,6 +365,8 @@ class Runs(RunsClient):
                 `RetryPolicy`.
             lease_seconds: How long a worker may be frozen or cut off: after that others take its runs, and it does
                 nothing more of them. The same for all workers of a store.
+            max_deaths: How often a run may end its worker's process, without a new reply or result between, until it is
+                quarantined.
             clock: Tells the time and sleeps; None uses the machine's clock.
             authorize: Asked before this worker takes a decision, whether it was given to `resume` or made through
                 `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
@@ -385,14 +388,14 @@ class Runs(RunsClient):
 
         webhook = None if notify is None else Webhook(notify, notify_key)
         notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
-        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds)
+        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds, max_deaths)
         async with opened_store(path) as store:
             with LockedWorkers(Path(path), name) as locks:
                 await locks.sweep()
                 workers = LeasedWorkers(store, locks, lease_seconds=lease_seconds)
                 runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-                retry = retry or RetryPolicy()
-                pool = WorkerPool(runner=runner, workers=workers, poll_seconds=poll_seconds, retry=retry)
+                options = _PoolOptions(poll_seconds=poll_seconds, retry=retry or RetryPolicy(), max_deaths=max_deaths)
+                pool = WorkerPool(runner=runner, workers=workers, **options)
                 runs = cls(pool, notifier)
                 await workers.open()
                 try:
@@ -413,6 +416,7 @@ class Runs(RunsClient):
         poll_seconds: float = 0.25,
         retry: RetryPolicy | None = None,
         lease_seconds: float = LEASE_SECONDS,
+        max_deaths: int = 3,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
         on_paused: Listener | None = None,
@@ -435,6 +439,7 @@ class Runs(RunsClient):
             poll_seconds: How often to poll the store for changes by other workers and approvers.
             retry: When runs are retried, as for `sqlite`.
             lease_seconds: How long a worker may be frozen or cut off, as for `sqlite`.
+            max_deaths: When runs are quarantined, as for `sqlite`.
             clock: Tells the time; the expiry of questions always uses the machine's clock.
             authorize: As for `sqlite`.
             on_paused: Called with a `RunNotice` when a run has paused, as for `sqlite`.
@@ -451,7 +456,7 @@ class Runs(RunsClient):
         """
         webhook = None if notify is None else Webhook(notify, notify_key)
         notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
-        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds)
+        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds, max_deaths)
         if not is_address(url):
             raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
         async with opened_store(url, patience=_PATIENCE_SECONDS) as store:
@@ -462,8 +467,8 @@ class Runs(RunsClient):
             queue = ActivationQueue(url, name, store, lease_seconds=lease_seconds)
             await queue.open()
             runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-            retry, workers = retry or RetryPolicy(), queue.workers
-            pool = WorkerPool(runner=runner, workers=workers, queue=queue, poll_seconds=poll_seconds, retry=retry)
+            options = _PoolOptions(poll_seconds=poll_seconds, retry=retry or RetryPolicy(), max_deaths=max_deaths)
+            pool = WorkerPool(runner=runner, workers=queue.workers, queue=queue, **options)
             runs = cls(pool, notifier)
             try:
                 await notifier.open(store, where=redacted(url), clock=runner.clock, poll_seconds=poll_seconds)
@@ -723,12 +728,23 @@ class Approvals:
         await self._store.refuse(approval.run_id, approval.id, refused_text(decision), problem=problem, at=at)
 
 
-def _checked_options(worker_id: object, in_doubt: object, poll_seconds: object, lease_seconds: object) -> str:
+class _PoolOptions(TypedDict):
+    """The options of a `WorkerPool` that both stores take."""
+
+    poll_seconds: float
+    retry: RetryPolicy
+    max_deaths: int
+
+
+def _checked_options(
+    worker_id: object, in_doubt: object, poll_seconds: object, lease_seconds: object, max_deaths: object
+) -> str:
     """Validate the options of a worker; return its name, generated for None."""
     _check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
     _check_poll_seconds(poll_seconds)
     valid = is_duration(lease_seconds)
     _check(valid, f"lease_seconds must be a number of seconds above 0; got {shown(lease_seconds)}.")
+    _check(is_count(max_deaths, least=1), f"max_deaths must be a whole number, 1 or more; got {shown(max_deaths)}.")
     expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
     return _checked_name(f"worker-{uuid.uuid4().hex[:12]}" if worker_id is None else worker_id, _WORKER_ID, expected)
 

@@ -51,6 +51,11 @@ _REST = """
           AND (SELECT fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq DESC LIMIT 1) LIKE :paused
 """
 """Makes a run wait again whose driving ended where it had begun: paused, after a fault or a revival set it running."""
+_COUNT = """
+    UPDATE planner_runs
+    SET deaths = :deaths, progress = :progress, retries = CASE WHEN progress = :progress THEN retries ELSE 0 END
+    WHERE run_id = :run_id AND owner = :owner
+"""
 _PAUSED = '%"type":"Paused"%'
 _ADD_NOTICE = """
     INSERT INTO planner_notices (id, run_id, event, body, created_at, next_at)
@@ -245,14 +250,18 @@ class JournalStore:
         rows = await self._rows("SELECT new_budget FROM planner_runs WHERE run_id = :run_id", run_id=run_id)
         return read_new_budget(run_id, rows[0][0]) if rows else None
 
-    async def claim(self, run_id: str, owner: str, *, seen: str | None) -> bool:
-        """Make a worker the owner of a run, if the owner is still ``seen``."""
+    async def claim(self, run_id: str, owner: str, *, seen: str | None, counts: tuple[int, int] | None = None) -> bool:
+        """Make a worker the owner of a run, if the owner is still ``seen``; store its deaths and its progress."""
         statement = """
             UPDATE planner_runs
             SET owner = :owner, wake_at = CASE WHEN status = 'running' THEN NULL ELSE wake_at END
             WHERE run_id = :run_id AND COALESCE(owner, '') = :seen RETURNING run_id
         """
-        return bool(await self._rows(statement, run_id=run_id, owner=owner, seen=seen or ""))
+        values: dict[str, Value] = {"run_id": run_id, "owner": owner}
+        steps = [(statement, {**values, "seen": seen or ""})]
+        if counts is not None:
+            steps.append((_COUNT, {**values, "deaths": counts[0], "progress": counts[1]}))
+        return bool((await self.database.transact(*steps))[0])
 
     async def release(self, run_id: str, owner: str) -> None:
         """Clear a run's owner, if this worker still owns it."""

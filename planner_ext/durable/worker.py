@@ -14,12 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from planner_ext.approval.decisions import Approve, Decision, InDoubt, InvalidDecisionError, waiting_calls
-from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
-from planner_ext.core.facts import CallFinished, Fact, ModelReplied, Planned
+from planner_ext.core.errors import NewerSchemaError
+from planner_ext.core.facts import Fact
 from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.durable.authorization import Authorize, refusal_of
+from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
+from planner_ext.durable.gate import CallGate
 from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.retry import RetryPolicy
@@ -41,7 +43,6 @@ __all__ = [
     "RunHandle",
     "Runner",
     "WorkerPool",
-    "WorkerRegistry",
 ]
 
 R = TypeVar("R")
@@ -105,27 +106,6 @@ class DurablePlanner(Protocol[R_co]):
         ...
 
 
-class WorkerRegistry(Protocol):
-    """The workers of one store. It only hints which runs may be taken over; the journal makes that safe."""
-
-    @property
-    def worker_id(self) -> str:
-        """This worker's own name."""
-        ...
-
-    async def alive(self, worker_id: str) -> bool:
-        """Whether a worker lives; one that is idle, or that this worker cannot see, counts as alive."""
-        ...
-
-    def announce(self, status: str, concurrency: int | None = None) -> None:
-        """Show to others what this worker does: ``open``, ``working`` or ``leaving``."""
-        ...
-
-    def hold(self) -> Callable[[], bool]:
-        """Return a check whether this worker has kept its lease since now."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Job(Generic[R]):
     """A run, and the planner, kernel and options with which a worker drives it.
@@ -168,6 +148,7 @@ class Runner:
     in_doubt: InDoubt
     clock: Clock
     authorize: Authorize | None = None
+    gate: CallGate = field(default_factory=CallGate)
 
     async def drive(self, job: Job[R], *, claim: Claim | None = None) -> R:
         """Continue a run to its end, or to a pause without an untaken decision.
@@ -194,23 +175,25 @@ class Runner:
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim)
             if (new := await self.store.new_budget(run_id)) is not None:
                 writer.budget.offer(new)
-            activation = Activation(
-                run_id=run_id,
-                goal=stored.record.goal,
-                store=_with_crash_points(writer),
-                facts=stored.facts,
-                decisions={**{call_id: one.decision for call_id, one in decided.items()}, **own},
-                decided_at={call_id: one.at for call_id, one in decided.items()},
-                budget=budget,
-                arguments=stored.inputs.arguments,
-                price=job.price,
-                in_doubt=self.in_doubt,
-                new_budget=writer.budget,
-            )
+            decisions = {**{call_id: one.decision for call_id, one in decided.items()}, **own}
             try:
                 _refuse_second(decided, own)
-                await self._check_authors(activation.decisions, writer)
-                result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
+                await self._check_authors(decisions, writer)
+                with self.gate.driving(writer) as gated:
+                    activation = Activation(
+                        run_id=run_id,
+                        goal=stored.record.goal,
+                        store=_with_crash_points(gated),
+                        facts=stored.facts,
+                        decisions=decisions,
+                        decided_at={call_id: one.at for call_id, one in decided.items()},
+                        budget=budget,
+                        arguments=stored.inputs.arguments,
+                        price=job.price,
+                        in_doubt=self.in_doubt,
+                        new_budget=writer.budget,
+                    )
+                    result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
                     raise
@@ -281,13 +264,13 @@ def _refuse_second(decided: Mapping[str, _Decided], own: Mapping[str, Decision])
         raise kernel_error("DecisionRefusedError", problem, call_id=call_id)
 
 
-def _with_crash_points(writer: JournalWriter) -> RunStore:
+def _with_crash_points(store: RunStore) -> RunStore:
     """Wrap a store with the crash points of the tests; see `planner_ext.testing.crash`."""
     if "PLANNER_EXT_CRASH_AT" not in os.environ:
-        return writer
+        return store
     from planner_ext.testing.crash import CrashingStore  # noqa: PLC0415  (not loaded by an application)
 
-    return CrashingStore.of_environment(writer)
+    return CrashingStore.of_environment(store)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -300,6 +283,7 @@ class WorkerPool:
         queue: Queues activations; None if the worker polls the store for due runs.
         poll_seconds: How often to poll the store for changes by other workers and approvers.
         retry: When a run that a fault interrupted is driven again, by any worker.
+        max_deaths: After how many ends of its worker's process a run is quarantined.
     """
 
     runner: Runner
@@ -307,9 +291,22 @@ class WorkerPool:
     queue: "ActivationQueue | None" = None
     poll_seconds: float
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    max_deaths: int = 3
+    _claims: Claims = field(init=False)
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
     _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
     _parking: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    def __post_init__(self) -> None:
+        runner = self.runner
+        self._claims = Claims(
+            store=runner.store,
+            workers=self.workers,
+            clock=runner.clock,
+            gate=runner.gate,
+            retry=self.retry,
+            max_deaths=self.max_deaths,
+        )
 
     def __len__(self) -> int:
         """Return the number of runs that are driven at this moment."""
@@ -327,11 +324,16 @@ class WorkerPool:
         """Take over a run that no worker drives.
 
         Returns:
-            None if it is already driven, or was refused to this planner.
+            None if it is already driven, was refused to this planner, or has to be driven alone, and another one is.
         """
         run_id = record.run_id
-        left = self._refused.get(run_id) is job.planner
-        if run_id in self._tasks or left or not await self._try_claim(record):
+        left = run_id in self._tasks or self._refused.get(run_id) is job.planner
+        claim = None if left else await self._claims.of(record)
+        if claim is None or run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
+            return None
+        if claim.alone:
+            self._start_task(run_id, self._drive_or_wait(job, wait=False))
+        elif not await self._claims.take(claim):
             return None
         return RunHandle(self, job)
 
@@ -341,7 +343,7 @@ class WorkerPool:
         if run_id in self._tasks or not await self._try_claim(await self.runner.store.record(run_id)):
             return
         if run_id not in self._tasks:
-            await self._start_task(run_id, self._drive_or_wait(job, queued=True))
+            await self._start_task(run_id, self._drive_or_wait(job, queued=True, wait=False))
 
     async def wait_until_due(self, run_id: str) -> bool:
         """Wait until a paused run can continue; False if it has ended."""
@@ -369,28 +371,24 @@ class WorkerPool:
         if error is not None and not isinstance(error, (*_LEFT, RunFencedError)):
             log_run(logging.WARNING, run_id, f"fault {type(error).__name__}: {one_line(error)}")
 
-    async def _drive_or_wait(self, job: Job[R], *, queued: bool = False) -> R:
+    async def _drive_or_wait(self, job: Job[R], *, queued: bool = False, wait: bool = True) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
 
         The run is claimed before its activation starts: an activation that waited for its run would block the owner.
 
+        Args:
+            job: The run.
+            queued: Whether this is a queued activation.
+            wait: Whether to wait for another worker.
+
         Raises:
+            RunFencedError: If another worker drives the run, and this does not wait.
             RunNotAnsweredError: If it is failed or quarantined.
             Exception: On a fault; when the run is retried is in its row.
         """
         forced = job.decisions is not None or job.budget is not None
-        waited = False
         while True:
-            claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
-            record = await self.runner.store.record(job.run_id)
-            _check_not_parked(record)
-            retried_later = waited and record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
-            if retried_later or not await self._try_claim(record):
-                if queued:
-                    raise RunFencedError(f"Run {job.run_id!r} is driven by another worker.")
-                waited = True
-                await self.runner.clock.sleep(self.poll_seconds)
-                continue
+            record, claim = await self._claimed(job.run_id, wait=wait)
             try:
                 if self.queue is None or queued or not (forced or record.unfinished):
                     return await self._drive_here(job, claim)
@@ -403,8 +401,24 @@ class WorkerPool:
                 await self._park_in_time(job.run_id, error)
                 raise
             finally:
+                self.runner.gate.together(job.run_id)
                 with suppress(StoreError):
                     await self.runner.store.release(job.run_id, self.workers.worker_id)
+
+    async def _claimed(self, run_id: str, *, wait: bool) -> tuple[RunRecord, Claim]:
+        """Claim a run; who waited for another worker's driving waits for its retry, too."""
+        waited = False
+        while True:
+            claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
+            record = await self.runner.store.record(run_id)
+            _check_not_parked(record)
+            later = waited and record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
+            if not later and await self._try_claim(record):
+                return record, claim
+            if not wait:
+                raise RunFencedError(f"Run {run_id!r} is left to another worker, or to later.")
+            waited = True
+            await self.runner.clock.sleep(self.poll_seconds)
 
     async def _drive_here(self, job: Job[R], claim: Claim) -> R:
         """Drive a run; log once if it is refused to this planner."""
@@ -419,7 +433,7 @@ class WorkerPool:
     async def _park_in_time(self, run_id: str, error: Exception) -> None:
         """Store when a run is retried; in the background where the store itself cannot be used."""
         try:
-            await self._park(run_id, error)
+            await self._claims.park_fault(run_id, error)
         except StoreError:
             task = asyncio.create_task(self._park_again(run_id, error))
             self._parking.add(task)
@@ -429,43 +443,12 @@ class WorkerPool:
         while True:
             await self.runner.clock.sleep(self.poll_seconds)
             with suppress(StoreError):
-                return await self._park(run_id, error)
-
-    async def _park(self, run_id: str, error: Exception) -> None:
-        """Store when a run that a fault interrupted is retried, or that it failed; release it."""
-        store, now = self.runner.store, self.runner.clock.now()
-        progress = await self._progress(run_id)
-        retries, deaths = await store.counts(run_id, progress)
-        failed = retries + 1 >= self.retry.attempts or self.retry.is_final(error)
-        parked = await store.park(
-            run_id,
-            seen=self.workers.worker_id,
-            status="failed" if failed else "running",
-            wake_at=None if failed else now + self.retry.delay(retries + 1),
-            problem=f"{type(error).__name__}: {error}",
-            retries=retries + 1,
-            deaths=deaths,
-            progress=progress,
-            at=now,
-        )
-        if parked and failed:
-            log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
-
-    async def _progress(self, run_id: str) -> int:
-        """Count the replies and results in a run's journal: faults are counted until there is another one."""
-        try:
-            facts = (await self.runner.store.load(run_id)).facts
-        except InvalidJournalError:
-            return 0
-        return sum(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts)
+                return await self._claims.park_fault(run_id, error)
 
     async def _try_claim(self, record: RunRecord) -> bool:
         """Claim a run if it has no owner, or its owner died."""
-        if record.owner == self.workers.worker_id:
-            return True
-        if record.owner is not None and await self.workers.alive(record.owner):
-            return False
-        return await self.runner.store.claim(record.run_id, self.workers.worker_id, seen=record.owner)
+        claim = await self._claims.of(record)
+        return claim is not None and await self._claims.take(claim)
 
 
 _LEFT = (RunRefusedError, NewerSchemaError)
@@ -473,7 +456,7 @@ _LEFT = (RunRefusedError, NewerSchemaError)
 
 
 def _check_not_parked(record: RunRecord) -> None:
-    if record.status in ("failed", "quarantined"):
+    if record.status in PARKED:
         said = "failed" if record.status == "failed" else "is in quarantine"
         problem = f"Run {record.run_id!r} {said}: {record.problem} Resume it to try again."
         raise kernel_error("RunNotAnsweredError", problem)

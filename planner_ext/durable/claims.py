@@ -1,0 +1,167 @@
+"""Which runs a worker may drive: claims them, counts faults and deaths of workers against them, and parks them.
+
+A run that was driven when its worker's process ended has a death counted; at the last one that is allowed it is set
+aside, whatever its functions declare. Faults and deaths count until there is a new reply or result in its journal.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner_ext.core.errors import InvalidJournalError
+from planner_ext.core.facts import CallFinished, ModelReplied, Planned
+from planner_ext.durable.gate import CallGate
+from planner_ext.durable.log import log_run, one_line
+from planner_ext.durable.records import RunRecord, fold_journal
+from planner_ext.durable.retry import RetryPolicy
+from planner_ext.durable.store import JournalStore
+from planner_ext.engine.ports import Clock
+
+__all__ = ["PARKED", "Claimable", "Claims", "WorkerRegistry"]
+
+PARKED = ("failed", "quarantined")
+"""The statuses of runs that are driven again only after a start or a resume."""
+
+_ALONE_SECONDS = 30.0
+"""How long a run waits for the calls of others to end, and then until it tries again to be driven alone."""
+
+
+class WorkerRegistry(Protocol):
+    """The workers of one store. It only hints which runs may be taken over; the journal makes that safe."""
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's own name."""
+        ...
+
+    async def alive(self, worker_id: str) -> bool:
+        """Whether a worker lives; one that is idle, or that this worker cannot see, counts as alive."""
+        ...
+
+    def announce(self, status: str, concurrency: int | None = None) -> None:
+        """Show to others what this worker does: ``open``, ``working`` or ``leaving``."""
+        ...
+
+    def hold(self) -> Callable[[], bool]:
+        """Return a check whether this worker has kept its lease since now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimable:
+    """A run that a worker may take.
+
+    Attributes:
+        record: The run.
+        deaths: The deaths of its workers since its last reply or result.
+        progress: The replies and results in its journal.
+        alone: Whether it may be what ended its worker's process, so that it is driven alone.
+    """
+
+    record: RunRecord
+    deaths: int = 0
+    progress: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """The claims of one worker.
+
+    Attributes:
+        store: The runs.
+        workers: Knows which workers live.
+        clock: The time source.
+        gate: Lets a run be driven alone.
+        retry: When a run that a fault interrupted is driven again, by any worker.
+        max_deaths: After how many deaths a run is quarantined.
+    """
+
+    store: JournalStore
+    workers: WorkerRegistry
+    clock: Clock
+    gate: CallGate
+    retry: RetryPolicy
+    max_deaths: int
+
+    async def of(self, record: RunRecord) -> Claimable | None:
+        """Examine a run; None if a living worker has it, or it is parked, which may happen here."""
+        me, owner = self.workers.worker_id, record.owner
+        if record.status in PARKED or (owner not in (None, me) and await self.workers.alive(str(owner))):
+            return None
+        if owner == me or (owner is None and not record.deaths):
+            return Claimable(record=record)
+        died = owner is not None and record.unfinished
+        progress, calls = await self._standing(record.run_id)
+        _, deaths = await self.store.counts(record.run_id, progress)
+        deaths += died
+        if died and deaths >= self.max_deaths:
+            place = f"in the call {calls}" if calls else "in a request, or beside another run's call"
+            problem = f"Its worker's process ended {deaths} times while it was driven, {place}."
+            claim = Claimable(record=record, deaths=deaths, progress=progress)
+            if await self._park(claim, status="quarantined", problem=problem):
+                log_run(logging.ERROR, record.run_id, f"quarantined: {one_line(problem)}")
+            return None
+        # in a request, one death says little: all runs of a worker that is killed would be driven one by one
+        return Claimable(
+            record=record, deaths=deaths, progress=progress, alone=deaths > 1 or (deaths == 1 and calls != "")
+        )
+
+    async def take(self, claim: Claimable) -> bool:
+        """Become the owner of a run; one that has to be driven alone waits for that, and is put back after a while."""
+        record, me = claim.record, self.workers.worker_id
+        if record.owner == me:
+            return True
+        if claim.alone and not await self.gate.alone(record.run_id, _ALONE_SECONDS):
+            later = self.clock.now() + _ALONE_SECONDS
+            await self._park(claim, status="running", problem=record.problem, retries=record.retries, wake_at=later)
+            return False
+        counts = (claim.deaths, claim.progress) if record.owner is not None or record.deaths else None
+        if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
+            return True
+        self.gate.together(record.run_id)
+        return False
+
+    async def park_fault(self, run_id: str, error: Exception) -> None:
+        """Store when a run that a fault interrupted is retried, or that it failed; release it."""
+        progress, _ = await self._standing(run_id)
+        retries, deaths = await self.store.counts(run_id, progress)
+        record = await self.store.record(run_id)
+        failed = retries + 1 >= self.retry.attempts or self.retry.is_final(error)
+        parked = record.owner == self.workers.worker_id and await self._park(
+            Claimable(record=record, deaths=deaths, progress=progress),
+            status="failed" if failed else "running",
+            wake_at=None if failed else self.clock.now() + self.retry.delay(retries + 1),
+            problem=f"{type(error).__name__}: {error}",
+            retries=retries + 1,
+        )
+        if parked and failed:
+            log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
+
+    async def _park(
+        self, claim: Claimable, *, status: str, problem: str, retries: int = 0, wake_at: float | None = None
+    ) -> bool:
+        return await self.store.park(
+            claim.record.run_id,
+            seen=claim.record.owner,
+            problem=problem,
+            status=status,
+            wake_at=wake_at,
+            retries=retries,
+            deaths=claim.deaths,
+            progress=claim.progress,
+            at=self.clock.now(),
+        )
+
+    async def _standing(self, run_id: str) -> tuple[int, str]:
+        """Count the replies and results in a journal, and name the calls that have started without an end."""
+        try:
+            facts = (await self.store.load(run_id)).facts
+            batch = fold_journal(run_id, facts).batch
+        except InvalidJournalError:  # whoever drives the run finds that, too
+            return 0, ""
+        progress = sum(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts)
+        calls = () if batch is None else (call for call in batch.calls if call.started and call.answer is None)
+        names = (f"{call.decided.function} ({call.request.id})" for call in calls if call.decided is not None)
+        return progress, ", ".join(names)
