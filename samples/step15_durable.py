@@ -61,10 +61,10 @@ class Orders:
         return f"{self.refunds[idempotency_key]:.2f} euros refunded for {order}"
 
 
-def application(orders: Orders) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
+def application(orders: Orders | None = None) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
     kernel = Kernel()
     kernel.add_service(chat_service(clerk))
-    kernel.add_plugin(orders, "orders")
+    kernel.add_plugin(orders or Orders(), "orders")
     return FunctionCallingStepwisePlanner("chat", FunctionCallingStepwisePlannerOptions(plan=False)), kernel
 
 
