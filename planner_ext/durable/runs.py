@@ -633,7 +633,8 @@ class Approvals:
             where: The SQLite file, or a ``postgresql://`` address.
             clock: The time source; None uses the machine's clock.
             authorize: Asked for each decision before it is stored, with a `DecisionRequest`; async or not. None or True
-                allows it; a reason, or an exception, refuses it. None asks nobody.
+                allows it; a reason, or an exception, refuses it. None asks nobody. Give it to the workers, too, which
+                ask again: other processes may decide without it, such as the command line.
 
         Raises:
             StoreError: If the store does not exist, or cannot be used.

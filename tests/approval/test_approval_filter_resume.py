@@ -56,6 +56,19 @@ async def test_the_loop_ends_and_the_call_waits(streamed: bool, under: Any) -> N
     check_sendable(history)
 
 
+@each_under
+async def test_the_roles_of_who_asks_are_shown(under: Any) -> None:
+    """Of a rule, or of whatever else decides as a policy; altered ones make a result that is no pending call."""
+    _, by, history = await waiting(under=under, policy=lambda _: Defer("Sure?", roles=["manager"]))
+    (pending,) = by.pending(history)[:1]
+    assert pending.roles == ("manager",)
+    answers = [message for message in history.messages if message.role == "tool"]
+    for result in (item for message in answers for item in every_result(message)):
+        for mark in result.metadata.values():
+            mark.update(roles=["clerk"])
+    assert by.pending(history) == ()
+
+
 DECISIONS: dict[str, tuple[Any, list[Any], str]] = {
     "approve": (Approve(by="ann"), [REFUNDED], "refunded 50"),
     "edit": (Approve(arguments={"order": "7", "amount": 20}), [("refund", "7", 20.0, "")], "refunded 20"),

@@ -10,6 +10,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Deny, requires_approval
+from planner_ext.cli.store import show_pending
 from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRequest
 from planner_ext.durable.store import open_database
 from planner_ext.errors import DecisionRefusedError
@@ -165,3 +166,16 @@ async def test_a_worker_goes_by_the_roles_of_the_journal(store: str, tmp_path: P
 
     async with Approvals.connect(store) as approvals:
         assert re.search("'bo' may not decide .* one of: manager", (await approvals.show(ID)).problem)
+
+
+async def test_roles_and_schema_are_shown_by_the_command_line(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words, who may decide; as JSON also the schema of the parameters, to draw a form from."""
+    await drive(store, tmp_path)
+    assert await show_pending(ID, store, as_json=False) == 0
+    assert "roles        manager\n" in capsys.readouterr().out
+    assert await show_pending(ID, store, as_json=True) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["roles"] == ["manager"]
+    assert shown["parameters"]["properties"] == {"amount": {"type": "integer"}}
