@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROGRAMS = {match[1]: match[0] for match in re.finditer(r"(?<=```python\n)# (\w+\.py)\n.*?(?=```)", README, re.DOTALL)}
 COMMANDS = re.findall(r"^planner-ext (?:approvals|runs).*--store.*$", README, re.MULTILINE)
+WORKERS = re.findall(r"^planner-ext worker.*--store.*$", README, re.MULTILINE)
 WARMTH = call("weather-temperature", {"city": "Oslo"})
 
 
@@ -68,7 +69,7 @@ def run(folder: Path, *command: str) -> str:
 
 def test_the_programs_are_those_that_are_tested_here() -> None:
     """Every Python block of the README has a name, and a test below."""
-    assert set(PROGRAMS) == {"weather.py", "wrap.py", "approve.py", "keep.py", "test_weather.py"}
+    assert set(PROGRAMS) == {"weather.py", "wrap.py", "approve.py", "keep.py", "submit.py", "test_weather.py"}
     assert README.count("```python") == len(PROGRAMS)
 
 
@@ -101,6 +102,22 @@ def test_a_kept_run_is_approved_and_worked_off_by_the_commands(lives: Lives, fol
     assert "bill-7/0/call_1" in listed
     assert "approve" in approved
     assert "bank-pay" in shown
+
+
+def test_a_submitted_run_is_driven_by_a_worker(lives: Lives, folder: Path) -> None:
+    """The README's worker takes the run that its program submits, which waits for the pause before the payment."""
+    (worker,) = WORKERS
+    with ScriptedOpenAIServer([say("1. pay"), call("bank-pay", {"amount": 30.0})]) as server:
+        words = [sys.executable, "-m", "planner_ext", *worker.split()[1:]]
+        env = environment(folder, server)
+        with subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            try:
+                assert "runs.db" in process.stderr.readline()
+                assert printed_by(lives, folder / "submit.py", server) == "paused ['bill-8/0/call_1']\n"
+            finally:
+                process.terminate()
+            process.stderr.read()
 
 
 def test_links_lead_somewhere() -> None:
