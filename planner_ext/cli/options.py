@@ -22,6 +22,7 @@ from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
     "KEY_VARIABLES",
+    "LEASE_SECONDS",
     "STORE_VARIABLE",
     "Age",
     "ApprovalArgs",
@@ -33,6 +34,7 @@ __all__ = [
     "ExitCode",
     "GoalArgs",
     "Json",
+    "Lease",
     "LimitArgs",
     "ListArgs",
     "MoreIterations",
@@ -160,6 +162,9 @@ By = Annotated[
 CallId = Annotated[
     str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)
 ]
+LEASE_SECONDS = 30.0
+_LEASE = "How long a worker may be frozen or cut off before others take its runs; the same for all workers of a store."
+Lease = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help=_LEASE)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -389,3 +394,4 @@ class WorkerArgs(ApprovalArgs):
     retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4
     notify: Annotated[str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")] = None
     max_deaths: Annotated[int, typer.Option(metavar="N", min=1)] = 3
+    lease: Lease = LEASE_SECONDS

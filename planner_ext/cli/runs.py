@@ -258,6 +258,7 @@ async def _drive(
         "worker_id": args.worker_id,
         "retry": RetryPolicy(attempts=args.retries + 1),
         "max_deaths": args.max_deaths,
+        "lease_seconds": args.lease,
         "notify": args.notify,
         "notify_key": os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None,
     }

@@ -36,6 +36,7 @@ from planner_ext.durable import (
     RunRecord,
     Runs,
     archive,
+    heartbeat,
     writer,
 )
 from planner_ext.durable.errors import is_address, redacted
@@ -55,6 +56,7 @@ __all__ = [
     "import_run",
     "list_pending",
     "list_runs",
+    "list_workers",
     "opened_runs",
     "prune_runs",
     "show_pending",
@@ -100,6 +102,27 @@ async def list_runs(args: ListArgs, *, status: str | None) -> int:
         total = await store.count_runs(status=status)
     none = f"No run{f' is {status}' if status else ''} in {store_name(args.store)}."
     return _print_list(args, map(_run_row, records), _run_lines(records), total=total, none=none)
+
+
+async def list_workers(store: str, *, lease: float, as_json: bool) -> int:
+    """Print the workers of a store."""
+    async with opened_store(store, create=False) as opened:
+        found = await heartbeat.list_workers(opened, lease_seconds=lease)
+    if as_json:
+        times = ("started_at", "seen_at")
+        print(
+            json_document([{**asdict(one), **{name: _moment(getattr(one, name)) for name in times}} for one in found])
+        )
+    elif not found:
+        Terminal(sys.stderr).say(f"No worker is in {store_name(store)}.")
+    names = max((len(exact(one.name)) for one in found), default=0)
+    for one in () if as_json else found:
+        place = f"  {one_line(one.host)}, process {one.pid}, seen {moment_text(_moment(one.seen_at))}"
+        limit = "" if one.concurrency is None else f" of {one.concurrency}"
+        state = (f"  {one.status if one.alive else 'dead':<7}", "" if one.alive else "red")
+        driven = f"  drives {len(one.runs)}{limit} {', '.join(map(exact, one.runs))}".rstrip()
+        Terminal().print_line((f"{exact(one.name):<{names}}", "bold"), state, driven, (place, "dim"))
+    return ExitCode.ANSWERED
 
 
 async def list_pending(args: ListArgs) -> int:

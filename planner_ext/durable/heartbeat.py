@@ -225,7 +225,7 @@ class LeasedWorkers:
             lapses = self._lapses
             self._mark()
             seen = execute(_AGE.format(age=age), values)
-            if any(float(seconds or 0) > self._lease for (seconds,) in seen):
+            if lapses == self._lapses and any(float(seconds or 0) > self._lease for (seconds,) in seen):
                 self._lapse()
             status, concurrency = self._status
             row = {**values, "host": platform.node(), "pid": os.getpid(), "status": status, "concurrency": concurrency}

@@ -61,6 +61,30 @@ def test_a_run_is_decided_elsewhere_killed_midway_and_finished(
 
 
 @pytest.mark.usefixtures("till")
+def test_workers_are_listed(command: Command, here: Path) -> None:
+    """Who works, where, on what and on how much; one that was killed is listed as dead, one that left is not."""
+    assert command("workers", *STORE).code == 2
+    assert command(*RUN).code == 4
+    assert command("workers", *STORE, "--json").document == []
+    with living(command_line("worker", *STORE, *APP, "--worker-id", "w1", "--max-concurrency", "3"), here) as (w1, _):
+        while not (listed := command("workers", *STORE, "--json").document) or listed[0]["status"] != "working":
+            assert w1.poll() is None
+        (one,) = listed
+        assert (one["worker_id"], one["name"], one["pid"], one["alive"]) == ("w1", "w1", w1.pid, True)
+        assert (one["concurrency"], one["runs"]) == (3, [])
+        assert command("workers", *STORE).out.startswith("w1  working  drives 0 of 3")
+        w1.kill()
+        w1.wait()
+        assert command("workers", *STORE, "--json").document[0]["alive"] is False
+        assert command("workers", *STORE).out.startswith("w1  dead")
+    with living(command_line("worker", *STORE, *APP, "--worker-id", "w1"), here) as (again, lines):
+        next(line for line in lines if line.startswith("Worker"))
+        again.terminate()
+        assert again.wait() == 0
+    assert command("workers", *STORE, "--json").document == []
+
+
+@pytest.mark.usefixtures("till")
 def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here: Path) -> None:
     """A living worker continues as soon as another process decides; SIGTERM ends it with 0; its name is unique."""
     assert command(*RUN).code == 4
