@@ -184,17 +184,16 @@ async def cancel_run(run_id: str, store: str, *, by: str | None, reason: str) ->
 async def delete_run(run_id: str, store: str, *, force: bool) -> int:
     """Delete a run of a store."""
     async with opened_store(store, create=False) as opened:
-        await opened.delete(run_id, at=SystemClock().now(), paused=force)
+        await opened.delete(run_id, paused=force)
     Terminal(sys.stderr).say(f"{exact(run_id)} is deleted.")
     return ExitCode.ANSWERED
 
 
 async def prune_runs(store: str, *, older_than: timedelta, status: str, dry_run: bool) -> int:
     """Delete the old runs of a store, and print their number."""
-    at = SystemClock().now()
+    before = SystemClock().now() - older_than.total_seconds()
     async with opened_store(store, create=False) as opened:
-        before = at - older_than.total_seconds()
-        count = await opened.prune(status=status, before=before, at=at, dry_run=dry_run)
+        count = await opened.prune(status=status, before=before, dry_run=dry_run)
     print(f"{count} {'run' if count == 1 else 'runs'} {'would be deleted' if dry_run else 'deleted'}.")
     return ExitCode.ANSWERED
 

@@ -1,5 +1,13 @@
 """Runs that survive their process: stores, workers that drive runs from them, and approvals decided from elsewhere.
 
+Back up: ``planner-ext runs backup FILE`` copies an SQLite file while workers write, ``pg_dump`` a PostgreSQL database
+with both of its schemas, ``public`` and ``planner_ext_dbos``. A restored copy repeats what its unfinished runs did
+since then: cancel or check these before a worker starts. Retain: ``planner-ext runs prune --older-than 30d --status
+answered`` deletes old runs, ``runs export`` keeps one as a file, ``runs import`` adds it to a store again.
+
+Upgrade: the first process of a newer version migrates the tables. An older worker that is connected then continues its
+own runs, refuses runs that a newer one has continued, and cannot open the store again; end it before long.
+
 Each name is imported on first use (PEP 562), so that the command line starts fast.
 """
 

@@ -120,7 +120,7 @@ class RunsClient:
             UnknownRunError: If there is no such run.
             RunConflictError: If the run is unfinished, or a worker drives it.
         """
-        await self._store.delete(run_id, at=self._clock.now(), paused=force)
+        await self._store.delete(run_id, paused=force)
 
     async def prune(self, *, older_than: timedelta, status: str, dry_run: bool = False) -> int:
         """Delete old runs for good, in batches between which the workers continue.
@@ -137,8 +137,8 @@ class RunsClient:
         Raises:
             StoreError: If runs with this status may not be deleted.
         """
-        at = self._clock.now()
-        return await self._store.prune(status=status, before=at - older_than.total_seconds(), at=at, dry_run=dry_run)
+        before = self._clock.now() - older_than.total_seconds()
+        return await self._store.prune(status=status, before=before, dry_run=dry_run)
 
     async def count(self, *, status: str | None = None) -> int:
         """Count all runs, or those with a status.

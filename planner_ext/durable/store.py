@@ -68,18 +68,18 @@ _EVENT_OF: Mapping[str, str] = {"paused": "paused", "failed": "failed", "quarant
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
 
 
-_IDLE = """
-    NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND seen_at > :lease_begin)
-"""
 LEASE_SECONDS = 30.0
-"""How long after its last heartbeat the owner of a run is taken to live."""
+"""How long after its last heartbeat a worker counts as alive, by default."""
 
+_IDLE = f"""
+    NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {{age}} <= {LEASE_SECONDS})
+"""
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
 _OLDEST = f"{_OLD} AND run_id IN (SELECT run_id FROM planner_runs WHERE {_OLD} ORDER BY updated_at LIMIT :batch)"
 """The conditions are repeated: PostgreSQL checks only the outer ones again on a row that changed meanwhile."""
 
-_BATCH = 50
-"""The most runs that one transaction deletes, so that workers do not wait long for it."""
+_BATCH = 10
+"""The most runs that one transaction deletes: other writers of an SQLite file wait 20 ms for ten of 200 KiB."""
 
 
 async def open_database(where: str | Path, *, create: bool = True, patience: float = 0.0) -> Database:
@@ -384,12 +384,11 @@ class JournalStore:
         """
         await self.database.transact((keep, values), (reopen, values))
 
-    async def delete(self, run_id: str, *, at: float, paused: bool = False) -> None:
+    async def delete(self, run_id: str, *, paused: bool = False) -> None:
         """Delete a run that has ended, failed or is in quarantine, with all rows about it.
 
         Args:
             run_id: The run.
-            at: The time.
             paused: Whether the run may also be paused.
 
         Raises:
@@ -399,7 +398,7 @@ class JournalStore:
         statuses = (*_AT_REST, "paused") if paused else _AT_REST
         listed = ", ".join(f"'{status}'" for status in statuses)
         chosen = f"run_id = :run_id AND status IN ({listed}) AND {_IDLE}"
-        if await self._delete(chosen, run_id=run_id, lease_begin=at - LEASE_SECONDS):
+        if await self._delete(chosen, run_id=run_id):
             return
         record = await self.record(run_id)
         if record.status in statuses:
@@ -410,13 +409,12 @@ class JournalStore:
             problem = f"it is {record.status}. Cancel it first"
         raise RunConflictError(f"Run {run_id!r} cannot be deleted: {problem}.")
 
-    async def prune(self, *, status: str, before: float, at: float, dry_run: bool = False) -> int:
+    async def prune(self, *, status: str, before: float, dry_run: bool = False) -> int:
         """Delete the runs with a status that no worker drives and that were last updated before a time.
 
         Args:
             status: Their status; see `delete`.
             before: When they were last updated, at the latest.
-            at: The time.
             dry_run: Whether to count them only.
 
         Returns:
@@ -427,9 +425,10 @@ class JournalStore:
         """
         if status not in _AT_REST:
             raise StoreError(f"Runs that are {status!r} are not deleted. Give one of: {', '.join(_AT_REST)}.")
-        values: dict[str, Value] = {"status": status, "before": before, "lease_begin": at - LEASE_SECONDS}
+        values: dict[str, Value] = {"status": status, "before": before}
         if dry_run:
-            return await self._number(f"SELECT COUNT(*) FROM planner_runs WHERE {_OLD}", **values)
+            old = _OLD.format(age=self.database.age)
+            return await self._number(f"SELECT COUNT(*) FROM planner_runs WHERE {old}", **values)
         deleted = 0
         while count := await self._delete(_OLDEST, **values, batch=_BATCH):
             deleted += count
@@ -448,6 +447,7 @@ class JournalStore:
             *(f"DELETE FROM {table} WHERE {owned}" for table in _TABLES_OF_RUNS),
             "DELETE FROM planner_runs WHERE owner = :owner RETURNING run_id",
         ]
+        chosen = chosen.format(age=self.database.age)
         lock = (f"UPDATE planner_runs SET owner = :owner WHERE {chosen}", {**values, **owner})
         *_, runs = await self.database.transact(lock, *((deletion, owner) for deletion in deletions))
         return len(runs)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from planner_ext import Approve
+from planner_ext import Approve, Budget
 from planner_ext.durable import ApprovalRefusedError, Approvals, RunConflictError, StoreError, UnknownRunError
 from planner_ext.durable.postgres import DBOS_TABLES
 from planner_ext.durable.store import opened_store
@@ -72,9 +72,9 @@ async def test_a_deleted_run_leaves_no_row(store: str, tmp_path: Path) -> None:
     assert ("workflow_status" in rows_about(store, "a")) == ("://" in store)
 
     async with opened_store(store) as opened:  # as in a process without DBOS
-        await opened.delete("a", at=time.time())
+        await opened.delete("a")
         with pytest.raises(UnknownRunError, match="'a'"):
-            await opened.delete("a", at=time.time())
+            await opened.delete("a")
     assert rows_about(store, "a") == {}
     assert (rows_about(store, "a:1"), rows_about(store, "b")) == others
 
@@ -126,8 +126,36 @@ async def test_an_ended_run_that_is_driven_again_is_not_deleted(store: str, tmp_
         with pytest.raises(RunConflictError, match="the worker 'w' drives it"):
             await runs.delete("a")
         assert await runs.prune(older_than=timedelta(0), status="answered") == 0
-        execute(store, f"UPDATE planner_workers SET seen_at = {time.time() - 60} WHERE worker_id = 'w'")
+        execute(store, "DELETE FROM planner_workers WHERE worker_id = 'w'")
         await runs.delete("a")
+
+
+async def test_a_run_is_deleted_or_continued_and_never_half_of_both(store: str, tmp_path: Path) -> None:
+    """Where a worker continues an ended run while another process deletes it, one of them finds the whole run."""
+    outcomes: set[bool] = set()
+    async with open_runs(store) as runs, opened_store(store) as other:
+        for number in range(10):
+            planner, kernel = world(tmp_path / "effects", lambda _: PAY, max_iterations=1)
+            await (await runs.start(planner, kernel, GOAL, run_id=f"a{number}")).result()
+            assert (await other.record(f"a{number}")).status == "limit_reached"
+
+            async def resume(run_id: str, moment: float) -> None:
+                await asyncio.sleep(moment)
+                planner, kernel = world(tmp_path / "effects", lambda _: say("Done."))
+                await (await runs.resume(run_id, planner, kernel, budget=Budget(max_iterations=5))).result()
+
+            async def delete(run_id: str) -> None:
+                await asyncio.sleep(0.005)
+                await other.delete(run_id)
+
+            moments = resume(f"a{number}", number / 1000), delete(f"a{number}")
+            _, deleted = await asyncio.gather(*moments, return_exceptions=True)
+            outcomes.add(deleted is None)
+            if deleted is None:
+                assert not {*rows_about(store, f"a{number}")} & {*TABLES}
+            else:
+                assert (await other.load(f"a{number}")).record.status == "answered"
+    assert True in outcomes
 
 
 async def test_old_runs_are_pruned(store: str, tmp_path: Path) -> None:
