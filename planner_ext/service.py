@@ -1,7 +1,7 @@
 """``FunctionInvokingChatCompletion``: the bounded loop around any connector, itself a chat completion service."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, Self, Unpack
 from uuid import uuid4
@@ -93,7 +93,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         """The connector that makes the requests."""
         return self._inner
 
-    def _charged(self, chat_history: ChatHistory, settings: PromptExecutionSettings) -> AbstractContextManager[Charge]:
+    def _charged(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings
+    ) -> AbstractAsyncContextManager[Charge]:
         """Charge a request that passes through to the call that makes it."""
         return charged(self._tab, self._inner, settings, list(chat_history.messages), self._options.budget.price)
 

@@ -39,6 +39,7 @@ class Tab:
         index: The call's index in the open batch.
         share: What was reserved for the call; None if it takes what it needs from the run's budget.
         restart: Records that the call is about to start once more; returns why it may not, or None.
+        record: Records that a request is about to be sent; None if the run is not kept in a store.
         closed: Whether the call has ended: nothing more may be taken.
         lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
         runs: The accounts of the runs that are made in this call.
@@ -46,12 +47,18 @@ class Tab:
     """
 
     def __init__(
-        self, account: "Account", index: int, share: BudgetShare | None, restart: Callable[[], Awaitable[str | None]]
+        self,
+        account: "Account",
+        index: int,
+        share: BudgetShare | None,
+        restart: Callable[[], Awaitable[str | None]],
+        record: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.account = account
         self.index = index
         self.share = share
         self.restart = restart
+        self.record = record
         self.closed = False
         self.lost = False
         self.around: Callable[[Tab], Any] | None = None
@@ -111,6 +118,14 @@ class Tab:
                 self.charge(Consumption(iterations=1))
             return limit
 
+    async def record_request(self) -> None:
+        """Record that a request is about to be sent, in the journals around it; a share is charged already."""
+        if self.share is None:
+            if self.record is not None:
+                await self.record()
+            if self.account.within is not None:
+                await self.account.within.record_request()
+
     def take_call(self, function: str) -> str | None:
         """Take the start of a function; or name the limit that forbids it."""
         with self.account.lock:
@@ -140,6 +155,7 @@ class Account:
             different threads.
 
     Attributes:
+        within: The call of another run in which this run is made, or None.
         held: Round trips that the run keeps for its answer.
         tabs: The tabs of the run's calls whose end is not recorded, by the calls' indexes.
     """
@@ -148,7 +164,7 @@ class Account:
         self.lock = lock if within is None else within.account.lock
         self.held = 0
         self._state = state
-        self._within = within
+        self.within = within
         self._before = Ledger()
         self.tabs: dict[int, Tab] = {}
         self._starting: tuple[int, ...] = ()
@@ -164,13 +180,13 @@ class Account:
 
     def open(self) -> str | None:
         """Begin to take from the call around, if there is one; or name the limit that forbids the first request."""
-        if self._within is None:
+        if self.within is None:
             return None
         with self.lock:
-            if (limit := self._within.left().used_up()) is None:
+            if (limit := self.within.left().used_up()) is None:
                 self._before = self.state.ledger
                 self.held = self.state.rules.limits.iterations_kept
-                self._within.runs.append(self)
+                self.within.runs.append(self)
             return limit
 
     def close(self) -> None:
@@ -180,7 +196,7 @@ class Account:
 
     def decide(self, state: State) -> Action | None:
         """Decide what to do next, and take what that needs from the call around."""
-        within = self._within
+        within = self.within
         if within is None:
             return next_action(state)
         with self.lock:
@@ -229,12 +245,12 @@ class Account:
             taken, held = self._open(state)
             taken += Consumption(iterations=held + state.rules.limits.iterations_kept)
             left = BudgetShare.of(state.rules.limits).less(state.ledger + taken)
-            return left if self._within is None else left.least(self._within.left())
+            return left if self.within is None else left.least(self.within.left())
 
     def calls_left(self) -> dict[str, int]:
         """Count how often each function may still be started whose calls are limited, here or around."""
         with self.lock:
-            left = {} if self._within is None else self._within.account.calls_left()
+            left = {} if self.within is None else self.within.account.calls_left()
             state = self.state
             if limits := state.rules.limits.max_calls_per_function:
                 used = Counter(state.ledger.calls_by_function) + Counter(self._open(state)[0].calls_by_function)

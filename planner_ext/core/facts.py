@@ -179,9 +179,13 @@ class ModelAsked(EventLine):
     """A request is about to be sent; recorded where the fact before it does not imply the request.
 
     See `planner_ext.core.machine.may_have_asked`. ``iteration`` is -1 for the plan request.
+
+    Attributes:
+        index: The index of the call whose function makes the request; None for a request of the run itself.
     """
 
     iteration: int
+    index: int | None = None
     at: float
     type: Literal["ModelAsked"] = "ModelAsked"
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from planner_ext.core import facts
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.limits import Ledger, released
+from planner_ext.core.limits import Consumption, Ledger, released
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
 from planner_ext.core.values import (
     CallResult,
@@ -93,8 +93,12 @@ def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
     }
 
 
-def _model_asked(_: State, __: facts.ModelAsked) -> _Changes:
-    return {"intent": "recorded"}
+def _model_asked(state: State, fact: facts.ModelAsked) -> _Changes:
+    if fact.index is None:
+        return {"intent": "recorded"}
+    batch, call = _named_call(state.batch, fact, fact.index)
+    _require(call.started and call.answer is None, fact, "it is not running")
+    return {"batch": _with_call(batch, fact.index, updated(call, requests=call.requests + 1))}
 
 
 def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
@@ -130,13 +134,13 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
-    ledger = released(state.ledger, call.reserved, None)
+    ledger = _released(state.ledger, call, None)
     if call.started and fact.verdict == "run":
         ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
     answer, erred = fact.answer if answered else None, fact.kind in ("unknown", "invalid")
-    call = updated(call, decided=fact, starts=0, reserved=None, answer=answer, erred=erred)
+    call = updated(call, decided=fact, starts=0, reserved=None, requests=0, answer=answer, erred=erred)
     changes = _settled(state, _with_call(batch, fact.index, call), ledger)
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
@@ -156,7 +160,7 @@ def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
     for index in fact.indexes:
         batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
-        ledger = released(ledger, call.reserved, None)
+        ledger = _released(ledger, call, None)
         batch = _with_call(batch, index, updated(call, reserved=None, answer=fact.answer))
     assert batch is not None, "a journal that withholds calls has a batch open"
     return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
@@ -170,6 +174,13 @@ def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
     ledger = state.ledger if fact.reserved is None else state.ledger + fact.reserved.whole()
     started = updated(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
     return {"ledger": _recounted(ledger, call, 1), "batch": _with_call(batch, fact.index, started)}
+
+
+def _released(ledger: Ledger, call: Call, spent: Consumption | None) -> Ledger:
+    """Charge what a call has spent; if that is not known, its whole share, or else the requests that it recorded."""
+    if spent is None and call.reserved is None and call.requests:
+        spent = Consumption(iterations=call.requests)
+    return released(ledger, call.reserved, spent)
 
 
 def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
@@ -186,7 +197,7 @@ def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
 def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    ledger = released(state.ledger, call.reserved, fact.spent)
+    ledger = _released(state.ledger, call, fact.spent)
     call = updated(call, answer=fact.result, erred=fact.outcome != "ok")
     ending = state.ending
     if fact.terminate and ending is None:
@@ -211,7 +222,7 @@ def _clarified(state: State, fact: facts.Clarified) -> _Changes:
     return {**answered, **asking, "ledger": ledger}
 
 
-_NamesCalls: TypeAlias = facts.CallFact | facts.CallsWithheld | facts.Clarified
+_NamesCalls: TypeAlias = facts.CallFact | facts.CallsWithheld | facts.Clarified | facts.ModelAsked
 
 
 def _named_call(batch: Batch | None, fact: _NamesCalls, index: int) -> tuple[Batch, Call]:

@@ -44,6 +44,7 @@ class Call:
         erred: Whether it counts as an error: failed, unknown or invalid.
         asked: Whether it is a question that the clarifier left open.
         reserved: The share of the budget that was reserved for it when it started, or None.
+        requests: Requests that its function has recorded before they were sent; charged if its process ends.
     """
 
     request: RequestedCall
@@ -53,6 +54,7 @@ class Call:
     erred: bool = False
     asked: bool = False
     reserved: BudgetShare | None = None
+    requests: int = 0
 
     @property
     def started(self) -> bool:

@@ -24,7 +24,7 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.core.accounts import Account, Tab
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, StopRequested
+from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, ModelAsked, StopRequested
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
 from planner_ext.core.state import Batch
@@ -299,7 +299,10 @@ class Calls:
         )
         await self._journal.record(started)
         state = self._journal.state  # which has by now what was reserved for the call
-        with Tab(self._account, index, started.reserved, partial(self._restart, started)) as tab:
+        record = (
+            None if self._ports.store is None else partial(self._record_request, started, asyncio.get_running_loop())
+        )
+        with Tab(self._account, index, started.reserved, partial(self._restart, started), record) as tab:
             running = self._ports.functions.run(request, resolved, index=index, state=state)
             ended = await self._journal.in_time(running, patience=GRACE if resolved.nested else 0.0)
         finished = _interrupted(resolved.function) if isinstance(ended, OutOfTime) else ended
@@ -337,6 +340,12 @@ class Calls:
             await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
             self._account.restarted()
         return None
+
+    async def _record_request(self, started: CallStarted, loop: asyncio.AbstractEventLoop) -> None:
+        """Record a request of a call's function; one from a loop of its own is not, since that may block this loop."""
+        if asyncio.get_running_loop() is loop:
+            at = self._journal.now()
+            await self._journal.record(ModelAsked(iteration=started.iteration, index=started.index, at=at))
 
     def _may_not_start(self) -> bool:
         """Return whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.

@@ -168,6 +168,8 @@ class Engine:
             if emit is not None and not interrupted:
                 await emit(event)
 
+        if self._ports.within is not None:
+            await self._ports.within.record_request()
         self._under_way = (len(self.facts), transcript, request)
         asked = self._ports.chat.ask(transcript, request, None if emit is None else pass_on)
         reply = await self._journal.in_time(asked)

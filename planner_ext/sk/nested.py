@@ -21,8 +21,8 @@ and charges it. Must not know the planner, nor how a budget is counted: that is 
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Final, cast
@@ -166,14 +166,14 @@ Charge = Callable[[ChatMessageContent | None], None]
 """Called with the reply to a request, or with None where there was no reply."""
 
 
-@contextmanager
-def charged(
+@asynccontextmanager
+async def charged(
     tab: Tab | None,
     service: AIServiceClientBase,
     settings: PromptExecutionSettings,
     sent: Sequence[ChatMessageContent],
     price: Price | None = None,
-) -> Generator[Charge]:
+) -> AsyncGenerator[Charge]:
     """Charge one request to the call that makes it; outside of every run nothing is charged.
 
     Args:
@@ -204,6 +204,7 @@ def charged(
     if (limit := tab.take_request()) is not None:
         raise nothing_left(limit)
     tab.expect(request, expected)
+    await tab.record_request()
 
     def charge(reply: ChatMessageContent | None) -> None:
         if reply is not None:
@@ -244,7 +245,7 @@ class ChargedTextCompletion(TextCompletionClientBase):
             LimitReachedError: If nothing is left of the run's budget for the request.
             NestedRunRefusedError: If the call has ended, or its run is to stop.
         """
-        with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
+        async with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
             texts = await self._inner.get_text_contents(prompt, settings)
             charge(_message("".join(text.text for text in texts), texts[0]) if texts else None)
             return texts
@@ -256,7 +257,7 @@ class ChargedTextCompletion(TextCompletionClientBase):
         last: StreamingTextContent | None = None
         usage: Any = None
         text = ""
-        with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
+        async with charged(self._tab, self._inner, settings, [_message(prompt)]) as charge:
             try:
                 async with aclosing(self._inner.get_streaming_text_contents(prompt, settings)) as stream:
                     async for chunks in stream:

@@ -1,7 +1,7 @@
 """Handles a service's request: as a run, which keeps the caller's history up to date, or as one round trip."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -241,13 +241,14 @@ async def pass_through(
     chat_history: ChatHistory,
     settings: PromptExecutionSettings,
     kwargs: dict[str, Any],
-    request: AbstractContextManager[Charge],
+    request: AbstractAsyncContextManager[Charge],
 ) -> list[ChatMessageContent]:
     """Ask the connector once; the caller must run the calls in the reply."""
     stored = kwargs.pop("store_final", False)
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
-    with request as charge, named_errors(inner):
-        messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
+    async with request as charge:
+        with named_errors(inner):
+            messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
         charge(messages[0] if messages else None)
     if not messages:
         raise no_reply("a response without choices")
@@ -265,28 +266,31 @@ async def pass_through_streaming(
     chat_history: ChatHistory,
     settings: PromptExecutionSettings,
     kwargs: dict[str, Any],
-    request: AbstractContextManager[Charge],
+    request: AbstractAsyncContextManager[Charge],
 ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
     """Ask the connector once, as a stream; the caller must run the calls in the reply."""
     stored, reply = kwargs.pop("store_final", False), ReplyAssembly()
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
     ended: dict[str, Any] = {}
     last: StreamingChatMessageContent | None = None
-    with request as charge, named_errors(inner):
-        try:
-            async with aclosing(inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)) as stream:
-                async for chunks in stream:
-                    complete = [chunk and received(chunk) for chunk in chunks]
-                    for chunk in complete:
-                        if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                            reply.add(chunk)
-                            if chunk.finish_reason is not None:
-                                ended = _ended(reply.message())
-                            chunk.metadata = _one_request(chunk.metadata) | ended
-                            last = chunk
-                    yield complete
-        finally:  # if the stream is closed early, the chunks so far
-            charge(reply.message() if reply.is_reply else None)
+    async with request as charge:
+        with named_errors(inner):
+            try:
+                async with aclosing(
+                    inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)
+                ) as stream:
+                    async for chunks in stream:
+                        complete = [chunk and received(chunk) for chunk in chunks]
+                        for chunk in complete:
+                            if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                                reply.add(chunk)
+                                if chunk.finish_reason is not None:
+                                    ended = _ended(reply.message())
+                                chunk.metadata = _one_request(chunk.metadata) | ended
+                                last = chunk
+                        yield complete
+            finally:  # if the stream is closed early, the chunks so far
+                charge(reply.message() if reply.is_reply else None)
     if last is not None and reply.is_reply and not ended:
         own: dict[str, Any] = {"items": [], "metadata": last.metadata | _ended(reply.message())}
         yield [last.model_copy(update=own)]

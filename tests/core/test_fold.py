@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import Fact
+from planner_ext.core.facts import Fact, ModelAsked
 from planner_ext.core.fold import apply, fold
+from planner_ext.core.limits import Consumption
 from planner_ext.core.state import TRANSITIONS, Phase, State
 from planner_ext.core.values import EditedReply, Usage
 from support.core import (
@@ -152,3 +153,26 @@ def test_calls_that_were_not_offered_open_no_batch() -> None:
 def test_a_reply_without_text_leaves_no_empty_message() -> None:
     """A reply with neither text nor calls adds nothing that a service would refuse."""
     assert fold([run_started(), replied(says(""))]).transcript == (GOAL,)
+
+
+@pytest.mark.parametrize(
+    ("fact", "charged"),
+    [
+        (decided(0), 2),
+        (withheld(0), 2),
+        (finished(0, outcome="cancelled"), 2),
+        (finished(0, spent=Consumption(iterations=3)), 3),
+    ],
+    ids=["runs again", "withheld", "cancelled", "reported"],
+)
+def test_the_recorded_requests_of_a_function_are_charged_if_it_does_not_report(fact: Fact, charged: int) -> None:
+    """Its process ended: what it recorded before it was sent counts; otherwise the function's own report does."""
+    asked = ModelAsked(iteration=0, index=0, at=0.0)
+    state = fold((run_started(), replied(calls("f")), decided(0), began(0), asked, asked, fact))
+    assert state.ledger.iterations == 1 + charged
+
+
+def test_a_request_of_a_function_that_does_not_run_cannot_be_recorded() -> None:
+    """The journal contradicts itself."""
+    with pytest.raises(IllegalTransitionError, match="it is not running"):
+        fold((run_started(), replied(calls("f")), decided(0), ModelAsked(iteration=0, index=0, at=0.0)))

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
+from semantic_kernel.functions import kernel_function
 
 from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult, PlannerPlugin
 from planner_ext.core.facts import CallStarted, ModelAsked, RequestFailed
+from planner_ext.durable import effect
 from planner_ext.testing import ScriptedAnswer, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.crash import CRASH_POINTS
-from support.durable import BATCH, GOAL, PAY, Shop, decide_all, effects_in, open_runs, planner_of, world
+from support.durable import BATCH, GOAL, PAY, Shop, decide_all, effects_in, open_runs, planner_of, turn, world
 from support.processes import Lives
 
 KILLED = -9
@@ -130,3 +132,51 @@ async def test_a_turn_waits_for_the_disk_as_often_as_before(
     assert result.iterations == 6
     assert not any(isinstance(fact, ModelAsked | RequestFailed) for fact in result.facts)
     assert len(written) == 1 + 5 * 3 + 2  # the start, five turns, the answer and the end
+
+
+class Thinker:
+    """A function that makes requests itself: through the kernel that it is given."""
+
+    @effect("idempotent")
+    @kernel_function(description="Thinks.")
+    async def think(self, kernel: Kernel) -> str:
+        for _ in range(4):
+            await kernel.invoke_prompt("Think.")
+            await asyncio.sleep(0.02)
+        return "thought"
+
+
+async def think(store: str, folder: Path) -> FunctionCallingStepwisePlannerResult:
+    """Drive a run whose function makes four requests."""
+
+    def script(request: ScriptedRequest) -> ScriptedAnswer:
+        thinks = "Think." in str(request.messages[-1])
+        reply = say("Hm.") if thinks or not request.tools or turn(request) else call("mind-think")
+        return counted(folder / "requests", request, reply)
+
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion(script))
+    kernel.add_plugin(Thinker(), "mind")
+    return await driven(store, planner_of(budget=Budget(max_iterations=9)), kernel)
+
+
+def thinking_life(store: str, folder: Path) -> None:
+    asyncio.run(think(store, folder))
+
+
+async def test_the_requests_of_functions_that_die_are_charged(lives: Lives, store: str, tmp_path: Path) -> None:
+    """Each is recorded before it is sent: five processes that die amid a function make no request too many."""
+    codes = [lives.live(thinking_life, store, tmp_path, PLANNER_EXT_CRASH_AT="mid_tool") for _ in range(5)]
+    result = await think(store, tmp_path)
+    assert codes[0] == KILLED
+    assert result.status in ("answered", "limit_reached")
+    requests = effects_in(tmp_path / "requests")
+    assert 5 <= len(requests) <= result.iterations <= 9
+
+
+async def test_a_recorded_request_of_a_function_is_charged_once(store: str, tmp_path: Path) -> None:
+    """With the end of its call, as without a store."""
+    result = await think(store, tmp_path)
+    recorded = [fact.index for fact in result.facts if isinstance(fact, ModelAsked)]
+    assert (result.final_answer, recorded) == ("Hm.", [0] * 4)
+    assert result.iterations == len(effects_in(tmp_path / "requests")) == 6

@@ -184,7 +184,7 @@ FACTS: tuple[Fact, ...] = (
         at=7.5,
         seconds=0.2,
     ),
-    ModelAsked(iteration=1, at=7.0),
+    ModelAsked(iteration=1, index=0, at=7.0),
     RequestFailed(iteration=1, reason="it broke", iterations=1, usage=USAGE, at=8.0, seconds=0.2),
     BudgetChanged(limits=LIMITS, by="ann", at=9.5, seconds=0.4),
 )
