@@ -18,7 +18,7 @@ from planner_ext.durable.database import Row, Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunConflictError
 from planner_ext.durable.records import fold_journal
 from planner_ext.durable.runs import RUN_ID
-from planner_ext.durable.store import JournalStore
+from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
 from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
 from planner_ext.engine.signing import read_json, signature_of, signatures_match
@@ -159,7 +159,10 @@ def _checked(read: object, key: bytes | None) -> dict[str, Any]:
 
 
 async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
-    """List the steps that write a journal and what is derived from it, as if its facts were recorded one by one."""
+    """List the steps that write a journal and what is derived from it, as if its facts were recorded one by one.
+
+    Nobody is told of what happened in the store that it comes from.
+    """
     derived = _Steps()
     writer = JournalWriter(derived, run_id, ())
     for seq, fact in enumerate(facts):
@@ -167,7 +170,7 @@ async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
     written = dump_facts(facts)
     return [
         *((ADD_FACT, _fact_row(run_id, seq, fact)) for seq, fact in enumerate(written)),
-        *(step for step in derived.steps if step[0] != ADD_FACT),
+        *(step for step in derived.steps if step[0] not in (ADD_FACT, ADD_NOTICE)),
     ]
 
 

@@ -23,7 +23,7 @@ from planner_ext.durable.errors import (
 from planner_ext.durable.inputs import NewBudget, read_inputs, read_new_budget
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
-__all__ = ["LEASE_SECONDS", "JournalStore", "notice_step", "open_database", "opened_store"]
+__all__ = ["ADD_NOTICE", "LEASE_SECONDS", "JournalStore", "notice_step", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ _COUNT = """
     WHERE run_id = :run_id AND owner = :owner
 """
 _PAUSED = '%"type":"Paused"%'
-_ADD_NOTICE = """
+ADD_NOTICE = """
     INSERT INTO planner_notices (id, run_id, event, body, created_at, next_at)
     SELECT :id, run_id, :event, :body, :at, :at FROM planner_runs
     WHERE run_id = :run_id AND status = :status AND updated_at = :at
@@ -470,7 +470,7 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
     """
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
     values: dict[str, Value] = {"id": uuid.uuid4().hex, "run_id": run_id, "status": status, "body": body, "at": at}
-    return _ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
+    return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
 
 
 def _where(status: object) -> str:

@@ -7,6 +7,7 @@ import hmac
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 
 from planner_ext import Approve
 from planner_ext.durable import Approvals, RetryPolicy, RunNotice, Runs, notices
-from planner_ext.durable.store import open_database
+from planner_ext.durable.archive import export_run, import_run
+from planner_ext.durable.store import open_database, opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
 from support.durable import GOAL, PAY, decide_all, open_runs, turn, world
@@ -211,6 +213,20 @@ async def test_a_process_without_listeners_tells_those_who_asked(store: str, tmp
     assert paused["pending"] == []  # nothing waits any more
 
 
+async def test_nobody_is_told_of_the_past_of_an_imported_run(store: str, tmp_path: Path) -> None:
+    """Its pauses and its end were events of the store that it comes from."""
+    async with open_runs(tmp_path / "other.db", poll_seconds=0.01) as other:
+        await drive(other, tmp_path)
+        await decide_all(tmp_path / "other.db")
+        await drive(other, tmp_path)
+    async with opened_store(tmp_path / "other.db") as opened:
+        text = await export_run(opened, "a")
+    async with open_runs(store, poll_seconds=0.01, on_paused=lambda _: None, on_ended=lambda _: None) as runs:
+        async with opened_store(store) as opened:
+            await import_run(opened, text)
+        assert await runs.notices("a") == ()
+
+
 async def test_a_run_that_failed_is_told_of(store: str, tmp_path: Path) -> None:
     """Once its faults ran out of retries, with the last one; a fault that is retried is none of anybody's business."""
     failed: asyncio.Queue[RunNotice] = asyncio.Queue()
@@ -230,6 +246,17 @@ async def test_a_run_that_failed_is_told_of(store: str, tmp_path: Path) -> None:
     assert (heard.run_id, heard.event, heard.status, heard.pending) == ("a", "failed", "failed", ())
     assert heard.problem
     assert (len(asked), failed.empty()) == (2, True)
+
+
+async def test_a_run_in_quarantine_is_told_of(store: str) -> None:
+    """As one that failed, with its status and the reason; by whichever worker set it aside."""
+    failed: asyncio.Queue[RunNotice] = asyncio.Queue()
+    async with open_runs(store, poll_seconds=0.01, on_failed=failed.put) as runs, opened_store(store) as other:
+        await runs.submit(GOAL, run_id="a")
+        counts = {"wake_at": None, "retries": 0, "deaths": 3, "progress": 0}
+        assert await other.park("a", seen=None, status="quarantined", problem="Poison.", at=time.time(), **counts)
+        heard = await asyncio.wait_for(failed.get(), 30)
+    assert (heard.event, heard.status, heard.problem) == ("failed", "quarantined", "Poison.")
 
 
 async def test_a_hung_listener_is_not_in_the_way(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
