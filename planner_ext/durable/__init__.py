@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner_ext.approval.decisions import DecisionRecord
+    from planner_ext.durable.approvals import Approvals
     from planner_ext.durable.authorization import DecisionRequest
     from planner_ext.durable.errors import (
         ApprovalRefusedError,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.results import RunResult
     from planner_ext.durable.retry import RetryPolicy
-    from planner_ext.durable.runs import Approvals, Runs, RunsClient, SubmittedRun
+    from planner_ext.durable.runs import Runs, RunsClient, SubmittedRun
     from planner_ext.durable.worker import DurablePlanner, RunHandle
     from planner_ext.engine.effects import NoEffect, TookEffect, effect
 
@@ -68,6 +69,7 @@ __all__ = [
 
 _MODULES = {
     "approval.decisions": ("DecisionRecord",),
+    "durable.approvals": ("Approvals",),
     "durable.authorization": ("DecisionRequest",),
     "durable.inputs": ("RunInputs",),
     "durable.heartbeat": ("WorkerRecord",),
@@ -75,7 +77,7 @@ _MODULES = {
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),
-    "durable.runs": ("Approvals", "Runs", "RunsClient", "SubmittedRun"),
+    "durable.runs": ("Runs", "RunsClient", "SubmittedRun"),
     "durable.worker": ("DurablePlanner", "RunHandle"),
     "engine.effects": ("NoEffect", "TookEffect", "effect"),
 }

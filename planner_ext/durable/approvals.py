@@ -1,0 +1,164 @@
+"""The approvals of a store: pending calls and questions, listed and decided in any process."""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from planner_ext.approval.decisions import Approve, Decision, DecisionRecord
+from planner_ext.durable.authorization import Authorize, refusal_of
+from planner_ext.durable.errors import ApprovalRefusedError
+from planner_ext.durable.records import PendingApproval, read_approval, read_refusal, refused_text, write_decision
+from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.engine.concurrency import SystemClock
+from planner_ext.engine.ports import Clock
+
+__all__ = ["Approvals"]
+
+logger = logging.getLogger(__name__)
+
+
+class Approvals:
+    """The pending calls and questions of a store, which this process shares with the workers."""
+
+    def __init__(self, store: JournalStore, *, clock: Clock | None = None, authorize: Authorize | None = None) -> None:
+        self._store = store
+        self._clock = clock or SystemClock()
+        self._authorize = authorize
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, where: str | Path, *, clock: Clock | None = None, authorize: Authorize | None = None
+    ) -> AsyncGenerator["Approvals", None]:
+        """Open an existing store; used as ``async with Approvals.connect(...) as approvals``.
+
+        Args:
+            where: The SQLite file, or a ``postgresql://`` address.
+            clock: The time source; None uses the machine's clock.
+            authorize: Asked for each decision before it is stored, with a `DecisionRequest`; async or not. None or True
+                allows it; a reason, or an exception, refuses it. None asks nobody. Give it to the workers, too, which
+                ask again: other processes may decide without it, such as the command line.
+
+        Raises:
+            StoreError: If the store does not exist, or cannot be used.
+        """
+        async with opened_store(where, create=False) as store:
+            yield cls(store, clock=clock, authorize=authorize)
+
+    async def pending(self, run_id: str | None = None, *, limit: int = 50, offset: int = 0) -> list[PendingApproval]:
+        """List the pending calls and questions, the oldest first, without expired ones.
+
+        A row that was altered is skipped, and its id is logged. It cannot be decided; see `show`.
+
+        Args:
+            run_id: Lists only this run's; None lists those of all runs.
+            limit: The maximum number of entries.
+            offset: The number of entries to skip; see `count`.
+
+        Raises:
+            StoreError: If limit or offset is not an integer of at least 0.
+        """
+        found: list[PendingApproval] = []
+        rows = await self._store.open_approvals(self._clock.now(), run_id=run_id, limit=limit, offset=offset)
+        refused = await self._store.refusals(run_id=run_id) if rows else ()
+        for row in rows:
+            try:
+                found.append(read_approval(row, [one for one in refused if one[0] == row[0]]))
+            except ApprovalRefusedError as error:
+                logger.error("A call that waits cannot be shown: %s", error)
+        return found
+
+    async def count(self, run_id: str | None = None) -> int:
+        """Count the pending calls and questions of one run or of all, altered rows included; `pending` skips those."""
+        return await self._store.count_open_approvals(self._clock.now(), run_id=run_id)
+
+    async def show(self, approval_id: str) -> PendingApproval:
+        """Show one call, open, decided or closed.
+
+        Raises:
+            ApprovalRefusedError: If no call has this id, or its row was altered.
+        """
+        row, refused = await self._store.approval(approval_id)
+        if row is None:
+            raise ApprovalRefusedError(
+                f"No call with the id {approval_id!r} ever waited in this store. List what waits to see the ids."
+            )
+        return read_approval(row, refused)
+
+    async def refused(self, run_id: str) -> list[DecisionRecord]:
+        """List the refused decisions on a run's calls: author, time, decision and the reason for the refusal."""
+        return [read_refusal(row) for row in await self._store.refusals(run_id=run_id)]
+
+    async def decide(self, approval_id: str, decision: Decision) -> bool:
+        """Decide a call. A worker takes the decision into the run's journal, now or when the next worker starts.
+
+        A refused decision, or a second one on the same call, is stored too: `show` and `refused` list it.
+
+        The decision binds to the call as `show` returns it. Edited arguments are compared with the call's
+        ``parameters``. Only a worker knows the function, so a worker validates the decision when it takes it. If the
+        function cannot take edited arguments, a question was answered with `Approve`, or the worker's ``authorize``
+        hook refuses, the call waits again, with the ``problem`` shown.
+
+        Args:
+            approval_id: The call's id, from `pending`.
+            decision: `Approve`, `Deny` or `Supply`, with ``by``; its values must be JSON values. Answer a question with
+                `Supply`, or with `Deny` if there is no answer.
+
+        Returns:
+            Whether this decision counts. False if another one was first; then nothing changed.
+
+        Raises:
+            ApprovalRefusedError: If there is no such call, its question has expired, or the decision is invalid, was
+                made for other arguments, has arguments that do not fit the function, or is refused by ``authorize``.
+        """
+        approval, at = await self.show(approval_id), self._clock.now()
+        try:
+            text = _checked_decision(approval, decision, at)
+            if (refusal := await refusal_of(self._authorize, approval, decision)) is not None:
+                raise ApprovalRefusedError(refusal)
+        except ApprovalRefusedError as error:
+            await self._refuse(approval, decision, str(error), at)
+            raise
+        if await self._store.decide(approval_id, text, fingerprint=approval.fingerprint, at=at):
+            return True
+        first, problem = (await self.show(approval_id)).decision, "The call did not wait any more."
+        if first is not None:
+            when = f"{first.at:%Y-%m-%d %H:%M:%S} UTC"
+            problem = f"The first decision counts, and was made before, at {when} by {first.by!r}."
+        await self._refuse(approval, decision, problem, at)
+        return False
+
+    async def _refuse(self, approval: PendingApproval, decision: Decision, problem: str, at: float) -> None:
+        await self._store.refuse(approval.run_id, approval.id, refused_text(decision), problem=problem, at=at)
+
+
+def _checked_decision(approval: PendingApproval, decision: Decision, at: float) -> str:
+    """Validate a decision on a call, and return it as JSON text.
+
+    Raises:
+        ApprovalRefusedError: If the decision is invalid for this call.
+    """
+    text = write_decision(decision)
+    if isinstance(decision, Approve) and decision.fingerprint not in (None, approval.fingerprint):
+        raise ApprovalRefusedError(
+            f"The approval of {approval.id!r} was given for another call or other arguments: its fingerprint is "
+            f"{decision.fingerprint}, the call's {approval.fingerprint}. Show the call again and decide anew."
+        )
+    if isinstance(decision, Approve) and decision.arguments is not None and approval.parameters is not None:
+        from planner_ext.engine.schemas import argument_problem  # noqa: PLC0415  (loaded for edits only)
+
+        if problem := argument_problem(approval.parameters, decision.arguments):
+            raise ApprovalRefusedError(
+                f"The edited arguments do not fit {approval.fully_qualified_name}: {problem}. The call still waits."
+            )
+    if approval.decided_at is not None:  # the store decides which decision came first
+        return text
+    if approval.expires_at is not None and at >= approval.expires_at.timestamp():
+        raise ApprovalRefusedError(
+            f"The decision on {approval.id!r} came too late: the question expired at {approval.expires_at}. "
+            "The model reads so when a worker continues the run."
+        )
+    if approval.status == "closed":
+        raise ApprovalRefusedError(f"The call {approval.id!r} does not wait any more: its run continued, or ended.")
+    return text
