@@ -80,8 +80,8 @@ MODULES = {
     "planner_ext.plugin": "PlannerPlugin",
     "planner_ext.durable": """
         ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RetryPolicy
-        RunConflictError RunFencedError RunHandle RunInputs RunRecord RunRefusedError RunResult Runs RunsClient
-        StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
+        RunConflictError RunFencedError RunFilters RunHandle RunInputs RunRecord RunRefusedError RunResult RunStats Runs
+        RunsClient StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
         NoticeRecord RunNotice
         """,
 }
@@ -228,6 +228,7 @@ class Runs:
     def prune(self, *, older_than, status, dry_run=False): ...
     def count(self, *, status=None): ...
     def list(self, *, status=None, limit=50, offset=0): ...
+    def stats(self): ...
     def load(self, run_id): ...
 
 class RunHandle:

@@ -256,19 +256,28 @@ def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By
 
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="list")
-def list_(args: cli.ListArgs, status: Annotated[str | None, typer.Option(metavar="STATUS")] = None) -> cli.Exit:
-    """List runs, the ones that changed last first.
+def list_(args: cli.RunListArgs) -> cli.Exit:
+    """List runs, the ones that changed last first: what they spent, and what they wait for.
 
     Examples:
       planner-ext runs list --store runs.db --status paused
-
-    Options:
-        status: Only runs that are queued, running, paused, failed, quarantined, answered, incomplete, limit_reached or
-            stopped. Default: all.
+      planner-ext runs list --store runs.db --status failed --status quarantined --newer-than 1d
     """
     from planner_ext.cli.store import list_runs  # noqa: PLC0415  (see above)
 
-    return list_runs(args, status=status)
+    return list_runs(args)
+
+
+@cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="stats")
+def print_stats(store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
+    """Count the runs by status, those that wait for a retry, and show how long the oldest approval waits.
+
+    Examples:
+      planner-ext runs stats --store runs.db --json
+    """
+    from planner_ext.cli import store as stored  # noqa: PLC0415  (see above)
+
+    return stored.print_stats(store, as_json=as_json)
 
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="show")

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import IntEnum
 from functools import wraps
 from inspect import Parameter, Signature, getdoc, signature
@@ -39,6 +39,7 @@ __all__ = [
     "ListArgs",
     "MoreIterations",
     "ResumeArgs",
+    "RunListArgs",
     "RunOptions",
     "Store",
     "StoredRunOptions",
@@ -328,6 +329,30 @@ class ListArgs:
     limit: Annotated[int, typer.Option(metavar="N", min=1)] = 50
     offset: Annotated[int, typer.Option(metavar="N", min=0)] = 0
     as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+class RunListArgs(ListArgs):
+    """Which runs to list.
+
+    Attributes:
+        status: Only runs that are queued, running, paused, failed, quarantined, answered, incomplete, limit_reached or
+            stopped. May be repeated. Default: all.
+        goal: Only runs with this text in their goal.
+        worker: Only runs that this worker drives.
+        older_than: Only runs that have not changed for so long: 30d, 12h, 90m or 45s.
+        newer_than: Only runs that changed within this time.
+        created_after: Only runs created at this local time or later: 2026-01-31 or 2026-01-31T12:00:00.
+        created_before: Only runs created before this local time.
+    """
+
+    status: Annotated[list[str] | None, typer.Option(metavar="STATUS")] = None
+    goal: Annotated[str | None, typer.Option(metavar="TEXT")] = None
+    worker: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    older_than: Annotated[timedelta | None, typer.Option(parser=_read_age, metavar="AGE")] = None
+    newer_than: Annotated[timedelta | None, typer.Option(parser=_read_age, metavar="AGE")] = None
+    created_after: Annotated[datetime | None, typer.Option(metavar="TIME")] = None
+    created_before: Annotated[datetime | None, typer.Option(metavar="TIME")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

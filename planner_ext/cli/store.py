@@ -12,10 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from planner_ext.approval.decisions import Approve, Decision, Supply
-from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs, signing_key
+from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs, RunListArgs, signing_key
 from planner_ext.cli.text import (
     Terminal,
     exact,
@@ -24,6 +25,7 @@ from planner_ext.cli.text import (
     moment_text,
     one_line,
     printable,
+    shortened,
     visible,
     warnings_shown,
 )
@@ -40,6 +42,7 @@ from planner_ext.durable import (
     writer,
 )
 from planner_ext.durable.errors import is_address, redacted
+from planner_ext.durable.listing import RunFilters
 from planner_ext.durable.sqlite import new_file
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.concurrency import SystemClock
@@ -58,6 +61,7 @@ __all__ = [
     "list_runs",
     "list_workers",
     "opened_runs",
+    "print_stats",
     "prune_runs",
     "show_pending",
     "store_name",
@@ -94,14 +98,47 @@ def command_on(where: str, *words: str) -> str:
     return shlex.join(["planner-ext", *words, *option])
 
 
-async def list_runs(args: ListArgs, *, status: str | None) -> int:
+async def list_runs(args: RunListArgs) -> int:
     """Print the runs of a store; a damaged row is reported as an error."""
+    now = SystemClock().now()
+    filters: RunFilters = {
+        "goal": args.goal,
+        "worker": args.worker,
+        "created_after": None if args.created_after is None else args.created_after.timestamp(),
+        "created_before": None if args.created_before is None else args.created_before.timestamp(),
+        "updated_after": None if args.newer_than is None else now - args.newer_than.total_seconds(),
+        "updated_before": None if args.older_than is None else now - args.older_than.total_seconds(),
+    }
     async with opened_store(args.store, create=False) as store:
         with warnings_shown("planner_ext.durable"):
-            records = await store.runs(status=status, limit=args.limit, offset=args.offset)
-        total = await store.count_runs(status=status)
-    none = f"No run{f' is {status}' if status else ''} in {store_name(args.store)}."
-    return _print_list(args, map(_run_row, records), _run_lines(records), total=total, none=none)
+            records = await store.runs(
+                now=now, limit=args.limit, offset=args.offset, status=args.status or None, **filters
+            )
+        total = await store.count_runs(status=args.status or None, **filters)
+    status = f" is {' or '.join(args.status)}" if args.status else ""
+    others = any(given is not None for given in filters.values())
+    none = f"No {'such ' if others else ''}run{status} in {store_name(args.store)}."
+    return _print_list(args, map(_run_row, records), _run_lines(records, Terminal()), total=total, none=none)
+
+
+async def print_stats(store: str, *, as_json: bool) -> int:
+    """Print the numbers of a store."""
+    async with opened_store(store, create=False) as opened:
+        stats = await opened.stats(SystemClock().now())
+    if as_json:
+        print(json_document(asdict(stats)))
+        return ExitCode.ANSWERED
+    waits = stats.oldest_approval_seconds
+    since = "" if waits is None else f"since {moment_text(datetime.now(UTC) - timedelta(seconds=waits))}"
+    lines = {
+        "runs": stats.total,
+        **stats.by_status,
+        "waiting for a retry": stats.retrying,
+        "oldest approval": since or "none",
+    }
+    for name, value in lines.items():
+        Terminal().print_line((f"{name:<20}", "dim"), f"{value:,}" if isinstance(value, int) else value)
+    return ExitCode.ANSWERED
 
 
 async def list_workers(store: str, *, lease: float, as_json: bool) -> int:
@@ -305,18 +342,54 @@ def _print_list(
     elif not total:
         errors.say(none)
     else:
+        console = Terminal()
         for line in lines:
-            Terminal().print_line(line)
+            console.print_line(line)
     return ExitCode.ANSWERED
 
 
-def _run_lines(records: Sequence[RunRecord]) -> Iterable[Text]:
-    names = max((len(exact(record.run_id)) for record in records), default=0)
-    states = max((len(record.status) for record in records), default=0)
-    for record in records:
-        name = (f"{exact(record.run_id):<{names}}", "bold")
-        changed = (moment_text(_moment(record.updated_at)), "dim")
-        yield Text.assemble(name, f"  {record.status:<{states}}  {one_line(record.goal)}  ", changed)
+_RUN_HEAD = ("run", "status", "iterations", "calls", "tokens", "cost", "changed")
+_NUMBERS = range(2, 6)
+"""The columns that are aligned to the right."""
+
+
+def _run_lines(records: Sequence[RunRecord], console: Terminal) -> Iterable[Text]:
+    """Lay out runs: for a terminal a table with what each waits for and its goal below, else a line for each."""
+    rows = [_run_cells(record, short=console.is_terminal) for record in records]
+    head = [_RUN_HEAD] if console.is_terminal and rows else []
+    widths = [max(map(cell_len, column)) for column in zip(*head, *rows, strict=True)]
+    for words in head:
+        yield Text(_aligned(words, widths), "dim")
+    for record, cells in zip(records, rows, strict=True):
+        line, waits, goal = _aligned(cells, widths), one_line(record.waits_for or record.problem), one_line(record.goal)
+        name = len(cells[0])
+        if not console.is_terminal:
+            yield Text.assemble((line[:name], "bold"), line[name:], f"  {waits or '-'}  {goal}")
+            continue
+        yield Text.assemble((line[:name], "bold"), line[name:].rstrip())
+        lead = "    waits for " if record.waits_for else "    "
+        for text in filter(None, (lead + waits if waits else "", f"    {goal}")):
+            yield Text(shortened(text, console.width, console.signs.more), "dim")
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padding = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+    return "  ".join(
+        padding[place] + cell if place in _NUMBERS else cell + padding[place] for place, cell in enumerate(cells)
+    )
+
+
+def _run_cells(record: RunRecord, *, short: bool) -> tuple[str, ...]:
+    changed = moment_text(_moment(record.updated_at))
+    return (
+        exact(record.run_id),
+        record.status,
+        f"{record.iterations:,}",
+        f"{record.tool_calls:,}",
+        f"{record.tokens:,}",
+        "-" if record.cost is None else f"{record.cost:.4g}",
+        changed.partition(", ")[2] if short else changed,
+    )
 
 
 def _run_row(record: RunRecord) -> dict[str, object]:

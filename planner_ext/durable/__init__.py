@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from planner_ext.durable.heartbeat import WorkerRecord
     from planner_ext.durable.inputs import RunInputs
+    from planner_ext.durable.listing import RunFilters, RunStats
     from planner_ext.durable.notices import NoticeRecord, RunNotice
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.results import RunResult
@@ -49,12 +50,14 @@ __all__ = [
     "RetryPolicy",
     "RunConflictError",
     "RunFencedError",
+    "RunFilters",
     "RunHandle",
     "RunInputs",
     "RunNotice",
     "RunRecord",
     "RunRefusedError",
     "RunResult",
+    "RunStats",
     "Runs",
     "RunsClient",
     "StoreError",
@@ -74,6 +77,7 @@ _MODULES = {
     "durable.inputs": ("RunInputs",),
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),
+    "durable.listing": ("RunFilters", "RunStats"),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),

@@ -196,6 +196,7 @@ _OPERATION: tuple[str, ...] = (
     "CREATE INDEX planner_notices_by_next ON planner_notices (next_at)",
     "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
     "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
+    "CREATE INDEX planner_runs_by_status_and_update ON planner_runs (status, updated_at, run_id)",
     "CREATE INDEX planner_runs_by_owner ON planner_runs (owner)",
 )
 

@@ -71,14 +71,16 @@ class RunRecord:
         wake_at: When the run is next due by itself, in seconds since the epoch: the first expiry of a paused run, the
             next retry of a running one. None means never.
         created_at: When it was started, in seconds since the epoch.
-        updated_at: When it last paused, resumed or ended, in seconds since the epoch.
+        updated_at: When it last changed, in seconds since the epoch: got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
         retries: The faults since it last completed an iteration.
         deaths: How often its worker's process ended since it last completed an iteration.
-        iterations: The model round trips charged to it.
+        iterations: The model round trips charged to it, up to its last reply; the next three likewise.
         tool_calls: The calls charged to it.
         tokens: The tokens charged to it.
         cost: The cost charged to it, in the unit of its price; None if it is not known.
+        waits_for: In a list: the functions of the first open calls, "an answer" for a question, and how many more
+            there are; a worker; or the next try. "" while a worker drives it, after its end, and outside of lists.
     """
 
     run_id: str
@@ -95,6 +97,7 @@ class RunRecord:
     tool_calls: int = 0
     tokens: int = 0
     cost: float | None = None
+    waits_for: str = ""
 
     @property
     def unfinished(self) -> bool:
@@ -121,7 +124,7 @@ class RunRecord:
             ) from error
 
 
-RUN_COLUMNS = tuple(column.name for column in fields(RunRecord))
+RUN_COLUMNS = tuple(column.name for column in fields(RunRecord) if column.name != "waits_for")
 """The columns of a run's row."""
 
 

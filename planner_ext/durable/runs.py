@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict, TypeVar
+from typing import Any, NoReturn, TypedDict, TypeVar, Unpack
 
 from planner_ext.approval.decisions import Decision, InDoubt, is_duration, waiting_calls
 from planner_ext.core.errors import shown
@@ -25,6 +25,7 @@ from planner_ext.durable.errors import (
 )
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
+from planner_ext.durable.listing import RunFilters, RunStats, Statuses
 from planner_ext.durable.notices import Listener, NoticeRecord, Notifier, Webhook, notices_of
 from planner_ext.durable.records import (
     RunRecord,
@@ -135,27 +136,38 @@ class RunsClient:
         before = self._clock.now() - older_than.total_seconds()
         return await self._store.prune(status=status, before=before, dry_run=dry_run)
 
-    async def count(self, *, status: str | None = None) -> int:
-        """Count all runs, or those with a status.
+    async def count(self, *, status: Statuses = None, **filters: Unpack[RunFilters]) -> int:
+        """Count all runs, or those that the filters of `list` let pass.
 
         Raises:
-            StoreError: If no run can have the status; the message names the possible ones.
+            StoreError: If a filter is invalid; the message says what is expected.
         """
-        return await self._store.count_runs(status=status)
+        return await self._store.count_runs(status=status, **filters)
 
-    async def list(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
-        """List runs, the most recently updated first.
+    async def list(
+        self, *, status: Statuses = None, limit: int = 50, offset: int = 0, **filters: Unpack[RunFilters]
+    ) -> list[RunRecord]:
+        """List the runs that all given filters let pass, the most recently updated first.
 
         Args:
-            status: Lists only runs that are ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``,
-                ``answered``, ``incomplete``, ``limit_reached`` or ``stopped``; None lists all.
+            status: A status, or several of which a run has one: ``queued``, ``running``, ``paused``, ``failed``,
+                ``quarantined``, ``answered``, ``incomplete``, ``limit_reached`` or ``stopped``; None lists all.
             limit: The maximum number of runs.
             offset: The number of runs to skip; see `count`.
+            **filters: By goal, worker and age; see `RunFilters`.
 
         Raises:
-            StoreError: If no run can have the status, or limit or offset is not an integer of at least 0.
+            StoreError: If a filter, limit or offset is invalid; the message says what is expected.
         """
-        return await self._store.runs(status=status, limit=limit, offset=offset)
+        now = self._clock.now()
+        return await self._store.runs(now=now, status=status, limit=limit, offset=offset, **filters)
+
+    async def stats(self) -> RunStats:
+        """Count the runs by status and those that wait for a retry, and tell how old the oldest approval is.
+
+        Costs milliseconds with 100,000 runs.
+        """
+        return await self._store.stats(self._clock.now())
 
     async def workers(self, *, lease_seconds: float = LEASE_SECONDS) -> builtins.list[WorkerRecord]:
         """List the workers of the store, the oldest first; one that died is listed for a day, or until it is back.

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, Unpack, cast
 
 from planner_ext.core.limits import is_count
 from planner_ext.durable.database import Database, Row, Step, Value
@@ -21,23 +21,27 @@ from planner_ext.durable.errors import (
     is_address,
 )
 from planner_ext.durable.inputs import NewBudget, read_inputs, read_new_budget
+from planner_ext.durable.listing import (
+    AT_REST,
+    ENDS,
+    OPEN,
+    PAGE,
+    STATUSES,
+    RunFilters,
+    RunStats,
+    Statuses,
+    where_clause,
+    with_waits,
+)
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
 __all__ = ["ADD_NOTICE", "LEASE_SECONDS", "JournalStore", "notice_step", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
-_ENDS = ("answered", "incomplete", "limit_reached", "stopped")
-_AT_REST = ("failed", "quarantined", *_ENDS)
-"""The statuses of runs that only a `resume` continues; they may be deleted."""
-
-_STATUSES = ("queued", "running", "paused", *_AT_REST)
-"""The statuses of a run's row; a run whose result is ``asked`` is ``paused``."""
-
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
 _TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "planner_notices")
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
-_OPEN = "status = 'open' AND (expires_at IS NULL OR expires_at > :now)"
 _APPROVAL = """
     SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
     FROM planner_approvals
@@ -184,23 +188,45 @@ class JournalStore:
         record = _read_run(run_id, runs)
         return StoredRun(record=record, facts=read_facts(run_id, facts), inputs=read_inputs(run_id, given[0][0]))
 
-    async def runs(self, *, status: str | None = None, limit: int = 50, offset: int = 0) -> list[RunRecord]:
-        """List runs, the most recently updated first; a damaged row is skipped and logged.
+    async def runs(
+        self, *, now: float, status: Statuses = None, limit: int = 50, offset: int = 0, **filters: Unpack[RunFilters]
+    ) -> list[RunRecord]:
+        """List runs with what they wait for, the most recently updated first; a damaged row is skipped and logged.
 
         Raises:
-            StoreError: If no run can have the status, or limit or offset is not an integer of at least 0.
+            StoreError: If a filter, limit or offset is invalid; the message has what is expected.
         """
-        order = "ORDER BY updated_at DESC, run_id LIMIT :limit OFFSET :offset"
-        statement = f"{_RUN} {_where(status)} {order}"
-        return _read_runs(await self._rows(statement, status=status, **_page(limit, offset)))
+        where, values = where_clause(status, filters)
+        rows = await self._rows(PAGE.format(where=where), **values, **_page(limit, offset), now=now)
+        records = _read_runs([*{row[0]: row[:-2] for row in rows}.values()])
+        waiting = [(row[0], *row[-2:]) for row in rows if row[-2] is not None]
+        owners = {record.owner for record in records if record.unfinished and record.owner is not None}
+        seen = {owner: await self._last_seen(owner, now) for owner in owners}
+        return with_waits(records, waiting, {owner: at for owner, at in seen.items() if at < now}, now)
 
-    async def count_runs(self, *, status: str | None = None) -> int:
-        """Count all runs, or those with a status.
+    async def count_runs(self, *, status: Statuses = None, **filters: Unpack[RunFilters]) -> int:
+        """Count the runs that filters let pass.
 
         Raises:
-            StoreError: If no run can have the status.
+            StoreError: If a filter is invalid.
         """
-        return await self._number(f"SELECT COUNT(*) FROM planner_runs {_where(status)}", status=status)
+        where, values = where_clause(status, filters)
+        return await self._number(f"SELECT COUNT(*) FROM planner_runs {where}", **values)
+
+    async def stats(self, now: float) -> RunStats:
+        """Read the numbers of the store, from indexes alone."""
+        statuses, retrying, oldest = await self.database.transact(
+            ("SELECT status, COUNT(*) FROM planner_runs GROUP BY status", {}),
+            ("SELECT COUNT(*) FROM planner_runs WHERE status = 'running' AND wake_at IS NOT NULL", {}),
+            (f"SELECT asked_at FROM planner_approvals WHERE {OPEN} ORDER BY asked_at LIMIT 1", {"now": now}),
+        )
+        counts = {str(status): int(number or 0) for status, number in statuses}
+        return RunStats(
+            total=sum(counts.values()),
+            by_status={status: counts.get(status, 0) for status in STATUSES},
+            retrying=int(retrying[0][0] or 0),
+            oldest_approval_seconds=now - float(oldest[0][0] or 0) if oldest else None,
+        )
 
     async def due(self, now: float) -> list[RunRecord]:
         """List queued, running, decided and expired runs of any owner; the caller skips those of a living worker.
@@ -237,7 +263,7 @@ class JournalStore:
         """Store another budget for a run, as JSON text, or none; False if the run has ended."""
         statement = f"""
             UPDATE planner_runs SET new_budget = :text
-            WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, _ENDS))}) RETURNING run_id
+            WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))}) RETURNING run_id
         """
         return bool(await self._rows(statement, run_id=run_id, text=text))
 
@@ -327,12 +353,12 @@ class JournalStore:
         Raises:
             StoreError: If limit or offset is not an integer of at least 0.
         """
-        statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {_OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
+        statement = f"{_APPROVAL} WHERE {_of_run(run_id)} {OPEN} ORDER BY asked_at, id LIMIT :limit OFFSET :offset"
         return await self._rows(statement, now=now, run_id=run_id, **_page(limit, offset))
 
     async def count_open_approvals(self, now: float, *, run_id: str | None = None) -> int:
         """Count the open questions, of all runs or of one."""
-        statement = f"SELECT COUNT(*) FROM planner_approvals WHERE {_of_run(run_id)} {_OPEN}"
+        statement = f"SELECT COUNT(*) FROM planner_approvals WHERE {_of_run(run_id)} {OPEN}"
         return await self._number(statement, now=now, run_id=run_id)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
@@ -395,7 +421,7 @@ class JournalStore:
             UnknownRunError: If there is no such run.
             RunConflictError: If the run is unfinished, or a living worker drives it.
         """
-        statuses = (*_AT_REST, "paused") if paused else _AT_REST
+        statuses = (*AT_REST, "paused") if paused else AT_REST
         listed = ", ".join(f"'{status}'" for status in statuses)
         chosen = f"run_id = :run_id AND status IN ({listed}) AND {_IDLE}"
         if await self._delete(chosen, run_id=run_id):
@@ -423,8 +449,8 @@ class JournalStore:
         Raises:
             StoreError: If runs with this status may not be deleted.
         """
-        if status not in _AT_REST:
-            raise StoreError(f"Runs that are {status!r} are not deleted. Give one of: {', '.join(_AT_REST)}.")
+        if status not in AT_REST:
+            raise StoreError(f"Runs that are {status!r} are not deleted. Give one of: {', '.join(AT_REST)}.")
         values: dict[str, Value] = {"status": status, "before": before}
         if dry_run:
             old = _OLD.format(age=self.database.age)
@@ -452,6 +478,12 @@ class JournalStore:
         *_, runs = await self.database.transact(lock, *((deletion, owner) for deletion in deletions))
         return len(runs)
 
+    async def _last_seen(self, worker_id: str, now: float) -> float:
+        """Return when a worker was seen that died or is frozen, 0.0 if that is not known; ``now`` for a living one."""
+        age = await self.worker_age(worker_id)
+        lives = age is not None and age <= LEASE_SECONDS and await self.database.holds_lock(worker_id)
+        return now if lives else 0.0 if age is None else now - max(age, 1.0)
+
     async def _rows(self, statement: str, **values: Value) -> Sequence[Row]:
         return (await self.database.transact((statement, values)))[0]
 
@@ -471,14 +503,6 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
     values: dict[str, Value] = {"id": uuid.uuid4().hex, "run_id": run_id, "status": status, "body": body, "at": at}
     return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
-
-
-def _where(status: object) -> str:
-    if status is None:
-        return ""
-    if status not in _STATUSES:
-        raise StoreError(f"No run has the status {status!r}. There are: {', '.join(_STATUSES)}.")
-    return "WHERE status = :status"
 
 
 def _of_run(run_id: str | None) -> str:

@@ -15,7 +15,10 @@ from planner_ext.core.facts import (
     Ended,
     Fact,
     IterationCompleted,
+    ModelReplied,
     Paused,
+    Planned,
+    RequestFailed,
     Resumed,
     Rules,
     RunStarted,
@@ -48,12 +51,13 @@ _ADD_OWN_FACT = """
             :schema, :fact)
 """
 """Fails with a null key where another worker has become the owner, whether or not it has written."""
-_MOVE_RUN = """
-    UPDATE planner_runs SET status = :status, wake_at = :wake_at, updated_at = :at, iterations = :iterations,
-        tool_calls = :tool_calls, tokens = :tokens, cost = :cost,
+_TOTALS = "updated_at = :at, iterations = :iterations, tool_calls = :tool_calls, tokens = :tokens, cost = :cost"
+_MOVE_RUN = f"""
+    UPDATE planner_runs SET status = :status, wake_at = :wake_at, {_TOTALS},
         problem = CASE WHEN :status = 'running' THEN problem END
     WHERE run_id = :run_id
-"""
+"""  # noqa: S608  (only this module's own text)
+_COUNT_REPLY = f"UPDATE planner_runs SET {_TOTALS} WHERE run_id = :run_id"  # noqa: S608  (only this module's own text)
 _OPEN_APPROVAL = """
     INSERT INTO planner_approvals (id, run_id, status, fingerprint, call, asked_at, expires_at)
     VALUES (:id, :run_id, 'open', :fingerprint, :call, :asked_at, :expires_at)
@@ -287,7 +291,18 @@ def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
 
 
 def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> list[Step]:
+    spent = state.ledger
+    values: dict[str, Value] = {
+        "run_id": state.run_id,
+        "at": state.at,
+        "iterations": spent.iterations,
+        "tool_calls": spent.tool_calls,
+        "tokens": spent.usage.total_tokens,
+        "cost": spent.usage.cost,
+    }
     match last:
+        case Planned() | ModelReplied() | RequestFailed():
+            return [(_COUNT_REPLY, values)]
         case Paused():
             status = "paused"
         case RunStarted() | Resumed():
@@ -297,12 +312,8 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
         case _:
             return []
     expiries = [call.decided.expires_at for call in waiting if call.decided.expires_at is not None]
-    wake_at = min(expiries, default=None)
-    values: dict[str, Value] = {"run_id": state.run_id, "status": status, "wake_at": wake_at, "at": state.at}
-    spent = state.ledger
-    values |= {"iterations": spent.iterations, "tool_calls": spent.tool_calls}
     forgotten = [(_DROP_BUDGETS, {"run_id": state.run_id})] if isinstance(last, Ended) else []
-    moved = (_MOVE_RUN, {**values, "tokens": spent.usage.total_tokens, "cost": spent.usage.cost})
+    moved = (_MOVE_RUN, {**values, "status": status, "wake_at": min(expiries, default=None)})
     problem = last.reason if isinstance(last, Ended) else ""
     told = [] if status == "running" else [notice_step(state.run_id, status, at=state.at, problem=problem)]
     return [moved, *forgotten, *told]

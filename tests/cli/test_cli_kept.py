@@ -196,7 +196,10 @@ def test_a_run_is_begun_once(command: Command) -> None:
 def test_runs_are_listed_and_shown(command: Command) -> None:
     """The list has a line for each; a run is shown with what happened and what waits, and is not resumed."""
     listed = command("runs", "list", *STORE)
-    assert listed.out.startswith(f"order-7  paused  {GOAL}")
+    (line,) = listed.out.splitlines()
+    assert line.startswith("order-7  paused  2  1  ")
+    assert "  shop-refund  " in line
+    assert line.endswith(f"  {GOAL}")
     (record,) = json.loads(command("runs", "list", *STORE, "--json").out)
     assert (record["run_id"], record["status"], record["goal"], record["owner"]) == ("order-7", "paused", GOAL, None)
     assert command("runs", "list", *STORE, "--status", "answered").err == "No run is answered in runs.db.\n"

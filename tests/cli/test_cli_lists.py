@@ -96,3 +96,60 @@ def test_no_command_shows_a_password(command: Command, where: str) -> None:
         refused = command(*words, "--store", where)
         assert refused.code == 2
         assert "sesame" not in refused.out + refused.err
+
+
+def test_runs_are_listed_by_filters(command: Command, here: Path) -> None:
+    """By several statuses, goal, worker and age; the whole row is in the JSON, and its columns in the lines."""
+    assert command(*WAITS, "a").code == 4
+    with sqlite3.connect(here / "runs.db") as database:
+        database.execute(
+            "INSERT INTO planner_runs (run_id, goal, status, problem, created_at, updated_at, iterations, tokens, cost)"
+            " VALUES ('b', '\"Sell a lamp.\"', 'failed', '\"no answer\"', 0, 0, 1234, 56789, 0.25)"
+        )
+    database.close()
+    chosen = {
+        ("--status", "failed", "--status", "paused"): ["a", "b"],
+        ("--goal", "sell a"): ["b"],
+        ("--worker", "w1"): [],
+        ("--older-than", "1d"): ["b"],
+        ("--newer-than", "1h"): ["a"],
+        ("--created-before", "2020-01-01"): ["b"],
+        ("--created-after", "2020-01-01T00:00:00", "--status", "paused"): ["a"],
+    }
+    for words, names in chosen.items():
+        assert [row["run_id"] for row in command("runs", "list", *STORE, *words, "--json").document] == names
+    (row,) = command("runs", "list", *STORE, "--status", "paused", "--json").document
+    assert (row["iterations"], row["tool_calls"], row["waits_for"], row["cost"]) == (2, 1, "shop-refund", None)
+    line = command("runs", "list", *STORE, "--status", "failed").out
+    assert line.startswith("b  failed  1,234  0  56,789  0.25  1970-01-01 ")
+    assert line.endswith("  no answer  Sell a lamp.\n")
+    assert command("runs", "list", *STORE, "--goal", "nothing").err == "No such run in runs.db.\n"
+    assert "expected a number and d, h, m or s" in command("runs", "list", *STORE, "--older-than", "soon").err
+
+
+def test_a_terminal_gets_a_table_of_runs(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a head, and within the width of the terminal; what a person or a model wrote cannot move the cursor."""
+    assert command(*WAITS, "a").code == 4
+    with sqlite3.connect(here / "runs.db") as database:
+        database.execute("UPDATE planner_runs SET goal = ?", (json.dumps("Refund\x1b[2J the lamp. " * 100),))
+    database.close()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    listed = command("runs", "list", *STORE)
+    head, figures, waits, goal = listed.out.splitlines()
+    assert head.split() == ["run", "status", "iterations", "calls", "tokens", "cost", "changed"]
+    assert figures.split()[:4] == ["a", "paused", "2", "1"]
+    assert waits == "    waits for shop-refund"
+    assert goal.startswith("    Refund\N{REPLACEMENT CHARACTER}[2J the lamp. Refund")
+    assert len(goal) == 80
+    assert "\x1b[2J" not in listed.out
+
+
+def test_the_numbers_of_a_store_are_printed(command: Command) -> None:
+    """As lines, or as one JSON document."""
+    assert command(*WAITS, "a").code == 4
+    stats = command("runs", "stats", *STORE, "--json").document
+    assert stats["oldest_approval_seconds"] >= 0
+    assert (stats["total"], stats["by_status"]["paused"], stats["by_status"]["failed"]) == (1, 1, 0)
+    lines = dict(line.split(maxsplit=1) for line in command("runs", "stats", *STORE).out.splitlines())
+    assert (lines["runs"], lines["paused"], lines["failed"]) == ("1", "1", "0")
