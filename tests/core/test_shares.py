@@ -1,17 +1,19 @@
 """Shares of a budget: how one is divided, and what becomes of what was set aside."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from planner_ext.core.accounts import Account
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import dump_facts, load_facts, stopping_facts
-from support.core import calls, decided, finished, replied, run_started
+from support.core import budget_changed, calls, decided, finished, replied, run_started
 from support.narrow import present
 
 SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
@@ -162,3 +164,10 @@ def test_shares_survive_json_and_older_journals_have_none() -> None:
     assert list(load_facts(data)) == facts
     del data[0]["reserved"], data[1]["spent"]
     assert list(load_facts(data)) == [started(None)[-1], ended(None)]
+
+
+def test_what_functions_may_take_follows_a_budget_that_changes() -> None:
+    """At once, and less what the run has spent and what it keeps for its answer."""
+    facts = [*started(None), budget_changed(Budget(max_iterations=5, max_tool_calls=3))]
+    account = Account(lambda: fold(facts), None, nullcontext())
+    assert (account.left().iterations, account.left().tool_calls, account.left().tokens) == (3, 2, None)
