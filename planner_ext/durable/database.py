@@ -206,8 +206,9 @@ _SCHEMAS = (_FIRST, _OPERATION)
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
 ``owner``: the worker that drives it, or null. ``wake_at``: when it is next due by itself: the first expiry of a paused
 run, the next retry of a running one. ``problem``: its last fault, or why it is in quarantine. ``retries``, ``deaths``:
-faults, and ends of its worker's process, since the run completed an iteration; ``progress``: the iterations completed
-when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall take.
+faults, and ends of its worker's process, since its last reply or result; ``progress``: the replies and results in its
+journal when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall
+take.
 
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
 decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.

@@ -70,6 +70,7 @@ _DUE = """
 """
 """Runs with an untaken decision; with an expired question, whose timer may be lost; those that a fault interrupted, at
 their retry; and those without a journal yet."""
+_RUNNING = "SELECT run_id, owner FROM planner_runs WHERE status = 'running' AND COALESCE(wake_at, 0) <= :now"
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a worker's session must be missing: while the server restarts, all sessions are, for about a second."""
@@ -101,6 +102,7 @@ class ActivationQueue:
         self._host = _DbosHost(url, self.workers.worker_id, self._run_queued)
         self._serving: Callable[[str], Awaitable[object]] | None = None
         self._dead_since: dict[str, float] = {}
+        self._orphaned_since: dict[str, float] = {}
         self._refused: dict[str, float] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -235,6 +237,7 @@ class ActivationQueue:
                 await self._locks.keep()
                 await self._queue_due()
                 await self._queue_lost()
+                await self._queue_orphans()
             except WorkerInUseError:
                 logger.exception("The session of worker %r was lost, and its name is not free yet.", self._locks.name)
             except PlannerExtError as error:
@@ -282,6 +285,22 @@ class ActivationQueue:
             await self._host.requeue([row.workflow_id for row in lost if not _is_older(row)])
         for row in filter(_is_older, lost):
             await self._replace(row.workflow_id, row.workflow_id.rpartition(":")[0])
+
+    async def _queue_orphans(self) -> None:
+        """Queue running runs that have had neither a living worker nor an activation for `_GRACE_SECONDS`.
+
+        An activation that is queued twice ends at once where the first one runs; the worker of that may die afterwards.
+        """
+        now = time.monotonic()
+        runs = (await self._store.database.transact((_RUNNING, {"now": time.time()})))[0]
+        living = {owner: await self.workers.alive(str(owner)) for owner in {owner for _, owner in runs} - {None}}
+        orphans = [str(run_id) for run_id, owner in runs if not living.get(owner)]
+        self._orphaned_since = {run_id: self._orphaned_since.get(run_id, now) for run_id in orphans}
+        for run_id, since in self._orphaned_since.items():
+            if now - since >= _GRACE_SECONDS and run_id not in self._refused:
+                filters = {"workflow_id_prefix": f"{run_id}:", "status": ["PENDING", *_QUEUED]}
+                if not await self._host.list(**filters):
+                    await self._replace(await self._key(run_id), run_id)
 
 
 class _DbosHost:

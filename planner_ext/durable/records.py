@@ -73,8 +73,8 @@ class RunRecord:
         created_at: When it was started, in seconds since the epoch.
         updated_at: When it last changed, in seconds since the epoch: got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
-        retries: The faults since it last completed an iteration.
-        deaths: How often its worker's process ended since it last completed an iteration.
+        retries: The faults since its last reply or result.
+        deaths: How often its worker's process ended since its last reply or result.
         iterations: The model round trips charged to it, up to its last reply; the next three likewise.
         tool_calls: The calls charged to it.
         tokens: The tokens charged to it.

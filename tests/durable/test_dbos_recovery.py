@@ -13,6 +13,7 @@ import pytest
 
 from planner_ext import Approve
 from planner_ext.durable import Approvals, Runs, dbos
+from planner_ext.durable.postgres import DBOS_TABLES
 from planner_ext.durable.store import JournalStore, open_database
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
@@ -115,6 +116,30 @@ async def test_a_run_that_was_entered_and_never_begun_is_begun(postgres_url: str
         await store.close()
         await answered(runs, "killed", "left")
     assert effects_in(tmp_path / "effects") == ["label 1"] * 3
+
+
+def labelling_life(url: str, effects: Path) -> None:
+    """Drive a run, until it is killed."""
+
+    async def drive() -> None:
+        async with open_runs(url) as runs:
+            await (await runs.start(*world(effects, labels), GOAL, run_id="order-7")).result()
+
+    asyncio.run(drive())
+
+
+async def test_a_run_without_worker_and_activation_is_gone_on_with(
+    lives: Lives, postgres_url: str, tmp_path: Path
+) -> None:
+    """Its worker died, and its activation was lost, or ended beside that of the worker: one that lives finds it."""
+    effects = tmp_path / "effects"
+    killed = lives.live(labelling_life, postgres_url, effects, PLANNER_EXT_CRASH_AT="after_outcome")
+    assert killed == -signal.SIGKILL
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"DELETE FROM {DBOS_TABLES}.workflow_status".encode())
+    async with working(postgres_url, effects, labels) as runs:
+        await answered(runs, "order-7")
+    assert effects_in(effects) == ["label 1"]
 
 
 def leaving_life(url: str, effects: Path) -> None:

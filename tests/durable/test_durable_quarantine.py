@@ -4,20 +4,25 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.functions import kernel_function
 
-from planner_ext.core.facts import CallFinished, CallStarted
-from planner_ext.durable import dbos, effect
+from planner_ext import Approve
+from planner_ext.core.facts import CallFinished, CallStarted, Fact
+from planner_ext.durable import Approvals, RunFencedError, Runs, claims, dbos, effect
+from planner_ext.durable import gate as gates
+from planner_ext.durable.gate import CallGate, GatedStore
 from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.errors import PlannerInvalidConfigurationError, RunNotAnsweredError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import effects_in, open_runs, planner_of, turn
+from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, planner_of, run_life, turn
+from support.durable import world as shop
 from support.processes import Lives
 
 LIMIT_SECONDS = 120
@@ -92,6 +97,33 @@ def working_life(store: str, folder: Path) -> None:
     asyncio.run(work())
 
 
+class Unstored:
+    """A writer that stores nothing."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+
+    async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
+        """Store nothing."""
+
+
+def driving(gate: CallGate, run_id: str) -> AbstractContextManager[GatedStore]:
+    """Drive a run whose facts are stored nowhere."""
+    return gate.driving(cast("Any", Unstored(run_id)))
+
+
+async def started(store: GatedStore, index: int) -> None:
+    """Start a call of a run."""
+    place: Any = {"iteration": 0, "index": index, "call_id": str(index), "function": "f"}
+    await store.append("", 0, [CallStarted(**place, at=1.0)])
+
+
+async def ended(store: GatedStore, index: int) -> None:
+    """End a call of a run."""
+    place: Any = {"iteration": 0, "index": index, "call_id": str(index), "function": "f"}
+    await store.append("", 0, [CallFinished(**place, outcome="ok", result="", at=1.0)])
+
+
 async def died(lives: Lives, store: str, folder: Path) -> None:
     """Let a worker live until it dies."""
     assert await asyncio.to_thread(lives.live, working_life, store, folder) == -signal.SIGKILL
@@ -134,8 +166,9 @@ async def test_a_poisonous_call_is_set_aside_and_harms_no_run_beside_it(
         assert set(sold.values()) == {1}
         for name in HEALTHY:
             facts = (await opened.load(name)).facts
-            started = [fact.call_id for fact in facts if isinstance(fact, CallStarted)]
-            assert started.__len__() == len(set(started)) == sum(isinstance(fact, CallFinished) for fact in facts)
+            begun = [fact.call_id for fact in facts if isinstance(fact, CallStarted)]
+            ends = sum(isinstance(fact, CallFinished) for fact in facts)
+            assert len(begun) == len(set(begun)) == ends
 
 
 async def test_what_its_function_declares_changes_nothing(lives: Lives, store: str, tmp_path: Path) -> None:
@@ -146,7 +179,9 @@ async def test_what_its_function_declares_changes_nothing(lives: Lives, store: s
             while (record := await opened.record("venom")).status != "quarantined":
                 process = lives.begin(working_life, store, tmp_path)
                 while process.is_alive() and (await opened.record("venom")).status != "quarantined":
-                    await approve(store)
+                    async with Approvals.connect(store) as approvals:  # also what is in doubt
+                        for item in await approvals.pending():
+                            await approvals.decide(item.id, Approve(by="ann"))
                     await asyncio.sleep(0.05)
                 process.kill()
                 process.join()
@@ -154,11 +189,88 @@ async def test_what_its_function_declares_changes_nothing(lives: Lives, store: s
     assert effects_in(tmp_path / "effects") == ["venom"] * 3
 
 
-async def approve(store: str) -> None:
-    """Approve what waits, also where it is in doubt."""
-    from planner_ext import Approve
-    from planner_ext.durable import Approvals
+async def test_a_quarantined_run_is_driven_by_none_and_can_be_resumed(store: str, tmp_path: Path) -> None:
+    """Its next handle says why it is set aside; resumed, nothing is counted against it, and its decision is taken."""
+    planner, kernel = shop(tmp_path / "effects", [PAY, say("Paid.")])
+    async with open_runs(store, poll_seconds=0.02, max_deaths=1) as runs, opened_store(store) as opened:
+        waiting = await runs.start(planner, kernel, GOAL, run_id="r")
+        assert (await waiting.result()).status == "paused"
+        await decide_all(store)
+        assert await opened.claim("r", "gone", seen=None)
+        assert await runs.recover(planner, kernel) == []
+        with pytest.raises(RunNotAnsweredError, match=r"Run 'r' is in quarantine: Its worker's process ended 1 times"):
+            await waiting.result()
+        assert (await (await runs.resume("r", planner, kernel)).result()).status == "answered"
+        (record,) = await runs.list()
+        assert (record.deaths, record.problem) == (0, "")
+    assert effects_in(tmp_path / "effects") == ["pay 5"]
 
-    async with Approvals.connect(store) as approvals:
-        for item in await approvals.pending():
-            await approvals.decide(item.id, Approve(by="ann"))
+
+async def test_a_run_waits_to_be_driven_alone_and_keeps_others_from_starting_calls() -> None:
+    """It is alone when the calls of others have ended, and until it has recorded a reply; its own batch is parallel."""
+    gate = CallGate()
+    with driving(gate, "a") as a, driving(gate, "b") as b:
+        await started(a, 0)
+        alone = asyncio.create_task(gate.alone("b", 30))
+        await started(a, 1)  # of the same batch: its ends could not be recorded if it waited
+        await ended(a, 0)
+        assert not alone.done()
+        await ended(a, 1)
+        assert await alone
+        await started(b, 0)
+        await started(b, 1)
+        later = asyncio.create_task(started(a, 2))
+        await ended(b, 1)
+        await later
+        assert (len(a.calls), len(b.calls), gate.is_taken) == (1, 1, False)
+
+
+async def test_a_call_that_hangs_keeps_neither_side_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who wants to be alone gives up after a while, and who is alone is so for a while."""
+    monkeypatch.setattr(gates, "_LONGEST_SECONDS", 0.05)
+    gate = CallGate()
+    with driving(gate, "a") as a, driving(gate, "b") as b:
+        await started(a, 0)
+        assert not await gate.alone("b", 0.05)
+        await started(b, 0)
+        await ended(b, 0)
+        with driving(gate, "c") as c:
+            assert not await gate.alone("c", 0.05)
+            await ended(a, 0)
+            assert await gate.alone("c", 30)
+            await started(c, 0)
+            await started(a, 1)
+    assert await gate.alone("d", 30)
+    gate.together("d")
+    with driving(gate, "e") as e:
+        await started(e, 0)
+
+
+async def test_a_run_that_cannot_be_driven_alone_is_put_back(
+    lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a call that hangs it is not driven, and due again later; its death is counted once."""
+    monkeypatch.setattr(claims, "_ALONE_SECONDS", 0.2)
+    path, effects = tmp_path / "runs.db", tmp_path / "effects"
+    killed = lives.live(run_life, path, effects, "r", 0.0, PLANNER_EXT_CRASH_AT="after_intent")
+    assert killed == -signal.SIGKILL
+    async with Runs.sqlite(path, poll_seconds=0.02) as runs:
+        with driving(runs._pool.runner.gate, "busy") as busy:
+            await started(busy, 0)
+            (handle,) = await runs.recover(*shop(effects))
+            with pytest.raises(RunFencedError, match="left to another worker, or to later"):
+                await handle.result()
+            (record,) = await runs.list()
+            assert (record.deaths, record.owner, record.status) == (1, None, "running")
+            assert record.wake_at is not None
+            await ended(busy, 0)
+            waiting = await runs.start(*shop(effects), GOAL, run_id="r")
+            assert (await waiting.result()).status == "paused"
+
+
+@pytest.mark.parametrize("deaths", [0, True, "3"])
+async def test_a_number_of_deaths_that_means_nothing_is_refused_by_name(deaths: Any, tmp_path: Path) -> None:
+    """Before a file is made for it."""
+    with pytest.raises(PlannerInvalidConfigurationError, match="max_deaths must be a whole number, 1 or more"):
+        async with Runs.sqlite(tmp_path / "runs.db", max_deaths=deaths):
+            pass
