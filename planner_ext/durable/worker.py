@@ -338,9 +338,10 @@ class WorkerPool:
         return RunHandle(self, job)
 
     async def run_queued(self, job: Job[Any]) -> None:
-        """Drive a queued activation, unless its run is already driven."""
+        """Drive a queued activation, unless its run is already driven, or waits for its retry."""
         run_id = job.run_id
-        if run_id in self._tasks or not await self._try_claim(await self.runner.store.record(run_id)):
+        record = await self.runner.store.record(run_id)
+        if run_id in self._tasks or self._is_retried_later(record) or not await self._try_claim(record):
             return
         if run_id not in self._tasks:
             await self._start_task(run_id, self._drive_or_wait(job, queued=True, wait=False))
@@ -412,13 +413,16 @@ class WorkerPool:
             claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
             record = await self.runner.store.record(run_id)
             _check_not_parked(record)
-            later = waited and record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
+            later = waited and self._is_retried_later(record)
             if not later and await self._try_claim(record):
                 return record, claim
             if not wait:
                 raise RunFencedError(f"Run {run_id!r} is left to another worker, or to later.")
             waited = True
             await self.runner.clock.sleep(self.poll_seconds)
+
+    def _is_retried_later(self, record: RunRecord) -> bool:
+        return record.status == "running" and (record.wake_at or 0) > self.runner.clock.now()
 
     async def _drive_here(self, job: Job[R], claim: Claim) -> R:
         """Drive a run; log once if it is refused to this planner."""

@@ -38,7 +38,7 @@ async def driven(
     store: str, planner: FunctionCallingStepwisePlanner, kernel: Kernel
 ) -> FunctionCallingStepwisePlannerResult:
     """Drive the run to its end, deciding whatever it asks."""
-    async with open_runs(store, poll_seconds=0.01) as runs:
+    async with open_runs(store, poll_seconds=0.01, max_deaths=100) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id="order-7")
         result = await handle.result()
         while result.status == "paused":

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -130,11 +131,20 @@ async def died(lives: Lives, store: str, folder: Path) -> None:
 
 
 async def restarted(lives: Lives, store: str, folder: Path, opened: JournalStore, workers: int) -> None:
-    """Let workers live, each started anew when it dies, until the poison is set aside and all others are answered."""
+    """Let workers live, each started anew when it dies, until the poison is set aside and all others are answered.
+
+    The poison is retried when the others are busy.
+    """
+    retry = "UPDATE planner_runs SET wake_at = :at WHERE run_id = 'poison'"
+    await opened.database.transact((retry, {"at": time.time() + 3600}))
     with ExitStack() as stack:
         living: list[Any] = []
         async with asyncio.timeout(LIMIT_SECONDS):
             while await opened.count_runs(status="answered") < len(HEALTHY):
+                if len(effects_in(folder / "effects")) > 2 * len(HEALTHY):
+                    await opened.database.transact(
+                        (f"{retry} AND wake_at > :now", {"at": 1.0, "now": time.time() + 600})
+                    )
                 if await opened.count_runs(status="quarantined"):
                     (folder / "closed").touch()
                 living = [process for process in living if process.is_alive()]

@@ -127,7 +127,7 @@ async def see_through(
 ) -> FunctionCallingStepwisePlannerResult:
     """Drive a run to its end, deciding whatever it asks."""
     planner, kernel = world(effects, seconds=seconds)
-    async with open_runs(store, worker_id=worker_id, poll_seconds=0.01) as runs:
+    async with open_runs(store, worker_id=worker_id, poll_seconds=0.01, max_deaths=100) as runs:
         handle = await runs.start(planner, kernel, GOAL, run_id=run_id)
         result = await handle.result()
         while result.status == "paused":
