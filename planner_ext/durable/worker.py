@@ -296,6 +296,7 @@ class WorkerPool:
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
     _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
     _parking: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    _watching: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         runner = self.runner
@@ -356,13 +357,25 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Interrupt the runs that are driven, and leave the queue."""
-        await end_tasks(*self._tasks.values(), *self._parking)
+        await end_tasks(*self._tasks.values(), *self._parking, *filter(None, [self._watching]))
         if self.queue is not None:
             await self.queue.close()
+
+    async def _watch_driven(self) -> None:
+        """Give driven runs the budgets that were set elsewhere."""
+        while self._tasks:
+            await asyncio.sleep(self.poll_seconds)
+            with suppress(StoreError):
+                for run_id, new in await self.runner.store.changed_elsewhere(self.workers.worker_id):
+                    store = self.runner.gate.driven.get(run_id)
+                    if store is not None and new is not None:
+                        store.writer.budget.offer(new)
 
     def _start_task(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
         task = self._tasks[run_id] = asyncio.create_task(work)
         task.add_done_callback(partial(self._task_ended, run_id))
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch_driven())
         return task
 
     def _task_ended(self, run_id: str, task: "asyncio.Task[Any]") -> None:

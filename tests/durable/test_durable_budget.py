@@ -1,13 +1,16 @@
 """What a kept run may spend holds in every life of it, and is replaced with what a caller has at hand."""
 
+import asyncio
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from semantic_kernel import Kernel
 
-from planner_ext import Approve, Budget, FunctionCallingStepwisePlannerResult
+from planner_ext import Approve, Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerResult
 from planner_ext.core.values import Usage
 from planner_ext.durable import Runs, StoreError, UnknownRunError
 from planner_ext.durable.worker import Activation
@@ -17,8 +20,16 @@ from planner_ext.events import BudgetChanged
 from planner_ext.testing import ScriptedReply, call, say
 from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, store_neutral, world
 from support.engine import FakeStore
+from support.processes import Lives
 
 LABEL = call("shop-label", {"order": 1})
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
 
 
 def a_cent(model: str, usage: Usage) -> float:
@@ -214,3 +225,57 @@ async def test_a_damaged_new_budget_is_refused_by_name(tmp_path: Path) -> None:
     async with Runs.connect(store) as client:
         await client.set_budget("order-7", Budget(max_tool_calls=3))
     assert (await drive(store, tmp_path / "effects", say("Paid."))).status == "answered"
+
+
+def labels(effects: Path) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
+    """An application whose model never stops calling a function by itself."""
+    return world(effects, lambda _: LABEL, budget=Budget(max_iterations=1_000_000, on_limit="stop"))
+
+
+def labelling_life(store: str, effects: Path) -> None:
+    """Drive such a run in a process."""
+
+    async def drive() -> None:
+        async with open_runs(store, poll_seconds=0.05) as runs:
+            await (await runs.start(*labels(effects), GOAL, run_id="order-7")).result()
+
+    asyncio.run(drive())
+
+
+async def test_a_run_that_another_process_drives_takes_a_new_budget(store: str, tmp_path: Path, lives: Lives) -> None:
+    """Before its next step: less than what it has spent ends it there, and the journal says who set that."""
+    effects = tmp_path / "effects"
+    async with Runs.connect(store, poll_seconds=0.05) as client:
+        worker = lives.begin(labelling_life, store, effects)
+        async with asyncio.timeout(60):
+            while len(effects_in(effects)) < 3:  # noqa: ASYNC110  (only another process tells)
+                await asyncio.sleep(0.02)
+            await client.set_budget("order-7", Budget(max_tool_calls=2, on_limit="stop"), by="ann")
+            await client.wait("order-7")
+        result = await client.result("order-7")
+        facts = (await client.load("order-7")).facts
+    await asyncio.to_thread(worker.join, 30)
+    assert (result.status, result.limit, worker.exitcode) == ("limit_reached", "max_tool_calls", 0)
+    assert result.tool_calls == len(effects_in(effects))
+    assert [(fact.limits.max_tool_calls, fact.by) for fact in facts if isinstance(fact, BudgetChanged)] == [(2, "ann")]
+
+
+async def test_a_driven_run_takes_each_new_budget_once(store: str, tmp_path: Path) -> None:
+    """The store forgets a budget with its fact, and a later one comes through as well."""
+    planner, kernel = labels(tmp_path / "effects")
+    async with open_runs(store, poll_seconds=0.01) as runs:
+        handle = await runs.start(planner, kernel, GOAL, run_id="order-7")
+        for limits in (Budget(max_tool_calls=900_000), Budget(max_tool_calls=800_000)):
+            await runs.set_budget("order-7", limits)
+            async with asyncio.timeout(30):
+                while (taken := await changes(runs))[-1:] != [limits.max_tool_calls]:  # noqa: ASYNC110  (no event)
+                    await asyncio.sleep(0)
+        await runs.cancel("order-7")
+        assert (await handle.result()).status == "stopped"
+        assert taken == [900_000, 800_000]
+
+
+async def changes(runs: Runs) -> list[int | None]:
+    """List the limits that the run took while it was driven."""
+    facts = (await runs.load("order-7")).facts
+    return [fact.limits.max_tool_calls for fact in facts if isinstance(fact, BudgetChanged)]

@@ -21,7 +21,7 @@ from planner_ext.durable import Approvals, RunConflictError, Runs, StoreError, U
 from planner_ext.durable.dbos import ActivationQueue
 from planner_ext.errors import LimitReachedError, PlannerInvalidConfigurationError, RunNotAnsweredError
 from planner_ext.testing import ScriptedChatCompletion, call, say
-from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, planner_of, store_neutral, world
+from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, planner_of, store_neutral, turn, world
 from support.postgres import PostgresServer
 from support.processes import Lives
 
@@ -162,24 +162,54 @@ class Desk:
         return "noted"
 
 
+def desk(file: Path) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
+    """An application with such a function."""
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion(lambda request: say("Noted.") if turn(request) else call("desk-note")))
+    kernel.add_plugin(Desk(file), "desk")
+    return planner_of(), kernel
+
+
 @store_neutral("of_worker", [{"tenant": "a", "token": "t"}, None], ["with-arguments_for", "without"])
 async def test_submitted_arguments_reach_the_functions(
     of_worker: dict[str, str] | None, store: str, tmp_path: Path
 ) -> None:
     """They are given to the planner; an argument that the worker has itself cannot be replaced by a submitted one."""
-    kernel = Kernel()
-    kernel.add_service(ScriptedChatCompletion([call("desk-note"), say("Noted.")]))
-    kernel.add_plugin(Desk(tmp_path / "noted"), "desk")
 
     def arguments_for(run_id: str) -> KernelArguments | None:
         return None if of_worker is None else KernelArguments(None, **of_worker)
 
-    async with working(store, (planner_of(), kernel), arguments_for=arguments_for) as runs:
+    async with working(store, desk(tmp_path / "noted"), arguments_for=arguments_for) as runs:
         submitted = await runs.submit(GOAL, arguments={"tenant": "b", "order": {"number": 7}})
         assert (await submitted.result(timeout=30)).status == "answered"
     noted = json.loads((tmp_path / "noted").read_text())
     expected = {"tenant": "b", "order": {"number": 7}, **(of_worker or {})}
     assert {name: noted.get(name) for name in expected} == expected
+
+
+def noting_life(store: str, file: Path) -> None:
+    """Work until the process is killed."""
+
+    async def work() -> None:
+        async with working(store, desk(file)):
+            await asyncio.Event().wait()
+
+    asyncio.run(work())
+
+
+async def test_a_submitted_run_has_its_inputs_in_every_life(store: str, tmp_path: Path, lives: Lives) -> None:
+    """A worker that takes over a run of a killed one has the arguments, and counts on within the budget."""
+    async with Runs.connect(store) as client:
+        submitted = await client.submit(GOAL, arguments={"tenant": "b"}, budget=Budget(max_iterations=7))
+        killed = lives.begin(noting_life, store, tmp_path / "noted", PLANNER_EXT_CRASH_AT="after_model_saved")
+        await asyncio.to_thread(killed.join, 60)
+        assert (killed.exitcode, (tmp_path / "noted").exists()) == (-9, False)
+        async with working(store, desk(tmp_path / "noted")):
+            assert (await submitted.result(timeout=60)).iterations == 2
+        begun = (await client.load(submitted.run_id)).facts[0]
+    assert json.loads((tmp_path / "noted").read_text())["tenant"] == "b"
+    assert isinstance(begun, RunStarted)
+    assert begun.rules.limits.max_iterations == 7
 
 
 async def test_a_submitted_budget_replaces_that_of_the_planner(store: str, tmp_path: Path) -> None:
