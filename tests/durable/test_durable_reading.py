@@ -15,7 +15,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from planner_ext.durable import Approvals, StoreError
+from planner_ext.durable import Approvals, Runs, StoreError
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, call, say
 from support.durable import GOAL, PAY, decide_all, open_runs, turn, world
@@ -128,9 +128,9 @@ async def test_a_role_with_the_right_to_select_lists_a_database(postgres_url: st
         ):
             admin.execute(statement.encode())
     url = postgres_url.replace("//postgres@", f"//{role}@")
-    async with opened_store(url, create=False) as store:
-        assert [record.run_id for record in await store.runs()] == ["a"]
-        assert len((await store.load("a")).facts) > 1
+    async with Runs.connect(url) as runs:
+        assert [record.run_id for record in await runs.list()] == ["a"]
+        assert len((await runs.load("a")).facts) > 1
     async with Approvals.connect(url) as approvals:
         assert [item.id for item in await approvals.pending()] == ["a/0/pay"]
         assert (await approvals.show("a/0/pay")).status == "open"

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from planner_ext.core.errors import NewerSchemaError
-from planner_ext.durable import Approvals
+from planner_ext.durable import Approvals, Runs
 from planner_ext.durable.database import TABLE_SCHEMA
 from planner_ext.durable.store import opened_store
 from planner_ext.engine.journal import SCHEMA
@@ -74,10 +74,10 @@ def lives() -> Iterator[Lives]:
 async def test_an_older_store_is_migrated_and_listed(older: str) -> None:
     """Its runs, journals, approvals, decisions and refused decisions are read; totals of ended runs stay at 0."""
     assert execute(older, "SELECT MAX(number) FROM planner_schema") == [(1,)]
-    async with opened_store(older, create=False) as store:
-        assert {record.run_id: record.status for record in await store.runs()} == STATUSES
-        assert {(record.deaths, record.retries, record.problem) for record in await store.runs()} == {(0, 0, "")}
-        lengths = {name: len((await store.load(name)).facts) for name in STATUSES}
+    async with Runs.connect(older) as runs:
+        assert {record.run_id: record.status for record in await runs.list()} == STATUSES
+        assert {(record.deaths, record.retries, record.problem) for record in await runs.list()} == {(0, 0, "")}
+        lengths = {name: len((await runs.load(name)).facts) for name in STATUSES}
         assert lengths == {"answered": 3, "paused": 4, "refused": 4, "decided": 4, "killed": 6}
     async with Approvals.connect(older) as approvals:
         assert {item.id for item in await approvals.pending()} == {"paused/0/pay", "refused/0/pay"}
@@ -110,8 +110,8 @@ def list_runs(store: str) -> None:
     import asyncio
 
     async def read() -> None:
-        async with opened_store(store, create=False) as opened:
-            assert len(await opened.runs()) == len(STATUSES)
+        async with Runs.connect(store) as opened:
+            assert len(await opened.list()) == len(STATUSES)
 
     asyncio.run(read())
 
