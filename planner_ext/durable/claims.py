@@ -129,15 +129,18 @@ class Claims:
         retries, deaths = await self.store.counts(run_id, progress)
         record = await self.store.record(run_id)
         failed = retries + 1 >= self.retry.attempts or self.retry.is_final(error)
+        delay = self.retry.delay(retries + 1)
         parked = record.owner == self.workers.worker_id and await self._park(
             Claimable(record=record, deaths=deaths, progress=progress),
             status="failed" if failed else "running",
-            wake_at=None if failed else self.clock.now() + self.retry.delay(retries + 1),
+            wake_at=None if failed else self.clock.now() + delay,
             problem=f"{type(error).__name__}: {error}",
             retries=retries + 1,
         )
         if parked and failed:
             log_run(logging.ERROR, run_id, f"failed: {one_line(error)}")
+        elif parked:
+            log_run(logging.WARNING, run_id, f"retry {retries + 1} of {self.retry.attempts - 1} in {delay:.1f} s")
 
     async def _park(
         self, claim: Claimable, *, status: str, problem: str, retries: int = 0, wake_at: float | None = None

@@ -381,9 +381,8 @@ class WorkerPool:
     def _task_ended(self, run_id: str, task: "asyncio.Task[Any]") -> None:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, (*_LEFT, RunFencedError)):
-            log_run(logging.WARNING, run_id, f"fault {type(error).__name__}: {one_line(error)}")
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it where nobody waits for the run
 
     async def _drive_or_wait(self, job: Job[R], *, queued: bool = False, wait: bool = True) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.
@@ -449,6 +448,7 @@ class WorkerPool:
 
     async def _park_in_time(self, run_id: str, error: Exception) -> None:
         """Store when a run is retried; in the background where the store itself cannot be used."""
+        log_run(logging.WARNING, run_id, f"fault {type(error).__name__}: {one_line(error)}")
         try:
             await self._claims.park_fault(run_id, error)
         except StoreError:

@@ -54,7 +54,7 @@ async def test_a_limit_is_a_warning_before_the_end(
     assert (level, last.partition(": ")[0]) == (INFO, "run order-7 limit_reached")
 
 
-async def test_a_fault_is_a_warning_of_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_and_its_retry_are_one_line_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever the error says; the run is named, and the error by its class."""
     caplog.set_level(INFO, "planner_ext.runs")
     planner, kernel = world(tmp_path / "effects", [ScriptedFault()])
@@ -62,8 +62,9 @@ async def test_a_fault_is_a_warning_of_one_line(tmp_path: Path, caplog: pytest.L
         with pytest.raises(PlannerExtError):
             await (await runs.start(planner, kernel, GOAL, run_id="order-7")).result()
     faults = [line for level, line in lines(caplog) if level == WARNING]
-    assert len(faults) == 1
+    assert len(faults) == 2
     assert faults[0].startswith("run order-7 fault InvalidReplyError: ")
+    assert faults[1].startswith("run order-7 retry 1 of 4 in ")
 
 
 @pytest.mark.parametrize(
