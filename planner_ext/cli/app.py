@@ -173,8 +173,9 @@ def compare(args: cli.CompareArgs) -> cli.Exit:
 def worker(args: cli.WorkerArgs) -> cli.Exit:
     """Continue runs whose process died, that a fault interrupted, that were decided, or whose question has expired.
 
-    As many workers as wanted share a store. When a worker ends, however it ends, the others take its runs. A run that
-    began with --policy or --ask-all is continued by a worker that has them, too; any other worker leaves it as it is.
+    As many workers as wanted share a store. When a worker ends, however it ends, the others take its runs. On SIGTERM
+    or Ctrl-C its calls in flight end first; a second signal ends it at once. A run that began with --policy or
+    --ask-all is continued by a worker that has them, too; any other worker leaves it as it is.
 
     Examples:
       planner-ext worker --store runs.db --app shop:make_app

@@ -409,6 +409,7 @@ class WorkerArgs(ApprovalArgs):
         notify: Post a notice here, as JSON, when a run of the store pauses, ends or fails: an https:// URL. The key
             that signs it is read from PLANNER_EXT_NOTIFY_KEY.
         max_deaths: How often a run may end its worker's process, in one and the same place, before it is quarantined.
+        grace: After SIGTERM or Ctrl-C, how long calls and requests in flight may take to end. No others start.
     """
 
     store: Store
@@ -420,3 +421,4 @@ class WorkerArgs(ApprovalArgs):
     notify: Annotated[str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")] = None
     max_deaths: Annotated[int, typer.Option(metavar="N", min=1)] = 3
     lease: Lease = LEASE_SECONDS
+    grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 30.0

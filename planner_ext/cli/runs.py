@@ -44,6 +44,8 @@ from planner_ext.planner.run import result_of
 __all__ = ["resume_run", "show_run", "start_run", "work"]
 
 _ArgumentsFor = Callable[[str], Any] | None
+_SIGNALS = 2
+"""How many signals a worker takes: the first drains it, the second cancels what is in flight."""
 
 
 class StoreRun(CliRun):
@@ -76,7 +78,7 @@ class StoreRun(CliRun):
         self.explain_fault()
 
     async def _driven(self, begin: Callable[[Runs], Awaitable[RunHandle[Result]]]) -> Result:
-        async with opened_runs(self.store) as runs:
+        async with opened_runs(self.store, grace_seconds=0) as runs:  # who interrupts a command does not wait
             handle = await begin(runs)
             self.run_id = handle.run_id
             self.console.say(f"Run {exact(handle.run_id)}, kept in {store_name(self.store)}", "dim")
@@ -189,9 +191,12 @@ def work(args: WorkerArgs) -> int:
 async def _worked(args: WorkerArgs, made: object) -> int:
     planner, kernel, arguments_for = _application(await awaited(made, args.app, option="--app"), args)
     working = asyncio.create_task(_drive(args, _with_options(planner, args), kernel, arguments_for))
+    console = Terminal(sys.stderr)
 
     def end() -> None:
-        if not working.cancelling():  # a second signal does not interrupt the cleanup
+        if not working.cancelling():
+            console.say(f"Calls in flight have {args.grace:g} s to end; a second signal ends them at once.", "dim")
+        if working.cancelling() < _SIGNALS:
             working.cancel()
 
     with suppress(NotImplementedError):  # Windows has no signal handlers for event loops; Ctrl-C interrupts there
@@ -259,6 +264,7 @@ async def _drive(
         "retry": RetryPolicy(attempts=args.retries + 1),
         "max_deaths": args.max_deaths,
         "lease_seconds": args.lease,
+        "grace_seconds": args.grace,
         "notify": args.notify,
         "notify_key": os.environ.get("PLANNER_EXT_NOTIFY_KEY") or None,
     }

@@ -12,25 +12,23 @@ reaches DBOS's tables.
 
 import asyncio
 import contextvars
-import json
 import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, EnqueueOptions, Queue, SetWorkflowID, WorkflowStatus
 from dbos import error as dbos_error
-from dbos._serialization import DefaultSerializer
 from sqlalchemy.exc import DBAPIError
 
 from planner_ext.core.errors import NewerSchemaError, PlannerExtError
 from planner_ext.durable.errors import RunRefusedError, StoreError, WorkerInUseError, without_passwords
 from planner_ext.durable.heartbeat import LeasedWorkers
+from planner_ext.durable.no_pickle import no_pickle
 from planner_ext.durable.postgres import (
     ACTIVATION,
     DBOS_TABLES,
@@ -41,7 +39,7 @@ from planner_ext.durable.postgres import (
     may_retry,
 )
 from planner_ext.durable.store import JournalStore
-from planner_ext.engine.concurrency import end_tasks
+from planner_ext.engine.concurrency import end_tasks, in_thread
 
 __all__ = ["ActivationQueue"]
 
@@ -52,6 +50,8 @@ _Work = Callable[[str], Coroutine[Any, Any, None]]
 """Runs an activation of the run of this name, and does not fail: errors are reported elsewhere."""
 
 _APPLICATION = "planner-ext"
+_OLDER = [f"planner_ext-{n}.{m}" for n in range(VERSION_NUMBERS[0] + 1) for m in range(VERSION_NUMBERS[1] + 1)]
+_OLDER.remove(VERSION)
 _POLLING_SECONDS = 0.25
 _CONNECTIONS = 5
 _QUEUED = ("ENQUEUED", "DELAYED")
@@ -76,6 +76,8 @@ _GRACE_SECONDS = 5.0
 """How long a worker's session must be missing: while the server restarts, all sessions are, for about a second."""
 _PATIENCE_SECONDS = 60.0
 """How long the launch of DBOS is tried again."""
+_HAND_OVER_SECONDS = 5.0
+"""How long a worker that leaves tries to queue its interrupted activations, and waits for DBOS's thread to end."""
 _RETRY_SECONDS = 0.05
 _REFUSED_SECONDS = 1.0
 _LONGEST_REFUSED_SECONDS = 60.0
@@ -124,14 +126,31 @@ class ActivationQueue:
         self._in_background(self._watch())
 
     async def close(self) -> None:
-        """Interrupt the activations that run here, and release the worker's name; other workers recover them."""
+        """Interrupt the activations that run here, queue them for other workers, and release the worker's name."""
         await end_tasks(*self._background)
         try:
             await self._host.interrupt()
+            await self.hand_over()
         finally:
             await self._host.close()
             await self.workers.close()
             await self._locks.leave()
+
+    async def stop_serving(self) -> None:
+        """Take no further activation from the queue; those that run here continue."""
+        await self._host.stop_listening()
+
+    async def hand_over(self, *, driven: Collection[str] = ()) -> None:
+        """Queue this worker's interrupted activations for other workers, but not those of runs that are still driven.
+
+        If that is not possible, other workers find them when this worker's session has been missing for a while.
+        """
+        try:
+            async with asyncio.timeout(_HAND_OVER_SECONDS):
+                rows = await self._host.list(status="PENDING", name=ACTIVATION, executor_id=self.workers.worker_id)
+                await self._host.requeue([k for r in rows if (k := r.workflow_id).rpartition(":")[0] not in driven])
+        except Exception as error:  # of DBOS
+            logger.warning("The interrupted runs could not be queued for other workers: %s", error)
 
     async def serve(self, work: Callable[[str], Awaitable[object]], *, at_most: int) -> None:
         """Start running due activations of all runs with ``work``, at most this many at once."""
@@ -279,9 +298,9 @@ class ActivationQueue:
         dead = [executor for executor in executors if not await self.workers.alive(executor)]
         self._dead_since = {executor: self._dead_since.get(executor, now) for executor in dead}
         lost = [row for row in running if now - self._dead_since.get(row.executor_id or "", now) >= _GRACE_SECONDS]
+        lost += await self._host.list(status="ENQUEUED", name=ACTIVATION, app_version=_OLDER)
         if lost:
-            keys = ", ".join(row.workflow_id for row in lost)
-            logger.warning("The activations %s of dead workers are queued again.", keys)
+            logger.warning("Activations of dead or earlier workers are queued again: %s", [r.workflow_id for r in lost])
             await self._host.requeue([row.workflow_id for row in lost if not _is_older(row)])
         for row in filter(_is_older, lost):
             await self._replace(row.workflow_id, row.workflow_id.rpartition(":")[0])
@@ -322,7 +341,7 @@ class _DbosHost:
         self._local_work: dict[str, tuple[_Work, contextvars.Context]] = {}
         self._started: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._interrupted = False
+        self._stopped = False
         self._filter = partial(_redact, url)
         self._home: asyncio.AbstractEventLoop
         self._loop: asyncio.AbstractEventLoop
@@ -368,9 +387,16 @@ class _DbosHost:
 
         await self._in_dbos(listen)
 
+    async def stop_listening(self) -> None:
+        """Take no more activations from the queue, and start no more here."""
+        self._stopped = True
+        for event in self._dbos.background_thread_stop_events:
+            event.set()
+        for poller in (each for each in threading.enumerate() if each.name == f"queue-worker-{QUEUE}"):
+            await in_thread(partial(poller.join, _HAND_OVER_SECONDS))
+
     async def interrupt(self) -> None:
-        """Cancel and await the activations that run here, and start no more; to DBOS they still run."""
-        self._interrupted = True
+        """Cancel and await the activations that run here; to DBOS they still run."""
         await end_tasks(*self._tasks)
 
     async def close(self) -> None:
@@ -424,7 +450,7 @@ class _DbosHost:
 
     async def run_here(self, key: str, run_id: str) -> None:
         """Run an activation in the loop that opened the host, and await it in DBOS's loop."""
-        if self._interrupted:  # the queue hands out activations until DBOS has ended
+        if self._stopped:  # the queue had handed it out before
             raise asyncio.CancelledError
         work, context = self._local_work.pop(key, (self._work, contextvars.Context()))
         future = context.run(asyncio.run_coroutine_threadsafe, self._tracked(work, run_id), self._home)
@@ -450,7 +476,7 @@ class _DbosHost:
     def _run_dbos(self) -> None:
         """Run DBOS in its thread, from launch to shutdown."""
         try:
-            with _no_pickle():
+            with no_pickle():
                 try:
                     asyncio.run(self._launched())
                 finally:
@@ -523,28 +549,3 @@ def _redact(url: str, record: logging.LogRecord) -> bool:
         if (shown := without_passwords(text, url)) != text:
             record.exc_info, record.exc_text = None, shown
     return True
-
-
-@contextmanager
-def _no_pickle() -> Generator[None]:
-    """Disable pickle in DBOS: a row names its serialization, so a pickled row would run code despite the configuration.
-
-    With ``DBOSPortableJSONSerializer`` configured, DBOS 3.4 still unpickles a row that says ``py_pickle``.
-    """
-    methods = DefaultSerializer.serialize, DefaultSerializer.deserialize
-    DefaultSerializer.serialize, DefaultSerializer.deserialize = _write_text, _refuse_pickle
-    try:
-        yield
-    finally:
-        DefaultSerializer.serialize, DefaultSerializer.deserialize = methods
-
-
-def _write_text(self: DefaultSerializer, data: object) -> str:  # noqa: ARG001  (replaces a method)
-    return json.dumps(str(data))
-
-
-def _refuse_pickle(cls: DefaultSerializer, serialized_data: str) -> NoReturn:  # noqa: ARG001  (likewise)
-    raise StoreError(
-        f"A row of DBOS is written as pickle ({len(serialized_data)} characters). It was not read, since that may run "
-        "code, and planner_ext writes JSON only: find out who wrote it."
-    )

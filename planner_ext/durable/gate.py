@@ -1,16 +1,25 @@
-"""Decides when the calls of a worker's runs may start: a run that may end the process is driven alone."""
+"""Decides when the calls of a worker's runs may start, and interrupts runs when the worker leaves or they are ended.
+
+A run that may end the process is driven alone.
+"""
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
 
 from planner_ext.core.facts import CallFinished, CallStarted, Fact, ModelReplied, Planned
+from planner_ext.core.machine import AddMessage, CheckAnswer, Finish, Pause, WithholdCalls, next_action
+from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.writer import JournalWriter
 
 __all__ = ["CallGate", "GatedStore"]
 
 _LONGEST_SECONDS = 60.0
 """How long a run keeps the calls of others from starting: one of its own calls may hang."""
+
+_BOOKKEEPING = (AddMessage, CheckAnswer, Finish, Pause, WithholdCalls)
+"""Actions without a request, a call or the application's own code: a draining worker still performs them."""
 
 
 class CallGate:
@@ -19,12 +28,17 @@ class CallGate:
     While a run is driven alone, no call of another run starts. It is alone from when no call of others is in flight
     until it has recorded a reply or a result.
 
+    While the worker drains, no call starts, and a run is interrupted as soon as it has neither a call nor a request in
+    flight.
+
     Attributes:
         driven: The store of each run that is driven at this moment.
+        interrupt: Cancels the task of the run of this name; None unless the worker drains.
     """
 
     def __init__(self) -> None:
         self.driven: dict[str, GatedStore] = {}
+        self.interrupt: Callable[[str], object] | None = None
         self._alone: str | None = None
         self._limit: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
@@ -34,15 +48,10 @@ class CallGate:
         """Whether a run is driven alone, or waits for that."""
         return self._alone is not None
 
-    @contextmanager
-    def driving(self, writer: JournalWriter) -> "Generator[GatedStore]":
-        """Wrap a run's journal for the time in which the block drives the run."""
-        store = self.driven[writer.run_id] = GatedStore(writer, self)
-        try:
-            yield store
-        finally:
-            del self.driven[writer.run_id]
-            self.together(writer.run_id)
+    def drain(self, interrupt: Callable[[str], object]) -> None:
+        """Let no call start from now on; ``interrupt`` cancels the task of the run of a name."""
+        self.interrupt = interrupt
+        self.notify()
 
     async def alone(self, run_id: str, seconds: float) -> bool:
         """Reserve the worker for one run; False if calls of other runs were still in flight after this time."""
@@ -67,9 +76,13 @@ class CallGate:
                 self._limit.cancel()
         self.notify()
 
-    async def until_open(self, run_id: str) -> None:
-        """Wait until no other run is driven alone."""
-        await self._until(lambda: self._alone in (None, run_id))
+    def is_open(self, run_id: str) -> bool:
+        """Whether calls of a run may start: no other run is driven alone, and the worker does not drain."""
+        return self.interrupt is None and self._alone in (None, run_id)
+
+    async def until_decided(self, run_id: str) -> None:
+        """Wait until calls of a run may start, or the worker drains."""
+        await self._until(lambda: self.interrupt is not None or self.is_open(run_id))
 
     def notify(self) -> None:
         """Look again at what is waited for: a call has ended, or a run is no longer driven."""
@@ -84,25 +97,47 @@ class CallGate:
 class GatedStore:
     """Records a driven run's facts while the gate permits; implements `planner_ext.engine.ports.RunStore`.
 
+    Its block drives the run.
+
     Attributes:
         writer: Records the facts.
         calls: The calls in flight, each as its iteration and index.
+
+    Raises:
+        RunFencedError: At the end of the block, if it was interrupted by `abandon`.
     """
 
     def __init__(self, writer: JournalWriter, gate: CallGate) -> None:
         self.writer = writer
         self.calls: set[tuple[int, int]] = set()
         self._gate = gate
+        self._limit = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        self._gate.driven[self.writer.run_id] = self
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run_id = self.writer.run_id
+        del self._gate.driven[run_id]
+        self._gate.together(run_id)
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise RunFencedError(f"Run {run_id!r} was ended, and its work here was cancelled.") from None
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Record facts; see `planner_ext.engine.ports.RunStore`.
 
-        The engine records nothing else of the run meanwhile. So a call does not wait where others of its batch are in
-        flight: their ends could not be recorded.
+        Raises:
+            asyncio.CancelledError: If a call may not start now.
         """
         new = {(fact.iteration, fact.index) for fact in facts if isinstance(fact, CallStarted)} - self.calls
-        if new and not self.calls:
-            await self._gate.until_open(self.writer.run_id)
+        if new:  # a call that starts again is in flight already
+            await self._until_allowed()
         self.calls |= new
         try:
             await self.writer.append(run_id, seq, facts)
@@ -113,3 +148,28 @@ class GatedStore:
             self.calls -= {(fact.iteration, fact.index) for fact in facts if isinstance(fact, CallFinished)}
             if any(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts):
                 self._gate.together(self.writer.run_id)
+        action = next_action(self.writer.state) if self._gate.interrupt is not None and not self.calls else None
+        if action is not None and not isinstance(action, _BOOKKEEPING):
+            await self._interrupt()
+
+    def abandon(self) -> None:
+        """Cancel what the run is doing, unless its end is recorded here already."""
+        if self.writer.state.ended is None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+    async def _until_allowed(self) -> None:
+        """Return once a call may start.
+
+        The engine records nothing else of the run meanwhile. So where other calls of the batch are in flight, only the
+        task of this call is cancelled; the engine starts the call again once they have ended.
+        """
+        if self.calls and not self._gate.is_open(self.writer.run_id):
+            raise asyncio.CancelledError
+        await self._gate.until_decided(self.writer.run_id)
+        await self._interrupt()
+
+    async def _interrupt(self) -> None:
+        """If the worker drains, interrupt the run, and wait for the cancellation, so that it does nothing more."""
+        if self._gate.interrupt is not None:
+            self._gate.interrupt(self.writer.run_id)
+            await asyncio.Event().wait()

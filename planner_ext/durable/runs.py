@@ -90,7 +90,8 @@ class RunsClient:
     async def cancel(self, run_id: str, *, by: str = "", reason: str = "") -> bool:
         """End a run for good, whichever worker drives it: no further function starts, and every open call is answered.
 
-        A function that is running is not interrupted; its outcome is discarded.
+        A call that is running, or hangs, is cancelled by the worker that drives the run, which then has a free place
+        again. A synchronous function cannot be interrupted: it continues in its thread, and its outcome is discarded.
 
         Args:
             run_id: The run.
@@ -350,6 +351,7 @@ class Runs(RunsClient):
         retry: RetryPolicy | None = None,
         lease_seconds: float = LEASE_SECONDS,
         max_deaths: int = 3,
+        grace_seconds: float = 30.0,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
         on_paused: Listener | None = None,
@@ -360,7 +362,7 @@ class Runs(RunsClient):
     ) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
-        Leaving the block interrupts the runs that this worker drives; a later worker continues them.
+        Leaving the block hands the runs that this worker drives over to other workers; see `close`.
 
         Args:
             path: The file; created if it does not exist. Its folder must exist, on a disk of this host.
@@ -374,6 +376,7 @@ class Runs(RunsClient):
                 nothing more of them. The same for all workers of a store.
             max_deaths: How often a run may end its worker's process, without a new reply or result between, until it is
                 quarantined.
+            grace_seconds: How long calls and requests in flight may take when the block is left; 0 interrupts them.
             clock: Tells the time and sleeps; None uses the machine's clock.
             authorize: Asked before this worker takes a decision, whether it was given to `resume` or made through
                 `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
@@ -395,13 +398,13 @@ class Runs(RunsClient):
 
         webhook = None if notify is None else Webhook(notify, notify_key)
         notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
-        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds, max_deaths)
+        name = _checked_options(worker_id, in_doubt, lease_seconds)
+        options = _pool_options(poll_seconds, retry, max_deaths, grace_seconds)
         async with opened_store(path) as store:
             with LockedWorkers(Path(path), name) as locks:
                 await locks.sweep()
                 workers = LeasedWorkers(store, locks, lease_seconds=lease_seconds)
                 runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-                options = _PoolOptions(poll_seconds=poll_seconds, retry=retry or RetryPolicy(), max_deaths=max_deaths)
                 pool = WorkerPool(runner=runner, workers=workers, **options)
                 runs = cls(pool, notifier)
                 await workers.open()
@@ -424,6 +427,7 @@ class Runs(RunsClient):
         retry: RetryPolicy | None = None,
         lease_seconds: float = LEASE_SECONDS,
         max_deaths: int = 3,
+        grace_seconds: float = 30.0,
         clock: Clock | None = None,
         authorize: Authorize | None = None,
         on_paused: Listener | None = None,
@@ -436,8 +440,8 @@ class Runs(RunsClient):
 
         DBOS queues, delays and recovers activations: the unfinished runs of a dead worker continue within half a minute
         in another worker that `work`s. Needs the extra ``planner-ext[dbos]``. A process can open it once at a time.
-        Leaving the block interrupts the runs that this worker drives; living workers continue them. A server that is
-        just starting is awaited, a minute at most.
+        Leaving the block hands the runs that this worker drives over to other workers, at once; see `close`. A server
+        that is just starting is awaited, a minute at most.
 
         Args:
             url: ``postgresql://...``; directly to the server or through a pooler that keeps sessions.
@@ -447,6 +451,7 @@ class Runs(RunsClient):
             retry: When runs are retried, as for `sqlite`.
             lease_seconds: How long a worker may be frozen or cut off, as for `sqlite`.
             max_deaths: When runs are quarantined, as for `sqlite`.
+            grace_seconds: As for `sqlite`.
             clock: Tells the time; the expiry of questions always uses the machine's clock.
             authorize: As for `sqlite`.
             on_paused: Called with a `RunNotice` when a run has paused, as for `sqlite`.
@@ -463,7 +468,8 @@ class Runs(RunsClient):
         """
         webhook = None if notify is None else Webhook(notify, notify_key)
         notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
-        name = _checked_options(worker_id, in_doubt, poll_seconds, lease_seconds, max_deaths)
+        name = _checked_options(worker_id, in_doubt, lease_seconds)
+        options = _pool_options(poll_seconds, retry, max_deaths, grace_seconds)
         if not is_address(url):
             raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
         async with opened_store(url, patience=_PATIENCE_SECONDS) as store:
@@ -474,7 +480,6 @@ class Runs(RunsClient):
             queue = ActivationQueue(url, name, store, lease_seconds=lease_seconds)
             await queue.open()
             runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-            options = _PoolOptions(poll_seconds=poll_seconds, retry=retry or RetryPolicy(), max_deaths=max_deaths)
             pool = WorkerPool(runner=runner, workers=queue.workers, queue=queue, **options)
             runs = cls(pool, notifier)
             try:
@@ -613,12 +618,22 @@ class Runs(RunsClient):
                 await asyncio.Event().wait()  # from now on the queue holds the due activations
             await self._clock.sleep(self.poll_seconds)
 
-    async def close(self) -> None:
-        """Interrupt the runs that this worker drives, and close the store."""
-        await self._pool.close()
-        if self._notifier is not None:
-            await self._notifier.close()
-        await self._store.close()
+    async def close(self, grace_seconds: float | None = None) -> None:
+        """Interrupt the runs that this worker drives for other workers to continue, and close the store.
+
+        No run, call or request starts any more. Calls and requests in flight end first and are recorded, so that no
+        call comes to be in doubt. After the grace, or when this wait is cancelled, what is left is cancelled too. The
+        ``async with`` block does all that at its end.
+
+        Args:
+            grace_seconds: How long calls and requests in flight may take; None uses the option of this worker.
+        """
+        try:
+            await self._pool.close(grace_seconds)
+        finally:
+            if self._notifier is not None:
+                await self._notifier.close()
+            await self._store.close()
 
 
 class _PoolOptions(TypedDict):
@@ -627,17 +642,25 @@ class _PoolOptions(TypedDict):
     poll_seconds: float
     retry: RetryPolicy
     max_deaths: int
+    grace_seconds: float
 
 
-def _checked_options(
-    worker_id: object, in_doubt: object, poll_seconds: object, lease_seconds: object, max_deaths: object
-) -> str:
+def _pool_options(
+    poll_seconds: float, retry: RetryPolicy | None, max_deaths: int, grace_seconds: float
+) -> _PoolOptions:
+    _check_poll_seconds(poll_seconds)
+    _check(is_count(max_deaths, least=1), f"max_deaths must be a whole number, 1 or more; got {shown(max_deaths)}.")
+    valid = grace_seconds == 0 or is_duration(grace_seconds)
+    _check(valid, f"grace_seconds must be a number of seconds, 0 or more; got {shown(grace_seconds)}.")
+    given: Any = {"poll_seconds": poll_seconds, "max_deaths": max_deaths, "grace_seconds": grace_seconds}
+    return _PoolOptions(retry=retry or RetryPolicy(), **given)
+
+
+def _checked_options(worker_id: object, in_doubt: object, lease_seconds: object) -> str:
     """Validate the options of a worker; return its name, generated for None."""
     _check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
-    _check_poll_seconds(poll_seconds)
     valid = is_duration(lease_seconds)
     _check(valid, f"lease_seconds must be a number of seconds above 0; got {shown(lease_seconds)}.")
-    _check(is_count(max_deaths, least=1), f"max_deaths must be a whole number, 1 or more; got {shown(max_deaths)}.")
     expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
     return _checked_name(f"worker-{uuid.uuid4().hex[:12]}" if worker_id is None else worker_id, _WORKER_ID, expected)
 

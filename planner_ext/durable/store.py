@@ -345,19 +345,23 @@ class JournalStore:
         rows = await self._rows(statement, worker_id=worker_id)
         return float(rows[0][0] or 0) if rows else None
 
-    async def changed_elsewhere(self, owner: str) -> list[tuple[str, NewBudget | None]]:
-        """List the runs that a worker owns and that were ended, or got another budget, which comes with them.
+    async def release_all(self, owner: str) -> None:
+        """Clear a worker as the owner of all runs."""
+        await self._rows("UPDATE planner_runs SET owner = NULL WHERE owner = :owner", owner=owner)
+
+    async def changed_elsewhere(self, owner: str) -> list[tuple[str, bool, NewBudget | None]]:
+        """List the runs that a worker owns and that were ended, or got another budget: name, whether ended, budget.
 
         A damaged budget is logged.
         """
         statement = f"""
-            SELECT run_id, new_budget FROM planner_runs
+            SELECT run_id, status, new_budget FROM planner_runs
             WHERE owner = :owner AND (status IN ({", ".join(map(repr, ENDS))}) OR new_budget IS NOT NULL)
         """
-        found: list[tuple[str, NewBudget | None]] = []
-        for run_id, text in await self._rows(statement, owner=owner):
+        found: list[tuple[str, bool, NewBudget | None]] = []
+        for run_id, status, text in await self._rows(statement, owner=owner):
             try:
-                found.append((str(run_id), read_new_budget(str(run_id), text)))
+                found.append((str(run_id), status in ENDS, read_new_budget(str(run_id), text)))
             except StoreError as error:
                 logger.error("A run does not get another budget: %s", error)
         return found

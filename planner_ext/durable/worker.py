@@ -21,7 +21,7 @@ from planner_ext.core.values import Usage
 from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
-from planner_ext.durable.gate import CallGate
+from planner_ext.durable.gate import CallGate, GatedStore
 from planner_ext.durable.log import log_run, one_line
 from planner_ext.durable.records import RunRecord, read_approval, read_decision, refused_text
 from planner_ext.durable.retry import RetryPolicy
@@ -128,6 +128,11 @@ class Job(Generic[R]):
     budget: Budget | None = None
     price: Callable[[str, Usage], float] | None = None
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether the job may have something to do in a run that has ended."""
+        return self.decisions is not None or self.budget is not None
+
 
 class _Decided(NamedTuple):
     """A decision that no worker has taken yet, with its row's id and time."""
@@ -158,7 +163,7 @@ class Runner:
             claim: The hold of the worker that drives it; None drives it whoever owns it.
 
         Raises:
-            RunFencedError: If another worker continues the run.
+            RunFencedError: If another worker continues the run, or it was ended elsewhere.
             InvalidDecisionError: If one of the job's decisions cannot be taken. After an invalid decision of an
                 approver the call waits again.
             Exception: On a fault.
@@ -173,26 +178,27 @@ class Runner:
             decided = await self._untaken_decisions(run_id)
             keys = {one.key for one in decided.values()}
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim)
+            gated = GatedStore(writer, self.gate)
             if (new := await self.store.new_budget(run_id)) is not None:
                 writer.budget.offer(new)
             decisions = {**{call_id: one.decision for call_id, one in decided.items()}, **own}
+            activation = Activation(
+                run_id=run_id,
+                goal=stored.record.goal,
+                store=_with_crash_points(gated),
+                facts=stored.facts,
+                decisions=decisions,
+                decided_at={call_id: one.at for call_id, one in decided.items()},
+                budget=budget,
+                arguments=stored.inputs.arguments,
+                price=job.price,
+                in_doubt=self.in_doubt,
+                new_budget=writer.budget,
+            )
             try:
                 _refuse_second(decided, own)
                 await self._check_authors(decisions, writer)
-                with self.gate.driving(writer) as gated:
-                    activation = Activation(
-                        run_id=run_id,
-                        goal=stored.record.goal,
-                        store=_with_crash_points(gated),
-                        facts=stored.facts,
-                        decisions=decisions,
-                        decided_at={call_id: one.at for call_id, one in decided.items()},
-                        budget=budget,
-                        arguments=stored.inputs.arguments,
-                        price=job.price,
-                        in_doubt=self.in_doubt,
-                        new_budget=writer.budget,
-                    )
+                async with gated:
                     result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
@@ -284,6 +290,7 @@ class WorkerPool:
         poll_seconds: How often to poll the store for changes by other workers and approvers.
         retry: When a run that a fault interrupted is driven again, by any worker.
         max_deaths: After how many ends of its worker's process a run is quarantined.
+        grace_seconds: How long calls and requests in flight may take to end when the worker leaves.
     """
 
     runner: Runner
@@ -292,6 +299,7 @@ class WorkerPool:
     poll_seconds: float
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     max_deaths: int = 3
+    grace_seconds: float = 30.0
     _claims: Claims = field(init=False)
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
     _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
@@ -325,10 +333,11 @@ class WorkerPool:
         """Take over a run that no worker drives.
 
         Returns:
-            None if it is already driven, was refused to this planner, or has to be driven alone, and another one is.
+            None if it is already driven, was refused to this planner, or has to be driven alone, and another one is;
+            or if this worker leaves.
         """
         run_id = record.run_id
-        left = run_id in self._tasks or self._refused.get(run_id) is job.planner
+        left = self._leaves or run_id in self._tasks or self._refused.get(run_id) is job.planner
         claim = None if left else await self._claims.of(record)
         if claim is None or run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
             return None
@@ -355,21 +364,62 @@ class WorkerPool:
             await self.runner.clock.sleep(self.poll_seconds)
         return True
 
-    async def close(self) -> None:
-        """Interrupt the runs that are driven, and leave the queue."""
-        await end_tasks(*self._tasks.values(), *self._parking, *filter(None, [self._watching]))
-        if self.queue is not None:
-            await self.queue.close()
+    async def close(self, grace_seconds: float | None = None) -> None:
+        """Let calls and requests in flight end, interrupt and release all runs, and leave the queue; once.
+
+        Args:
+            grace_seconds: How long they may take; what is left is cancelled then, or when this wait is cancelled. None
+                is the pool's own.
+        """
+        gate = self.runner.gate
+        if self._leaves:
+            return
+        gate.drain(self._interrupt)
+        self.workers.announce("leaving")
+        try:
+            if self.queue is not None:
+                await self.queue.stop_serving()
+            for run_id in self._tasks.keys() - gate.driven.keys():  # it waits: nothing of it is in flight
+                self._interrupt(run_id)
+            await self._drain(self.grace_seconds if grace_seconds is None else grace_seconds)
+        finally:
+            for run_id in gate.driven:
+                log_run(logging.WARNING, run_id, "interrupted: what it had in flight did not end within the grace")
+            await end_tasks(*self._tasks.values(), *self._parking, *filter(None, [self._watching]))
+            with suppress(StoreError):
+                await self.runner.store.release_all(self.workers.worker_id)
+            if self.queue is not None:
+                await self.queue.close()
+
+    @property
+    def _leaves(self) -> bool:
+        return self.runner.gate.interrupt is not None
+
+    def _interrupt(self, run_id: str) -> None:
+        if (task := self._tasks.get(run_id)) is not None:
+            task.cancel()
+
+    async def _drain(self, grace_seconds: float) -> None:
+        """Wait for the driven runs until they are interrupted; other workers may have each of them at once."""
+        loop = asyncio.get_running_loop()
+        end, waiting = loop.time() + grace_seconds, set(self._tasks.values())
+        while waiting and (left := end - loop.time()) > 0:
+            ended, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if self.queue is not None and any(task.cancelled() for task in ended):
+                await self.queue.hand_over(driven=self._tasks.keys())
 
     async def _watch_driven(self) -> None:
-        """Give driven runs the budgets that were set elsewhere."""
+        """Give driven runs the budgets that were set elsewhere, and cancel those that were ended: a call may hang."""
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):
-                for run_id, new in await self.runner.store.changed_elsewhere(self.workers.worker_id):
-                    store = self.runner.gate.driven.get(run_id)
-                    if store is not None and new is not None:
+                for run_id, ended, new in await self.runner.store.changed_elsewhere(self.workers.worker_id):
+                    if (store := self.runner.gate.driven.get(run_id)) is None:
+                        continue
+                    if new is not None:
                         store.writer.budget.offer(new)
+                    if ended:
+                        store.abandon()
 
     def _start_task(self, run_id: str, work: Coroutine[Any, Any, R]) -> "asyncio.Task[R]":
         task = self._tasks[run_id] = asyncio.create_task(work)
@@ -399,15 +449,15 @@ class WorkerPool:
             RunNotAnsweredError: If it is failed or quarantined.
             Exception: On a fault; when the run is retried is in its row.
         """
-        forced = job.decisions is not None or job.budget is not None
-        while True:
+        while not self._leaves:
             record, claim = await self._claimed(job.run_id, wait=wait)
             try:
-                if self.queue is None or queued or not (forced or record.unfinished):
+                if self.queue is None or queued or not (job.is_forced or record.unfinished):
                     return await self._drive_here(job, claim)
                 return await self.queue.run(job.run_id, partial(self._drive_here, job, claim))
             except RunFencedError as error:
                 log_run(logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}")
+                job = await self._unless_cancelled(job)
             except (*_LEFT, InvalidDecisionError):
                 raise
             except Exception as error:
@@ -417,6 +467,12 @@ class WorkerPool:
                 self.runner.gate.together(job.run_id)
                 with suppress(StoreError):
                     await self.runner.store.release(job.run_id, self.workers.worker_id)
+        raise asyncio.CancelledError
+
+    async def _unless_cancelled(self, job: Job[R]) -> Job[R]:
+        """Drop the decisions and the budget of a job whose run was cancelled meanwhile: they would reopen it."""
+        ended = (await self.runner.store.record(job.run_id)).status == "stopped"
+        return replace(job, decisions=None, budget=None) if ended else job
 
     async def _claimed(self, run_id: str, *, wait: bool) -> tuple[RunRecord, Claim]:
         """Claim a run; who waited for another worker's driving waits for its retry, too."""

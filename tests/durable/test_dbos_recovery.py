@@ -94,7 +94,7 @@ async def test_what_was_parked_by_another_version_is_gone_on_with(
 ) -> None:
     """Parked under one version of the program, decided under the next, by a worker that lives already."""
     with monkeypatch.context() as earlier:
-        earlier.setattr(dbos, "_VERSION", "planner_ext-0.1")
+        earlier.setattr(dbos, "VERSION", "planner_ext-0.1")
         async with open_runs(postgres_url) as runs:
             handle = await runs.start(*world(tmp_path / "effects", pays, **LATER), GOAL, run_id="order-7")
             assert (await handle.result()).status == "paused"
@@ -146,7 +146,7 @@ def leaving_life(url: str, effects: Path) -> None:
     """Start runs and leave at once: one in the midst of a call, one before anything of it began."""
 
     async def leave() -> None:
-        async with open_runs(url, worker_id="leaving") as runs:
+        async with open_runs(url, worker_id="leaving", grace_seconds=0) as runs:
             await runs.start(*world(effects, labels, seconds=60), GOAL, run_id="in-a-call")
             while not effects_in(effects):  # noqa: ASYNC110  (only another process tells)
                 await asyncio.sleep(0.01)

@@ -91,7 +91,7 @@ async def test_a_name_is_free_once_its_run_is_deleted(store: str, tmp_path: Path
 async def test_an_unfinished_run_is_not_deleted(store: str, tmp_path: Path) -> None:
     """A paused run is refused unless it is forced, a running one is always refused; the message says the way out."""
     await drive(store, tmp_path, "a", script=[PAY])
-    async with open_runs(store) as runs:
+    async with open_runs(store, grace_seconds=0) as runs:
         with pytest.raises(RunConflictError, match=r"'a' cannot be deleted: it is paused.*, or force it"):
             await runs.delete("a")
         await runs.delete("a", force=True)

@@ -63,7 +63,7 @@ class World:
     async def die(self, planner: FunctionCallingStepwisePlanner | None = None) -> None:
         """Live until the call hangs."""
         self.post.hung.clear()
-        async with Runs.sqlite(self.store) as runs:
+        async with Runs.sqlite(self.store, grace_seconds=0) as runs:
             await runs.start(planner or planner_of(), self.kernel(), GOAL, run_id="r")
             await self.post.hung.wait()
 

@@ -115,7 +115,7 @@ async def test_a_worker_takes_over_what_is_left_to_do(tmp_path: Path) -> None:
     """Runs that were interrupted or decided are recovered; those that wait, and those that ended, are left alone."""
     store, effects = tmp_path / "runs.db", tmp_path / "effects"
     held, planner, kernel = held_world([call("tool-hold", {}, id="hold")])
-    async with Runs.sqlite(store) as runs:
+    async with Runs.sqlite(store, grace_seconds=0) as runs:
         for name in ("waits", "decided"):
             await (await runs.start(*world(effects, [PAY]), GOAL, run_id=name)).result()
         await (await runs.start(*world(effects, [say("Done.")]), GOAL, run_id="ended")).result()

@@ -1,0 +1,267 @@
+"""A worker that leaves finishes what is in flight, starts nothing more, and hands its runs over at once."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from planner_ext.cli.__main__ import main
+from planner_ext.core.facts import CallFinished, ModelReplied
+from planner_ext.durable import Approvals, RunRecord, Runs
+from planner_ext.durable.store import JournalStore, opened_store
+from planner_ext.sk.execution import ToolExecution
+from planner_ext.testing import ScriptedChatCompletion, call, calls
+from support.durable import open_runs
+from support.gated import GATED_IN, World, application, until
+from support.processes import Lives
+
+T = TypeVar("T")
+EVERYTHING = ("ask0", "book", "label", "ask1", "post", "ask2")
+
+
+def worker_life(folder: Path, name: str, words: list[str]) -> None:
+    """Be a worker of the command line, whose output is in a file."""
+    os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), sys.stderr.fileno())
+    sys.argv = ["planner-ext", "worker", "--app", "support.gated:application", "--worker-id", name, *words]
+    main()
+
+
+class Scene:
+    """A store with runs, and the workers that a test starts on it."""
+
+    def __init__(self, lives: Lives, store: str, folder: Path) -> None:
+        self.store, self.world = store, World(folder)
+        self._lives, self._folder = lives, folder
+        self._workers: list[ForkServerProcess] = []
+
+    def submit(self, *names: str) -> None:
+        """Put runs into the store that no worker drives yet."""
+
+        async def created(store: JournalStore) -> None:
+            for name in names:
+                assert await store.create(name, name, owner=None, at=1.0)
+
+        self.ask(created)
+
+    def worker(self, name: str, *words: str) -> ForkServerProcess:
+        """Start a worker."""
+        given = ["--store", self.store, *words]
+        worker = self._lives.begin(worker_life, self._folder, name, given, **{GATED_IN: str(self._folder)})
+        self._workers.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """End the workers that a failed test leaves."""
+        for worker in self._workers:
+            worker.kill()
+            worker.join()
+
+    def said(self, name: str) -> str:
+        """Return what a worker has printed."""
+        file = self._folder / name
+        return file.read_text() if file.exists() else ""
+
+    def terminated(self, worker: ForkServerProcess, name: str) -> None:
+        """Send a worker SIGTERM, and wait until it has noticed."""
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGTERM)
+        until(lambda: "Calls in flight have" in self.said(name))
+
+    def ask(self, question: Callable[[JournalStore], Awaitable[T]]) -> T:
+        """Ask the store."""
+
+        async def asked() -> T:
+            async with opened_store(self.store) as store:
+                return await question(store)
+
+        return asyncio.run(asked())
+
+    def record(self, name: str) -> RunRecord:
+        """Read the row of a run."""
+        return self.ask(lambda store: store.record(name))
+
+    def facts(self, name: str, kind: type) -> list[object]:
+        """List the facts of a kind in a run's journal."""
+        return [fact for fact in self.ask(lambda store: store.load(name)).facts if isinstance(fact, kind)]
+
+    def answered(self, *names: str) -> None:
+        """Wait until runs are answered."""
+        until(lambda: all(self.record(name).status == "answered" for name in names))
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
+
+
+@pytest.fixture
+def scene(lives: Lives, store: str, tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(lives, store, tmp_path)
+    yield scene
+    scene.close()
+
+
+def ended(process: ForkServerProcess) -> int | None:
+    """Wait for a process, and return its exit code."""
+    process.join(30)
+    return process.exitcode
+
+
+def all_of(*names: str) -> list[str]:
+    """List everything that runs do, sorted."""
+    return sorted(f"{name}/{step}" for name in names for step in EVERYTHING)
+
+
+def test_a_deployment_loses_nothing_and_asks_nobody(scene: Scene) -> None:
+    """On SIGTERM what is in flight ends and is recorded, nothing starts, and another worker has each run at once."""
+    world = scene.world
+    scene.submit("calls", "asks")
+    world.close("calls/book", "calls/label", "asks/ask0")
+    old = scene.worker("old")
+    until(lambda: sorted(world.begun()) == ["asks/ask0", "calls/ask0", "calls/book", "calls/label"])
+    new = scene.worker("new")
+    until(lambda: "Worker new" in scene.said("new"))
+    scene.terminated(old, "old")
+
+    world.open("asks/ask0")  # the reply is paid for, and recorded; the calls that it asks for start elsewhere
+    scene.answered("asks")
+    assert old.is_alive()  # the other run still has calls in flight there
+    world.open("calls/book")
+    until(lambda: len(scene.facts("calls", CallFinished)) == 1)
+    assert scene.record("calls").owner is not None
+    world.open("calls/label")
+    assert ended(old) == 0
+    scene.answered("calls")
+
+    assert old.pid is not None
+    assert sorted(world.begun(old.pid)) == ["asks/ask0", "calls/ask0", "calls/book", "calls/label"]
+    assert sorted(world.begun()) == sorted(world.ended()) == all_of("asks", "calls")
+    assert len(scene.facts("asks", ModelReplied)) == 3
+    new.terminate()
+    assert ended(new) == 0
+    assert "interrupted" not in scene.said("old")
+
+
+def test_a_call_that_outlasts_the_grace_is_in_doubt(scene: Scene) -> None:
+    """It is cancelled when the grace is over; then its function's declaration says what becomes of it."""
+    scene.submit("order")
+    scene.world.close("order/book", "order/label")
+    worker = scene.worker("old", "--grace", "0.2")
+    until(lambda: len(scene.world.begun()) == 3)
+    scene.terminated(worker, "old")
+    assert ended(worker) == 0
+    assert scene.world.ended() == ["order/ask0"]
+    assert scene.record("order").owner is None
+    scene.world.open("order/book", "order/label")
+    assert ended(scene.worker("new", "--once")) == 0
+    assert scene.record("order").status == "paused"
+    assert doubts(scene.store) == ["order/0/book"]
+
+
+def test_a_second_signal_ends_a_worker_at_once(scene: Scene) -> None:
+    """Who cannot wait for the grace need not kill it; its runs are free for other workers all the same."""
+    scene.submit("order")
+    scene.world.close("order/book")
+    worker = scene.worker("old", "--grace", "600")
+    until(lambda: "order/label" in scene.world.ended())
+    scene.terminated(worker, "old")
+    assert worker.is_alive()
+    worker.terminate()
+    assert ended(worker) == 0
+    assert scene.world.ended() == ["order/ask0", "order/label"]
+    assert scene.record("order").owner is None
+
+
+@pytest.mark.parametrize("hangs", ["hung/label", "hung/post"])
+def test_a_hung_call_is_cancelled_from_elsewhere(hangs: str, scene: Scene) -> None:
+    """Cancelling its run frees its worker's only place, also where a synchronous function hangs in a thread."""
+    scene.submit("hung")
+    scene.world.close(hangs)
+    worker = scene.worker("old", "--max-concurrency", "1")
+    until(lambda: hangs in scene.world.begun())
+    scene.submit("next")
+    assert asyncio.run(cancelled(scene.store, "hung"))
+    scene.answered("next")
+    assert scene.record("hung").status == "stopped"
+    assert hangs not in scene.world.ended()
+    scene.terminated(worker, "old")
+    assert ended(worker) == 0
+
+
+async def cancelled(store: str, run_id: str) -> bool:
+    async with Runs.connect(store) as runs:
+        return await runs.cancel(run_id, by="ann", reason="it hangs")
+
+
+def doubts(store: str) -> list[str]:
+    """List the calls in doubt that wait for a person."""
+
+    async def listed() -> list[str]:
+        async with Approvals.connect(store) as approvals:
+            return [one.id for one in await approvals.pending() if one.in_doubt]
+
+    return asyncio.run(listed())
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The world of runs in this process."""
+    monkeypatch.setenv(GATED_IN, str(tmp_path))
+    return World(tmp_path)
+
+
+async def begun(world: World, *names: str) -> None:
+    """Wait until steps have begun in this process."""
+    async with asyncio.timeout(30):
+        while not set(names) <= set(world.begun()):  # noqa: ASYNC110  (the trace is a file)
+            await asyncio.sleep(0.01)
+
+
+async def leave(runs: Runs, world: World, *opened: str) -> None:
+    """Close runs while calls are in flight, and let these calls end only then."""
+    closing = asyncio.create_task(runs.close())
+    await asyncio.sleep(0)
+    for name in opened:
+        world.open(name)
+    await closing
+
+
+async def see_through(store: str, world: World, *steps: str) -> None:
+    """Finish the run, and check that everything was done once."""
+    async with open_runs(store) as runs:
+        result = await (await runs.start(*application(), "order", run_id="order")).result()
+    assert result.status == "answered"
+    assert sorted(world.begun()) == sorted(world.ended()) == sorted([*all_of("order"), *steps])
+
+
+async def test_leaving_the_block_drains(store: str, world: World) -> None:
+    """The end of the block waits for calls in flight, and starts nothing more; the next worker does the rest."""
+    world.close("order/book")
+    async with open_runs(store) as runs:
+        await runs.start(*application(), "order", run_id="order")
+        await begun(world, "order/book", "order/label")
+        await leave(runs, world, "order/book")
+    assert sorted(world.begun()) == ["order/ask0", "order/book", "order/label"]
+    await see_through(store, world)
+
+
+async def test_a_call_whose_turn_comes_while_the_worker_leaves_does_not_start(store: str, world: World) -> None:
+    """The calls of its batch that are in flight end and are recorded; it starts in the next worker."""
+    planner, kernel = application()
+    planner.options = planner.options.model_copy(update={"execution": ToolExecution(max_concurrency=2)})
+    batch = [call(f"shop-{name}", {"name": f"order/{name}"}, id=name) for name in ("book", "label", "post")]
+    kernel.add_service(ScriptedChatCompletion([calls(*batch)]), overwrite=True)
+    world.close("order/book", "order/label")
+    async with open_runs(store) as runs:
+        await runs.start(planner, kernel, "order", run_id="order")
+        await begun(world, "order/book", "order/label")
+        await leave(runs, world, "order/label", "order/book")
+    assert sorted(world.ended()) == ["order/book", "order/label"]
