@@ -104,14 +104,17 @@ def test_a_worker_takes_decisions_until_it_is_told_to_end(command: Command, here
 
 @pytest.mark.usefixtures("till")
 def test_an_interrupted_run_is_kept(command: Command, here: Path) -> None:
-    """A process killed before anything was decided leaves a run that the same command continues."""
+    """A process killed before anything was decided leaves a run that the same command continues.
+
+    The request that it may have made counts.
+    """
     words = command_line(*RUN)
     environment = {"PLANNER_EXT_CRASH_AT": "after_outcome"}
     assert subprocess.run(words, cwd=here, env={**os.environ, **environment}, timeout=LIMIT_SECONDS).returncode == -9
     assert command("runs", "list", *STORE, "--status", "running", "--json").document[0]["run_id"] == "order-7"
     again = command(*RUN)
     assert again.code == 4
-    assert "Round trip 2 of 15" in again.err
+    assert "Round trip 3 of 15" in again.err
     assert "shop-find" not in again.err
 
 

@@ -231,11 +231,11 @@ def test_an_endpoint_that_cannot_be_reached_is_a_fault(command: Command) -> None
 
 
 def test_a_fault_after_some_work_says_what_was_spent(command: Command) -> None:
-    """The round trips and calls before a failed request are on stderr."""
+    """The round trips, the failed request included, and the calls are on stderr."""
     with ScriptedOpenAIServer([PRICE, ScriptedFault(status=400)]) as server:
         outcome = command("run", "Hello", *SHOP_AT, *at(server))
     assert (outcome.code, outcome.out) == (3, "")
-    assert "failed: 1 round trip, 1 function call, " in outcome.err
+    assert "failed: 2 round trips, 1 function call, " in outcome.err
 
 
 @pytest.mark.parametrize(
