@@ -127,7 +127,7 @@ class GatedStore:
         try:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise RunFencedError(f"Run {run_id!r} was ended, and its work here was cancelled.") from None
+            raise RunFencedError(f"Run {run_id!r} was ended or taken over; its work here was cancelled.") from None
 
     async def append(self, run_id: str, seq: int, facts: Sequence[Fact]) -> None:
         """Record facts; see `planner_ext.engine.ports.RunStore`.

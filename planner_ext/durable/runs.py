@@ -407,6 +407,7 @@ class Runs(RunsClient):
                 runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
                 pool = WorkerPool(runner=runner, workers=workers, **options)
                 runs = cls(pool, notifier)
+                workers.on_lapse = pool.give_up
                 await workers.open()
                 try:
                     await notifier.open(store, where=redacted(str(path)), clock=runner.clock, poll_seconds=poll_seconds)
@@ -481,6 +482,7 @@ class Runs(RunsClient):
             await queue.open()
             runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
             pool = WorkerPool(runner=runner, workers=queue.workers, queue=queue, **options)
+            queue.workers.on_lapse = pool.give_up
             runs = cls(pool, notifier)
             try:
                 await notifier.open(store, where=redacted(url), clock=runner.clock, poll_seconds=poll_seconds)

@@ -391,6 +391,11 @@ class WorkerPool:
             if self.queue is not None:
                 await self.queue.close()
 
+    def give_up(self) -> None:
+        """Cancel what this worker does of its runs: its lease has lapsed, and others may have taken them."""
+        for store in [*self.runner.gate.driven.values()]:
+            store.abandon()
+
     @property
     def _leaves(self) -> bool:
         return self.runner.gate.interrupt is not None
