@@ -78,6 +78,7 @@ _PATIENCE_SECONDS = 60.0
 """How long the launch of DBOS is tried again."""
 _HAND_OVER_SECONDS = 5.0
 """How long a worker that leaves tries to queue its interrupted activations, and waits for DBOS's thread to end."""
+_CLOSE_SECONDS = 30.0
 _RETRY_SECONDS = 0.05
 _REFUSED_SECONDS = 1.0
 _LONGEST_REFUSED_SECONDS = 60.0
@@ -400,9 +401,11 @@ class _DbosHost:
         await end_tasks(*self._tasks)
 
     async def close(self) -> None:
-        """Shut DBOS down."""
+        """Shut DBOS down; its thread is left behind where its server does not answer."""
         self._loop.call_soon_threadsafe(self._stop.set)
-        await asyncio.wrap_future(self._closed)
+        closed = asyncio.wrap_future(self._closed)
+        if not (await asyncio.wait({closed}, timeout=_CLOSE_SECONDS))[0]:
+            logger.warning("DBOS has not ended after %g seconds; it is left behind.", _CLOSE_SECONDS)
 
     async def start_here(self, key: str, run_id: str, work: _Work) -> bool:
         """Run an activation in this process at once with ``work``; False if DBOS already has one of this name."""

@@ -59,6 +59,8 @@ _TABLES_LOCK = 0x706C616E6E6572  # "planner"
 _SETUP = """
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
+_LEAVE_SECONDS = 5.0
+"""How long closing waits for a server that does not answer."""
 _KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 """Seconds and probes after which a vanished machine is noticed; PostgreSQL's own default is two hours."""
 
@@ -307,9 +309,10 @@ class _Session:
 
     async def leave(self) -> None:
         if self._connection is not None:
-            with suppress(psycopg.Error):  # an unreachable server has ended the session already
+            with suppress(psycopg.Error, TimeoutError):  # an unreachable server has ended the session already
                 if self._entered:
-                    await self._connection.execute(_REMOVE_CONNECTIONS, {"connection": self._name})
+                    async with asyncio.timeout(_LEAVE_SECONDS):
+                        await self._connection.execute(_REMOVE_CONNECTIONS, {"connection": self._name})
             await self._connection.close()
         self._connection, self._entered = None, False
 
