@@ -5,6 +5,7 @@ A run that may end the process is driven alone.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +13,7 @@ from planner_ext.core.facts import CallFinished, CallStarted, Fact, ModelReplied
 from planner_ext.core.machine import AddMessage, CheckAnswer, Finish, Pause, WithholdCalls, next_action
 from planner_ext.durable.errors import RunFencedError
 from planner_ext.durable.writer import JournalWriter
+from planner_ext.engine.journal import lost_request
 
 __all__ = ["CallGate", "GatedStore"]
 
@@ -150,6 +152,10 @@ class GatedStore:
                 self._gate.together(self.writer.run_id)
         action = next_action(self.writer.state) if self._gate.interrupt is not None and not self.calls else None
         if action is not None and not isinstance(action, _BOOKKEEPING):
+            unsent = lost_request(self.writer.state, at=facts[-1].at)  # else the next life would charge it
+            if unsent:
+                free = [replace(fact, reason="Not sent: the worker leaves.", iterations=0) for fact in unsent]
+                await self.writer.append(run_id, seq + len(facts), free)
             await self._interrupt()
 
     def abandon(self) -> None:
