@@ -20,7 +20,8 @@ def is_final(error: BaseException) -> bool:
 
     Final are: an HTTP status 4xx other than 408, 409 and 429, and a failed authentication, in the error or its causes;
     and an error of this package that names an option, a journal or a run that cannot be used. Not final are: any other
-    failure of the endpoint, of the store, and of the application's own code, such as ``arguments_for``.
+    failure of the endpoint, of the store, and of the application's own code, such as ``arguments_for``; nor a service
+    that this worker's kernel lacks, which another worker's may have.
     """
     for cause in _causes(error):
         status = getattr(cause, "status_code", None) or getattr(getattr(cause, "response", None), "status_code", None)
@@ -29,7 +30,7 @@ def is_final(error: BaseException) -> bool:
         if type(cause).__name__.endswith("AuthenticationError"):
             return True
     errors = import_module("planner_ext.errors")  # of an upper floor: it imports Semantic Kernel
-    passing = (StoreError, errors.ServiceCallError, errors.InvalidReplyError)
+    passing = (StoreError, errors.ServiceCallError, errors.ServiceNotFoundError, errors.InvalidReplyError)
     return isinstance(error, PlannerExtError) and not isinstance(error, passing)
 
 

@@ -19,8 +19,8 @@ from planner_ext import (
     FunctionCallingStepwisePlannerResult,
     requires_approval,
 )
-from planner_ext.cli.show import Progress, print_answer, spent_line
-from planner_ext.cli.text import Terminal, TextFlow, one_line, printable, shortened
+from planner_ext.cli.show import Progress, print_answer
+from planner_ext.cli.text import Terminal, TextFlow, one_line, printable, shortened, spent_line
 from planner_ext.core.facts import Ended, Fact, Paused
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.events import CallDecided, CallFinished, CallStarted, ModelReplied, ResultReady, TextDelta
