@@ -351,9 +351,9 @@ class WorkerPool:
         """Drive a queued activation, unless its run is already driven, or waits for its retry."""
         run_id = job.run_id
         record = await self.runner.store.record(run_id)
-        if run_id in self._tasks or self._is_retried_later(record) or not await self._try_claim(record):
+        if self._is_retried_later(record) or await self._claims.of(record) is None:
             return
-        if run_id not in self._tasks:
+        if run_id not in self._tasks:  # one task claims a run: a second claim would end its being driven alone
             await self._start_task(run_id, self._drive_or_wait(job, queued=True, wait=False))
 
     async def wait_until_due(self, run_id: str) -> bool:
