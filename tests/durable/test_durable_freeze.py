@@ -17,6 +17,7 @@ from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, effects_in, open_runs, planner_of, turn
 from support.processes import Lives
+from support.stock import scripted_by
 
 LEASE_SECONDS = 2.0
 SECONDS = 40
@@ -85,7 +86,7 @@ def sends(request: ScriptedRequest) -> ScriptedReply:
 def post(trace: Path, script: Any = labels, *, tool: float = 0.0, model: float = 0.0) -> tuple[Any, Kernel]:
     """Make a planner and a kernel whose tools or whose model take a while."""
     kernel = Kernel()
-    service = SlowModel(script)
+    service = scripted_by(SlowModel, script)
     service._trace, service._seconds = trace, model
     kernel.add_service(service)
     kernel.add_plugin(Post(trace, tool), "post")
@@ -187,7 +188,7 @@ async def test_a_worker_that_is_back_first_continues_its_run(lives: Lives, store
     os.kill(process.pid, signal.SIGSTOP)
     async with opened_store(store) as opened, asyncio.timeout(SECONDS):
         (row,) = (await opened.database.transact(("SELECT worker_id FROM planner_workers", {})))[0]
-        while (await opened.worker_age(row[0]) or 0) < LEASE_SECONDS:  # noqa: ASYNC110  (likewise)
+        while (await opened.worker_age(str(row[0])) or 0) < LEASE_SECONDS:  # noqa: ASYNC110  (likewise)
             await asyncio.sleep(0.02)
     os.kill(process.pid, signal.SIGCONT)
     await asyncio.to_thread(process.join, SECONDS)
