@@ -2,7 +2,10 @@
 
     python tests/benchmarks/durability.py                      every figure, on SQLite
     python tests/benchmarks/durability.py --store URL          likewise on PostgreSQL with DBOS, in an empty database
-    python tests/benchmarks/durability.py --soak 60            kill workers at random for a minute: no call runs twice
+    python tests/benchmarks/durability.py --soak 60            kill, stop and freeze workers at random for a minute
+
+The soak submits runs all the time, with an endpoint that fails at times, and counts at the end, by what the model and
+the function have written down themselves: no call ran twice, no run was stranded, no run asked more than its budget.
 
 A turn is one reply with one call, that call, and its result. What a turn costs more with a store is the difference of
 two runs in this one process, best of several, with the same script and a function that does nothing.
@@ -11,17 +14,20 @@ two runs in this one process, best of several, with the same script and a functi
 import argparse
 import asyncio
 import gc
+import itertools
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
+import signal
 import sqlite3
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,84 +230,135 @@ def busy(store: str, ready: Any, number: int, workers: int) -> None:
     asyncio.run(drive())
 
 
+BUDGET = 5
+"""The round trips that a run of the soak may make; without a fault it takes four."""
+
+LEASE = 3.0
+"""Seconds after which a frozen worker of the soak loses its runs."""
+
+
 def soak(store: str, folder: Path, seconds: float) -> list[Figure]:
-    """Kill workers at random moments while they drive runs of a function that may not run twice; count what did."""
+    """Kill, stop and freeze two workers at random moments while runs are submitted; count what they did."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["semantic_kernel.functions", "planner_ext.planner", "planner_ext.durable.runs"])
-    end, kills, number = time.monotonic() + seconds, 0, 0
-    processes: list[Any] = []
+    end, ends = time.monotonic() + seconds, Counter[str]()
+    submitter = context.Process(target=submitting, args=(store, seconds), daemon=True)
+    submitter.start()
+    workers: list[Any] = []
     while time.monotonic() < end:
-        number += 1
-        processes = [one for one in processes if one.is_alive()]
-        while len(processes) < 2:
-            process = context.Process(target=soaked, args=(store, str(folder), number), daemon=True)
-            process.start()
-            processes.append(process)
-        time.sleep(random.uniform(0.3, 2.0))
-        victim = random.choice(processes)
-        victim.kill()
-        victim.join()
-        kills += 1
-    for process in processes:
-        process.kill()
-        process.join()
-    done, runs = asyncio.run(rinsed(store, folder))
-    twice = sum(count > 1 for count in done.values())
+        workers = [one for one in workers if one.is_alive()]
+        while len(workers) < 2:
+            workers.append(context.Process(target=soaked, args=(store, str(folder)), daemon=True))
+            workers[-1].start()
+        time.sleep(random.uniform(0.5, 3.0))
+        ends[interfere(random.choice(workers))] += 1
+    submitter.join()
+    for worker in workers:
+        worker.kill()
+        worker.join()
+    asked, done, statuses = asyncio.run(rinsed(store, folder))
+    unfinished = sum(statuses[status] for status in ("queued", "running", "paused"))
     return [
-        Figure("workers killed", kills, ""),
-        Figure("runs", runs, ""),
+        *(Figure(f"workers {how}", count, "") for how, count in sorted(ends.items())),
+        *(Figure(f"runs {status}", count, "") for status, count in sorted(statuses.items())),
         Figure("calls that took effect", sum(done.values()), ""),
-        Figure("calls that took effect twice", twice, "", 0),
+        Figure("calls that took effect twice", sum(count > 1 for count in done.values()), "", 0),
+        Figure("runs stranded", unfinished, "", 0),
+        Figure(f"most requests of a run, by the model's own count (budget {BUDGET})", max(asked.values()), "", BUDGET),
     ]
 
 
-def soaked(store: str, folder: str, number: int) -> None:
-    """Live as a worker: start runs, and take over those of the dead."""
+def interfere(worker: Any) -> str:
+    """End or freeze a worker in one of three ways, and name it."""
+    how = random.choice(("killed", "stopped", "frozen"))
+    with suppress(ProcessLookupError):  # it was stopped before, and has ended meanwhile
+        if how == "frozen":
+            os.kill(worker.pid, signal.SIGSTOP)
+            time.sleep(LEASE * random.uniform(0.5, 2.0))
+            os.kill(worker.pid, signal.SIGCONT)
+        else:
+            os.kill(worker.pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
+    if how == "killed":
+        worker.join()
+    return how
+
+
+def submitting(store: str, seconds: float) -> None:
+    """Submit runs as long as the soak lasts; drive none."""
+
+    async def submit() -> None:
+        end = time.monotonic() + seconds
+        async with open_runs(store) as runs:
+            for number in itertools.count():
+                if time.monotonic() > end:
+                    return
+                await runs.submit(f"goal {number}", run_id=str(number))
+                await asyncio.sleep(0.2)
+
+    asyncio.run(submit())
+
+
+def soaked(store: str, folder: str) -> None:
+    """Live as a worker until a signal comes."""
 
     async def live() -> None:
-        async with open_runs(store, in_doubt="model", poll_seconds=0.05) as runs:
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+        options: dict[str, Any] = {"in_doubt": "model", "poll_seconds": 0.05, "lease_seconds": LEASE}
+        async with open_runs(store, **options) as runs:
             worker = asyncio.create_task(runs.work(*traced(folder)))
-            for n in range(10_000):
-                handles = [await runs.start(*traced(folder), "goal", run_id=f"{number}-{n}-{k}") for k in range(4)]
-                await asyncio.gather(*(handle.result() for handle in handles), return_exceptions=True)
+            await stopped.wait()
             worker.cancel()
 
     asyncio.run(live())
 
 
 def traced(folder: str) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
-    """Make a planner and a kernel whose function leaves a file for each time a call took effect."""
+    """Make a planner and a kernel whose model and function write down each request and each effect."""
+
+    def leave(file: str, mark: str) -> None:
+        traces = os.open(os.path.join(folder, file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(traces, f"{mark}\n".encode())
+        os.close(traces)
 
     class Traced:
         @kernel_function(description="Leaves a trace.")
         async def work(self, mark: str) -> str:
-            traces = os.open(os.path.join(folder, "traces"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(traces, f"{mark}\n".encode())
-            os.close(traces)
+            leave("effects", mark)
             await asyncio.sleep(0.01)
             return "ok"
 
     def reply(request: ScriptedRequest) -> Any:
+        goal = next(word for message in request.messages for word in re.findall(r"goal (\d+)", str(message)))
+        leave("requests", goal)
+        if random.random() < 0.02:
+            raise ConnectionResetError("the endpoint failed")
         done = sum(message["role"] == "tool" for message in request.messages)
         return say("Done.") if done >= 3 else call("tool-work", {"mark": f"{random.getrandbits(64)}"})
 
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion(reply))
     kernel.add_plugin(Traced(), "tool")
-    options = FunctionCallingStepwisePlannerOptions(plan=False)
+    options = FunctionCallingStepwisePlannerOptions(plan=False, max_iterations=BUDGET)
     return FunctionCallingStepwisePlanner(options=options), kernel
 
 
-async def rinsed(store: str, folder: Path) -> tuple[Counter[str], int]:
-    """Let a last worker finish everything; count what took effect, by the mark of its call."""
-    async with open_runs(store, in_doubt="model") as runs:
-        planner, kernel = traced(str(folder))
-        while handles := await runs.recover(planner, kernel):
-            await asyncio.gather(*(handle.result() for handle in handles))
+async def rinsed(store: str, folder: Path) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Let a last worker work until nothing moves any more; count requests by run, effects by call, runs by status."""
+    async with open_runs(store, in_doubt="model", lease_seconds=LEASE) as runs:
+        worker = asyncio.create_task(runs.work(*traced(str(folder))))
+        left, quiet = -1, time.monotonic()
+        while time.monotonic() - quiet < 30:
+            counts = [await runs.count(status=status) for status in ("queued", "running")]
+            if sum(counts) != left:
+                left, quiet = sum(counts), time.monotonic()
+            if left == 0:
+                break
+            await asyncio.sleep(0.2)
+        worker.cancel()
         records = await runs.list(limit=1_000_000)
-    assert all(record.status == "answered" for record in records), Counter(record.status for record in records)
-    traces = folder / "traces"
-    return Counter(traces.read_text().split() if traces.exists() else []), len(records)
+    asked, effects = ((folder / name).read_text().split() for name in ("requests", "effects"))
+    return Counter(asked), Counter(effects), Counter(record.status for record in records)
 
 
 def main(store: str | None, seconds: float | None) -> int:
@@ -329,6 +386,6 @@ def main(store: str | None, seconds: float | None) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--store", help="postgresql:// address of an empty database; left out: a new SQLite file")
-    parser.add_argument("--soak", type=float, metavar="SECONDS", help="kill workers at random for so long")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="kill, stop and freeze workers for so long")
     arguments = parser.parse_args()
     sys.exit(main(arguments.store, arguments.soak))
