@@ -551,6 +551,7 @@ class RunHandle(Generic[R]):
         self.run_id = job.run_id
         self._pool, self._job = pool, job
         self._task = pool.task_of(job)
+        self._returned = False
 
     async def result(self) -> R:
         """Wait for the run's next pause or end; a paused run's result lists its pending calls.
@@ -563,9 +564,11 @@ class RunHandle(Generic[R]):
             Exception: On a fault, as of a planner's ``invoke``; a worker that works retries the run, see `RetryPolicy`,
                 and so does a start.
         """
-        if self._task.done() and not self._task.cancelled() and self._task.exception() is None:
+        if self._returned and self._task.done() and not self._task.cancelled() and self._task.exception() is None:
             self._task = self._pool.task_of(self._job)
-        return await asyncio.shield(self._task)
+        result = await asyncio.shield(self._task)
+        self._returned = True
+        return result
 
     async def finished(self) -> R:
         """Wait for the run's end; at each pause, wait until calls are decided or questions expire.
