@@ -5,8 +5,9 @@ import sys
 from rich.text import Text
 
 from planner_ext.cli.show import print_pending
-from planner_ext.cli.text import Terminal, exact, exact_json
+from planner_ext.cli.text import Terminal
 from planner_ext.core.state import ASK_USER
+from planner_ext.core.text import exact, exact_json
 from planner_ext.hitl_manager import Approve, Decision, Deny, PendingCall, Supply
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 

@@ -16,13 +16,14 @@ from rich.text import Text
 
 from planner_ext.cli.kernels import kernel_of, openai_service, start_factory
 from planner_ext.cli.options import CompareArgs, ExitCode
-from planner_ext.cli.text import Terminal, one_line
+from planner_ext.cli.text import Terminal
 from planner_ext.compare import Comparison, Live, OptionInfo, Run, ScriptInfo, run_comparison
 from planner_ext.compare.markdown import markdown_of, with_table
 from planner_ext.compare.page import page_of
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.compare.strategies import OPTIONS
 from planner_ext.core.errors import counted, seconds
+from planner_ext.core.text import one_line
 from planner_ext.errors import PlannerInvalidConfigurationError
 
 __all__ = ["print_comparison", "run_compare"]

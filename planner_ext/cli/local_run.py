@@ -21,10 +21,11 @@ from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.options import KEY_VARIABLES, GoalArgs, ResumeArgs, RunOptions, signing_key
 from planner_ext.cli.run import CliRun, Result, goal_options, new_limits
 from planner_ext.cli.show import print_pending
-from planner_ext.cli.text import printable, spent_line
+from planner_ext.cli.text import spent_line
 from planner_ext.core.facts import CallFinished, CallStarted
 from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.state import TRANSITIONS, State
+from planner_ext.core.text import printable
 from planner_ext.durable.errors import StoreError
 from planner_ext.durable.sqlite import drop_lock, take_lock
 from planner_ext.durable.worker import Activation

@@ -28,9 +28,10 @@ from planner_ext import (
 from planner_ext.cli.kernels import SERVICE_ID, kernel_of, openai_service, start_factory, with_service
 from planner_ext.cli.options import ApprovalArgs, ExitCode, GoalArgs, StoredRunOptions, signing_key
 from planner_ext.cli.show import Progress, print_answer
-from planner_ext.cli.text import Terminal, printable, spent_line
+from planner_ext.cli.text import Terminal, spent_line
 from planner_ext.core.fold import fold
 from planner_ext.core.state import State
+from planner_ext.core.text import printable
 from planner_ext.engine.journal import stopping_facts
 from planner_ext.errors import (
     DecisionRefusedError,

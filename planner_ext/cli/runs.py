@@ -20,7 +20,8 @@ from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptio
 from planner_ext.cli.run import CliRun, Result, approval_options, document, goal_options, new_limits, print_result
 from planner_ext.cli.show import Progress, print_pending
 from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
-from planner_ext.cli.text import Terminal, exact, printable, run_lines_shown, spent_line
+from planner_ext.cli.text import Terminal, run_lines_shown, spent_line
+from planner_ext.core.text import exact, printable
 from planner_ext.durable import (
     Approvals,
     RetryPolicy,

@@ -11,23 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from planner_ext.approval.decisions import record_of
-from planner_ext.cli.text import (
-    Terminal,
-    TextFlow,
-    cut_in_the_middle,
-    exact,
-    exact_json,
-    folded_lines,
-    moment_text,
-    one_line,
-    printable,
-    shortened,
-    visible,
-)
+from planner_ext.cli.text import Terminal, TextFlow, cut_in_the_middle, folded_lines, moment_text, shortened
 from planner_ext.core import facts
 from planner_ext.core.errors import seconds
 from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.state import ASK_USER
+from planner_ext.core.text import exact, exact_json, one_line, printable, visible
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
 from planner_ext.hitl_manager import PendingCall

@@ -17,19 +17,9 @@ from rich.text import Text
 
 from planner_ext.approval.decisions import Approve, Decision, Supply
 from planner_ext.cli.options import STORE_VARIABLE, DecisionArgs, ExitCode, ListArgs, RunListArgs, signing_key
-from planner_ext.cli.text import (
-    Terminal,
-    exact,
-    exact_json,
-    json_document,
-    moment_text,
-    one_line,
-    printable,
-    shortened,
-    visible,
-    warnings_shown,
-)
+from planner_ext.cli.text import Terminal, json_document, moment_text, shortened, warnings_shown
 from planner_ext.core.errors import InvalidJournalError, shown
+from planner_ext.core.text import exact, exact_json, one_line, printable, visible
 from planner_ext.durable import (
     ApprovalRefusedError,
     Approvals,

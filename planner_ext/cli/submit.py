@@ -7,9 +7,10 @@ from typing import Any
 
 from planner_ext.cli.options import ExitCode, LimitArgs, SubmitArgs
 from planner_ext.cli.store import command_on, store_name, value_of
-from planner_ext.cli.text import Terminal, exact, json_document, printable, spent_line
+from planner_ext.cli.text import Terminal, json_document, spent_line
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.limits import Budget
+from planner_ext.core.text import exact, printable
 from planner_ext.durable import RunResult, Runs, RunsClient
 from planner_ext.durable.records import fold_journal
 from planner_ext.durable.store import opened_store

@@ -1,10 +1,9 @@
-"""Text for a terminal: consoles, paragraphs, and escaping that makes models' texts safe to print and fully visible."""
+"""Text for a terminal: consoles, paragraphs, and cutting to the space that there is."""
 
 import json
 import logging
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,23 +16,19 @@ from rich.panel import Panel
 from rich.text import Text
 
 from planner_ext.core.errors import counted, seconds
+from planner_ext.core.text import printable
 from planner_ext.core.values import Usage
 
 __all__ = [
     "Terminal",
     "TextFlow",
     "cut_in_the_middle",
-    "exact",
-    "exact_json",
     "folded_lines",
     "json_document",
     "moment_text",
-    "one_line",
-    "printable",
     "run_lines_shown",
     "shortened",
     "spent_line",
-    "visible",
     "warnings_shown",
 ]
 
@@ -128,76 +123,8 @@ def _handled(logger_name: str, level: int, handle: Callable[[logging.LogRecord],
         logger.setLevel(before)
 
 
-_CONTROL = (*range(0x20), *range(0x7F, 0xA0))
-_BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_CONTROL, *_BIDIRECTIONAL, *range(0xD800, 0xE000))} | {
-    ord("\n"): "\n",
-    ord("\t"): " ",
-    ord("\r"): None,
-    0x2028: "\n",
-    0x2029: "\n",
-}
-
 _DEEPEST = 8
 """Cells by which a line of the text may indent itself."""
-
-
-def printable(text: str) -> str:
-    """Replace control characters: a model's text must not move the cursor or reorder lines."""
-    return text.translate(_UNPRINTABLE)
-
-
-_UNSEEN = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
-    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
-    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-"""Characters that are drawn as nothing although some of them count as letters: ``Default_Ignorable_Code_Point`` of the
-Unicode Character Database (DerivedCoreProperties.txt, 15.1), and the letters and symbols whose glyph is blank."""
-
-_RUN = re.compile(r" {3,}")
-_MOST_MARKS = 2
-"""The most combining marks that a language puts on one character; more of them are drawn over other lines."""
-
-
-def visible(text: str) -> str:
-    """Escape control and invisible characters as JSON does; line ends stay, and runs of blanks are counted.
-
-    A character is shown if it has a glyph. A combining mark is shown on the character that it belongs to.
-    """
-    return "\n".join(map(_visible, text.split("\n")))
-
-
-def exact(text: str) -> str:
-    """Put a text on one line with everything in it visible: a decision must not rest on hidden characters."""
-    return visible(json.dumps(text, ensure_ascii=False)[1:-1])
-
-
-def exact_json(value: object, *, indent: int | None = None) -> str:
-    """Write a value as JSON with everything in it visible; see `visible`."""
-    lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
-    written = (line.lstrip(" ") for line in lines)
-    return "\n".join(" " * (len(line) - len(own)) + _visible(own) for line, own in zip(lines, written, strict=True))
-
-
-def _visible(line: str) -> str:
-    if not (line.isascii() and line.isprintable()):
-        line = "".join(_escaped(line))
-    return _RUN.sub(lambda run: f"\\<{len(run[0])} blanks>", line)
-
-
-def _escaped(line: str) -> Iterator[str]:
-    marks = _MOST_MARKS  # at the beginning of a line, a combining mark has no character to combine with
-    for character in line:
-        if unicodedata.category(character) in _MARKS:
-            marks += 1
-        else:
-            marks = _MOST_MARKS if character == " " else 0
-        seen = character.isprintable() and marks <= _MOST_MARKS and not _UNSEEN.match(character)
-        yield character if seen else json.dumps(character)[1:-1]
-
-
-_MARKS = frozenset({"Mn", "Me"})
 
 
 def cut_in_the_middle(text: str, *, cells: int, lines: int) -> str:
@@ -238,11 +165,6 @@ def moment_text(moment: datetime) -> str:
     number, unit = next(((number, unit) for number, unit in spans if number > 1), (left, "second"))
     span = f"{number} {unit}{'' if number == 1 else 's'}"
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}, {span} {'from now' if seconds > 0 else 'ago'}"
-
-
-def one_line(text: str) -> str:
-    """Put a text on one line, with one blank for every run of white space."""
-    return " ".join(printable(text).split())
 
 
 def shortened(text: str, cells: int, mark: str) -> str:

@@ -20,8 +20,9 @@ from planner_ext import (
     requires_approval,
 )
 from planner_ext.cli.show import Progress, print_answer
-from planner_ext.cli.text import Terminal, TextFlow, one_line, printable, shortened, spent_line
+from planner_ext.cli.text import Terminal, TextFlow, shortened, spent_line
 from planner_ext.core.facts import Ended, Fact, Paused
+from planner_ext.core.text import one_line, printable
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.events import CallDecided, CallFinished, CallStarted, ModelReplied, ResultReady, TextDelta
 from planner_ext.hitl_manager import Deny, ToolCall
