@@ -281,16 +281,31 @@ def print_stats(store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
     return stored.print_stats(store, as_json=as_json)
 
 
-@cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="show")
-def show_run(run: RunName, store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
+@cli.command(runs, name="show")
+def show_run(
+    run: RunName, store: cli.Store, follow: Annotated[bool, typer.Option("--follow")] = False, as_json: cli.Json = False
+) -> cli.Exit:
     """Show what happened in a run, what waits, and its answer.
 
     Examples:
       planner-ext runs show order-7 --store runs.db
+      planner-ext runs show order-7 --store runs.db --follow
+
+    Options:
+        follow: Show what happens from now on, too, whichever process drives the run, until it ends or waits for a
+            decision. Ctrl-C ends only the view.
+
+    Exit codes:
+      0    done; with --follow: answered
+      1    with --follow: ended without an answer
+      2    the store or the run cannot be used
+      3    with --follow: failed, or in quarantine
+      4    with --follow: paused: calls wait for a decision, or questions for an answer
+      130  interrupted with Ctrl-C; the run continues
     """
     from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
 
-    return stored.show_run(run, store, as_json=as_json)
+    return stored.show_run(run, store, follow=follow, as_json=as_json)
 
 
 @cli.command(runs, exit_codes=RUN_EXIT_CODES, name="resume")

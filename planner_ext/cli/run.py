@@ -214,6 +214,8 @@ class CliRun:
     async def _timed(self, part: Coroutine[Any, Any, Result]) -> Result:
         """Await a part within the rest of the timeout; the time between two parts does not count."""
         began, scope = time.monotonic(), asyncio.timeout(self._seconds_left)
+        if self._seconds_left is not None:
+            self.progress.until = time.time() + self._seconds_left
         try:
             with self.progress:
                 async with scope:

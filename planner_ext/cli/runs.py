@@ -5,10 +5,12 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from copy import copy
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from rich.text import Text
@@ -20,8 +22,9 @@ from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptio
 from planner_ext.cli.run import CliRun, Result, approval_options, document, goal_options, new_limits, print_result
 from planner_ext.cli.show import Progress, print_pending
 from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
-from planner_ext.cli.text import Terminal, run_lines_shown, spent_line
-from planner_ext.core.text import exact, printable
+from planner_ext.cli.submit import result_code
+from planner_ext.cli.text import Terminal, moment_text, run_lines_shown, spent_line
+from planner_ext.core.text import exact, one_line, printable
 from planner_ext.durable import (
     Approvals,
     RetryPolicy,
@@ -33,9 +36,7 @@ from planner_ext.durable import (
     StoreError,
     UnknownRunError,
 )
-from planner_ext.durable.records import (
-    fold_journal,
-)
+from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
@@ -45,6 +46,8 @@ from planner_ext.planner.run import result_of
 __all__ = ["resume_run", "show_run", "start_run", "work"]
 
 _ArgumentsFor = Callable[[str], Any] | None
+_POLL_SECONDS = 0.25
+"""How often a run that is followed is looked at."""
 _SIGNALS = 2
 """How many signals a worker takes: the first drains it, the second cancels what is in flight."""
 
@@ -125,10 +128,50 @@ def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterat
     return run.execute(first)
 
 
-async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
-    """Print a run from its journal, without resuming it."""
+async def show_run(run_id: str, store: str, *, follow: bool, as_json: bool) -> int:
+    """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status."""
+    console = Terminal(sys.stderr)
     stored = await _stored(run_id, store)
     record, facts = stored.record, stored.facts
+    if follow or not as_json:
+        console.say(Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
+        with Progress(console) as progress:
+            for fact in facts:
+                progress.show(fact)
+            if follow:
+                record, facts = await _followed(stored, store, progress)
+    await _print_run(record, facts, store, as_json=as_json)
+    return result_code(record.status) if follow else ExitCode.ANSWERED
+
+
+async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[RunRecord, tuple[Fact, ...]]:
+    """Show the new facts of a run until it ends, or waits for a decision; return the run with its whole journal."""
+    record, facts, continues, problem = stored.record, stored.facts, True, ""
+    if record.status == "queued":
+        progress.note("queued, waits for a worker")
+    async with opened_store(store, create=False) as opened:
+        while continues:
+            record, continues, news = await opened.load_since(record.run_id, len(facts), now=time.time())
+            facts += news
+            for fact in news:
+                progress.show(fact)
+            if continues:
+                if record.problem not in ("", problem):
+                    progress.note(_fault_text(record))
+                problem = record.problem
+                await asyncio.sleep(_POLL_SECONDS)
+    return record, facts
+
+
+def _fault_text(record: RunRecord) -> str:
+    """Describe the fault that a run is retried after."""
+    at = "" if record.wake_at is None else f"next try {moment_text(datetime.fromtimestamp(record.wake_at, UTC))}: "
+    return f"a fault; {at}{one_line(record.problem)}"
+
+
+async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, as_json: bool) -> None:
+    """Print what is to be said of a run beside its progress: decisions, problems, what waits, and the result."""
+    run_id, console = record.run_id, Terminal(sys.stderr)
     result = result_of(fold_journal(run_id, facts), facts)
     async with Approvals.connect(store) as approvals:
         refused = await approvals.refused(run_id)
@@ -136,12 +179,7 @@ async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
         shown = {"run_id": run_id, "goal": record.goal, **document(result)}
         shown |= {"status": record.status, "problem": record.problem}
         print(json.dumps({**shown, "refused": [one.as_dict() for one in refused]}, indent=2))
-        return ExitCode.ANSWERED
-    console = Terminal(sys.stderr)
-    console.say(Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
-    with Progress(console) as progress:
-        for fact in facts:
-            progress.show(fact)
+        return
     for one in (*result.decisions, *refused):
         state = "Not taken" if one.refused else "Decided"
         what = " ".join(filter(None, (exact(one.call), exact(one.fully_qualified_name))))
@@ -153,7 +191,6 @@ async def show_run(run_id: str, store: str, *, as_json: bool) -> int:
         console.say(spent_line(result, ended=record.status), "dim")
     else:
         print_result(result, sys.stdout, console, as_json=False)
-    return ExitCode.ANSWERED
 
 
 async def _stored(run_id: str, store: str) -> StoredRun:

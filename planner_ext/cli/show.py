@@ -1,8 +1,10 @@
 """Prints a run for a person: round trips with their text as it arrives, calls and their outcomes, what waits."""
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, cast
 
@@ -11,11 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from planner_ext.approval.decisions import record_of
-from planner_ext.cli.text import Terminal, TextFlow, cut_in_the_middle, folded_lines, moment_text, shortened
+from planner_ext.cli.text import (
+    Terminal,
+    TextFlow,
+    cut_in_the_middle,
+    duration_text,
+    folded_lines,
+    moment_text,
+    shortened,
+)
 from planner_ext.core import facts
-from planner_ext.core.errors import seconds
-from planner_ext.core.limits import Budget, Consumption
-from planner_ext.core.state import ASK_USER
+from planner_ext.core.errors import IllegalTransitionError, counted, seconds
+from planner_ext.core.fold import apply
+from planner_ext.core.limits import remaining_limits
+from planner_ext.core.state import ASK_USER, State
 from planner_ext.core.text import exact, exact_json, one_line, printable, visible
 from planner_ext.core.values import RequestedCall
 from planner_ext.events import PlannerEvent, ResultReady, TextDelta
@@ -29,17 +40,20 @@ _BESIDE = 18
 
 
 class Progress:
-    """Prints the events of one run; a terminal shows a spinner while the run waits.
+    """Prints the events of one run; a terminal shows, while the run waits, for what, and what is left of its limits.
 
     Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, only the facts; then each text is printed
     whole.
+
+    Attributes:
+        until: When the command's own timeout ends the run, in seconds since the epoch; None without one.
     """
 
     def __init__(self, console: Terminal) -> None:
+        self.until: float | None = None
         self._console = console
-        self._limit: int | None = None
-        self._charge_plan = True
-        self._charged = 0
+        self._state = State()
+        self._timed_at = 0.0
         self._flow: TextFlow | None = None
         self._calls: tuple[RequestedCall, ...] = ()
         self._arguments: list[str] = []
@@ -58,7 +72,7 @@ class Progress:
             self._flow = None
 
     def catch_up(self, earlier: Iterable[facts.Fact]) -> None:
-        """Read earlier facts of the same run without printing them: its limit, round trips and open calls."""
+        """Read earlier facts of the same run without printing them: its limits, what it spent, and its open calls."""
         for fact in earlier:
             self._follow(fact)
 
@@ -85,37 +99,36 @@ class Progress:
                 self._print(event)
         self._wait()
 
+    def note(self, text: str) -> None:
+        """Print a line about the run that is in no fact; the spinner pauses meanwhile."""
+        self._rest()
+        self._line(text, "dim")
+        self._wait()
+
     def _follow(self, fact: facts.Fact) -> None:
-        """Remember the values for later lines: the limit, the round trips charged, the calls with their arguments."""
+        """Remember the values for later lines: the state of the run, and the calls with their arguments."""
+        with suppress(IllegalTransitionError):  # facts before it are missing; then the numbers stay as they were
+            self._state = apply(self._state, fact)
+        if isinstance(fact, facts.RunStarted | facts.Resumed) or hasattr(fact, "seconds"):
+            self._timed_at = fact.at
         match fact:
-            case facts.RunStarted(rules=rules):
-                self._limit, self._charge_plan = rules.limits.max_iterations, rules.charge_plan
-            case facts.Resumed(limits=Budget() as limits) | facts.BudgetChanged(limits=limits):
-                self._limit = limits.max_iterations
             case facts.ModelReplied():
                 self._calls, self._arguments = fact.calls, [call.arguments for call in fact.calls]
             case facts.CallDecided() if fact.index < len(self._calls):
                 self._arguments[fact.index] = fact.arguments_of(self._calls[fact.index])
             case _:
                 pass
-        match fact:
-            case facts.Planned() | facts.RequestFailed(iteration=-1) if not self._charge_plan:
-                pass
-            case facts.Planned() | facts.ModelReplied() | facts.Clarified() | facts.RequestFailed():
-                self._charged += fact.iterations
-            case facts.CallFinished(spent=Consumption(iterations=charged)):
-                self._charged += charged
-            case _:
-                pass
 
     def _reply(self, *, plan: bool) -> TextFlow:
         """Return the text of the arriving reply; a new one begins with its header."""
         if self._flow is None:
-            number = self._charged + 1
-            what = "Plan" if plan and not self._charge_plan else f"Round trip {number}"
-            if self._limit is not None and what != "Plan":
-                what += f" of {self._limit}"
-            self._console.print(Text(what, "bold"), Text(": the plan" if plan and what != "Plan" else ""), sep="")
+            rules = self._state.rules
+            what = f"Round trip {self._state.ledger.iterations + 1}" if rules.charge_plan or not plan else "Plan"
+            if rules.limits.max_iterations is not None and what != "Plan":
+                what += f" of {rules.limits.max_iterations}"
+            said = ": the plan" if plan and what != "Plan" else ""
+            left = self._left(("max_iterations",), at=self._state.at)
+            self._console.print(Text(what, "bold"), Text(said), Text(left, "dim"), sep="")
             self._flow = TextFlow(self._console, width=self._console.text_width, indent=4)
         return self._flow
 
@@ -200,7 +213,9 @@ class Progress:
         return f"{one_line(fact.function)}({_arguments_text(arguments)})"
 
     def _new_spinner(self) -> Status | None:
-        return self._console.status("", spinner=self._console.signs.spinner) if self._console.is_interactive else None
+        if not self._console.is_interactive:
+            return None
+        return self._console.status(_Drawn(self._activity), spinner=self._console.signs.spinner)
 
     def _rest(self) -> None:
         if self._spinner is not None:
@@ -208,12 +223,56 @@ class Progress:
 
     def _wait(self) -> None:
         """Show what the run waits for, except while a reply arrives."""
-        if self._spinner is None or self._flow is not None:
-            return
+        if self._spinner is not None and self._flow is None:
+            self._spinner.start()
+
+    def _activity(self) -> Text:
+        """Describe what the run waits for, and what is left of its limits at this moment."""
         names = ", ".join(sorted(call.function for call in self._running.values()))
         text = one_line(f"runs {names}") if names else "waits for the model"
-        self._spinner.update(Text(shortened(text, self._console.text_width - 4, self._console.signs.more), "dim"))
-        self._spinner.start()
+        now = time.time()
+        left = self._left(at=now, elapsed=max(now - self._timed_at, 0.0), until=self.until)
+        room = max(self._console.text_width - 4 - len(left), 20)
+        return Text(shortened(text, room, self._console.signs.more) + left, "dim")
+
+    def _left(self, without: Iterable[str] = (), *, at: float, elapsed: float = 0.0, until: float | None = None) -> str:
+        """Describe what is left of the limits that are set.
+
+        Args:
+            without: Limits to leave out.
+            at: The time that deadlines are compared with, in seconds since the epoch.
+            elapsed: Active time that no fact has counted so far.
+            until: A deadline besides that of the run, or None.
+        """
+        limits = replace(self._state.rules.limits, tell_budget=True)
+        left = {item.name: item.left for item in remaining_limits(limits, self._state.ledger, at)}
+        times = [left.pop("deadline")] if "deadline" in left else []
+        if "max_active_seconds" in left:
+            times.append(left.pop("max_active_seconds") - elapsed)
+        if until is not None:
+            times.append(until - at)
+        texts = [_LEFT[name](value) for name, value in left.items() if name not in without]
+        texts += [duration_text(max(min(times), 0))] if times else []
+        return f" ({', '.join(texts)} left)" if texts else ""
+
+
+class _Drawn:
+    """A text that is made anew each time it is drawn."""
+
+    def __init__(self, make: Callable[[], Text]) -> None:
+        self._make = make
+
+    def __rich__(self) -> Text:
+        return self._make()
+
+
+_LEFT: Mapping[str, Callable[[float], str]] = {
+    "max_iterations": lambda left: counted(int(left), "round trip"),
+    "max_tool_calls": lambda left: counted(int(left), "function call"),
+    "max_total_tokens": lambda left: counted(int(left), "token"),
+    "max_cost": lambda left: f"${left:,.4f}",
+}
+"""How what is left of a limit is written."""
 
 
 def _remark(fact: facts.StopRequested | facts.BudgetChanged | facts.MessageAdded) -> str:

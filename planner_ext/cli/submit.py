@@ -15,7 +15,7 @@ from planner_ext.durable import RunResult, Runs, RunsClient
 from planner_ext.durable.records import fold_journal
 from planner_ext.durable.store import opened_store
 
-__all__ = ["set_budget", "show_result", "submit_run"]
+__all__ = ["result_code", "set_budget", "show_result", "submit_run"]
 
 
 async def submit_run(args: SubmitArgs, limits: LimitArgs) -> int:
@@ -47,9 +47,14 @@ async def show_result(run_id: str, store: str, *, wait: bool, as_json: bool) -> 
         print(json_document({**asdict(result), "usage": usage}))
     else:
         _print_result(result, store)
+    return result_code(result.status)
+
+
+def result_code(status: str) -> ExitCode:
+    """Return the exit code for the status of a kept run."""
     codes = {"answered": ExitCode.ANSWERED, "paused": ExitCode.PAUSED}
     faults = dict.fromkeys(("failed", "quarantined"), ExitCode.FAULT)
-    return {**codes, **faults}.get(result.status, ExitCode.NO_ANSWER)
+    return {**codes, **faults}.get(status, ExitCode.NO_ANSWER)
 
 
 async def set_budget(run_id: str, store: str, limits: LimitArgs, *, by: str | None) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "Terminal",
     "TextFlow",
     "cut_in_the_middle",
+    "duration_text",
     "folded_lines",
     "json_document",
     "moment_text",
@@ -160,11 +161,15 @@ _PIECE = 4096
 def moment_text(moment: datetime) -> str:
     """Format a moment in local time, with its distance from now."""
     seconds = (moment - datetime.now(UTC)).total_seconds()
-    left = int(abs(seconds))
-    spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
-    number, unit = next(((number, unit) for number, unit in spans if number > 1), (left, "second"))
-    span = f"{number} {unit}{'' if number == 1 else 's'}"
+    span = duration_text(abs(seconds))
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}, {span} {'from now' if seconds > 0 else 'ago'}"
+
+
+def duration_text(seconds: float) -> str:
+    """Format a duration in whole units, the largest of which there is more than one."""
+    left = int(seconds)
+    spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
+    return counted(*next((span for span in spans if span[0] > 1), (left, "second")))
 
 
 def shortened(text: str, cells: int, mark: str) -> str:

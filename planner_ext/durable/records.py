@@ -199,15 +199,15 @@ def approval_id(run_id: str, iteration: int, call_id: str) -> str:
     return f"{run_id}/{iteration}/{name}"
 
 
-def read_facts(run_id: str, rows: Sequence[Row]) -> tuple[Fact, ...]:
-    """Read the rows of a journal, in order, as ``(seq, schema, fact)``.
+def read_facts(run_id: str, rows: Sequence[Row], *, first: int = 0) -> tuple[Fact, ...]:
+    """Read the rows of a journal from its ``first`` on, in order, as ``(seq, schema, fact)``.
 
     Raises:
         NewerSchemaError: If a row was written by a newer version of this package.
         InvalidJournalError: If a row is damaged; names the run and the first such row. The whole journal is rejected.
     """
     values: list[object] = []
-    for place, (seq, schema, fact) in enumerate(rows):
+    for place, (seq, schema, fact) in enumerate(rows, first):
         if seq != place:
             raise InvalidJournalError(f"The journal of run {run_id!r} is damaged: expected row {place}, found {seq}.")
         try:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, Unpack, cast
 
+from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
 from planner_ext.durable.database import Database, Row, Step, Value
 from planner_ext.durable.errors import (
@@ -42,6 +43,12 @@ logger = logging.getLogger(__name__)
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
 _TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "planner_notices")
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
+_CONTINUES = """
+    CASE WHEN status = 'paused' THEN wake_at <= :now OR EXISTS (
+        SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'decided'
+    ) ELSE status IN ('queued', 'running') END
+"""
+"""Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date."""
 _APPROVAL = """
     SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
     FROM planner_approvals
@@ -188,6 +195,26 @@ class JournalStore:
         record = _read_run(run_id, runs)
         return StoredRun(record=record, facts=read_facts(run_id, facts), inputs=read_inputs(run_id, given[0][0]))
 
+    async def load_since(self, run_id: str, seen: int, *, now: float) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
+        """Read a run without the first facts of its journal, and whether it `continues`.
+
+        Args:
+            run_id: The run.
+            seen: How many facts are not read.
+            now: The current time, in seconds since the epoch.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            InvalidJournalError: If the facts cannot be read.
+        """
+        run = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
+        journal = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
+        rows, facts = await self.database.transact(
+            (run, {"run_id": run_id, "now": now}), (journal, {"run_id": run_id, "seen": seen})
+        )
+        record = _read_run(run_id, [row[:-1] for row in rows])
+        return record, bool(rows[0][-1]), read_facts(run_id, facts, first=seen)
+
     async def runs(
         self, *, now: float, status: Statuses = None, limit: int = 50, offset: int = 0, **filters: Unpack[RunFilters]
     ) -> list[RunRecord]:
@@ -249,12 +276,7 @@ class JournalStore:
         Raises:
             UnknownRunError: If there is no such run.
         """
-        statement = """
-            SELECT CASE WHEN status = 'paused' THEN wake_at <= :now OR EXISTS (
-                SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'decided'
-            ) ELSE status IN ('queued', 'running') END
-            FROM planner_runs WHERE run_id = :run_id
-        """
+        statement = f"SELECT {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
         if not (rows := await self._rows(statement, run_id=run_id, now=now)):
             raise _unknown(run_id)
         return bool(rows[0][0])

@@ -1,7 +1,10 @@
 """How a run is shown: every fact that matters, in whatever console there is."""
 
 import re
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from io import BytesIO, StringIO, TextIOWrapper
 from itertools import pairwise
 
@@ -21,7 +24,7 @@ from planner_ext import (
 )
 from planner_ext.cli.show import Progress, print_answer
 from planner_ext.cli.text import Terminal, TextFlow, shortened, spent_line
-from planner_ext.core.facts import Ended, Fact, Paused
+from planner_ext.core.facts import Ended, Fact, Paused, Rules, RunStarted
 from planner_ext.core.text import one_line, printable
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.events import CallDecided, CallFinished, CallStarted, ModelReplied, ResultReady, TextDelta
@@ -190,6 +193,29 @@ async def test_withheld_calls_and_withdrawn_functions_name_the_limit() -> None:
     assert "    ✗ shop-price  not run  The limit max_tool_calls=0 was reached." in lines
     assert "    functions were withdrawn: max_tool_calls" in lines
     assert spent_line(result).startswith("limit reached (max_tool_calls): 2 round trips, 0 function calls, ")
+
+
+async def test_each_round_trip_says_what_is_left_of_the_other_limits() -> None:
+    """Calls, tokens, cost and active time, as far as they are limited; its own number has the round trips."""
+    on = console(width=100)
+    budget = Budget(max_tool_calls=3, max_total_tokens=900_000, max_cost=0.5, max_active_seconds=7000.5)
+    script = [call("shop-price", {"article": "lamp"}), say("It is 42.")]
+    await show(script, on=on, budget=replace(budget, price=lambda model, usage: 0.125))
+    first, second = (line for line in lines_of(on) if line.startswith("Round trip"))
+    assert first == "Round trip 1 of 15 (3 function calls, 900,000 tokens, $0.5000, 116 minutes left)"
+    assert re.fullmatch(r"Round trip 2 of 15 \(2 function calls, 899,\d+ tokens, \$0.3750, 116 minutes left\)", second)
+
+
+def test_a_terminal_shows_the_time_that_is_left_at_this_moment() -> None:
+    """The tightest of active time, deadline and the command's own timeout, also while no fact comes."""
+    now = time.time()
+    limits = Budget(max_iterations=4, max_active_seconds=2000.0, deadline=datetime.fromtimestamp(now + 4000, UTC))
+    for until, left in ((None, "31 minutes"), (now + 75, "74 seconds"), (now - 1, "0 seconds")):
+        on = console(terminal=True, width=100)
+        with Progress(on) as progress:
+            progress.until = until
+            progress.show(RunStarted(run_id="r", rules=Rules(limits=limits), messages=(), at=now - 100))
+        assert f"waits for the model (4 round trips, {left} left)" in text_of(on)
 
 
 async def test_a_final_answer_is_not_shown_twice() -> None:

@@ -5,8 +5,10 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from support.command_line import command_line
@@ -24,7 +26,7 @@ class Session:
         shown: Everything on the screen so far, without colours and cursor movements.
     """
 
-    def __init__(self, here: Path, *arguments: str) -> None:
+    def __init__(self, here: Path, *arguments: str, term: str = "dumb") -> None:
         self.shown = ""
         self._bytes = b""
         self._read = 0
@@ -35,7 +37,7 @@ class Session:
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
-            env=os.environ | {"COLUMNS": "80", "TERM": "dumb"},
+            env=os.environ | {"COLUMNS": "80", "TERM": term},
             start_new_session=True,
         )
         os.close(terminal)
@@ -46,11 +48,17 @@ class Session:
 
     def type(self, answer: str, *, after: str) -> None:
         """Wait until the end of the screen is a question, and answer it."""
-        deadline = time.monotonic() + 60
-        while not self.shown[self._read :].endswith(after):
-            assert self._more(deadline), f"ended before {after!r}:\n{self.shown}"
+        self._until(lambda: self.shown[self._read :].endswith(after), after)
         self._read = len(self.shown)
         os.write(self._screen, f"{answer}\n".encode())
+
+    def see(self, text: str) -> None:
+        """Wait until a text is on the screen."""
+        self._until(lambda: text in self.shown, text)
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         """Wait for the end; return the exit code."""
@@ -59,6 +67,11 @@ class Session:
             pass
         os.close(self._screen)
         return self._process.wait(timeout=10)
+
+    def _until(self, met: Callable[[], bool], text: str) -> None:
+        deadline = time.monotonic() + 60
+        while not met():
+            assert self._more(deadline), f"ended before {text!r}:\n{self.shown}"
 
     def _more(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._screen], [], [], max(deadline - time.monotonic(), 0))
