@@ -14,9 +14,11 @@ from typing import Any, cast
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError, shown
 from planner_ext.core.facts import Fact
 from planner_ext.core.limits import is_count
+from planner_ext.core.state import Phase, State
 from planner_ext.durable.database import Row, Step, Value
-from planner_ext.durable.errors import DuplicateRowError, RunConflictError
-from planner_ext.durable.records import fold_journal
+from planner_ext.durable.errors import DuplicateRowError, RunConflictError, StoreError
+from planner_ext.durable.inputs import read_inputs, read_new_budget
+from planner_ext.durable.records import fold_journal, read_facts
 from planner_ext.durable.runs import RUN_ID
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
@@ -35,11 +37,14 @@ _SELECT = (
     f"SELECT {', '.join(_RUN)} FROM planner_runs WHERE run_id = :run_id",
     f"SELECT {', '.join(_DECISIONS)} FROM planner_approvals WHERE run_id = :run_id AND decision IS NOT NULL",
     f"SELECT {', '.join(_REFUSALS)} FROM planner_refusals WHERE run_id = :run_id ORDER BY at",
+    "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq",
 )
 _JSON = ("goal", "problem", "inputs", "new_budget", "decision")
 """The columns of text that is JSON."""
 
 _TIMES = ("created_at", "updated_at", "decided_at", "at")
+_LATEST = 1e11
+"""The year 5138. A time that is no date would hide whole lists of runs."""
 
 _NOT_DERIVED = ("queued", "failed", "quarantined")
 """The statuses of a run that its journal does not say."""
@@ -75,15 +80,17 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
         UnknownRunError: If there is no such run.
         InvalidJournalError: If its journal cannot be read.
     """
-    rows = await store.database.transact(*((statement, {"run_id": run_id}) for statement in _SELECT))
-    stored, tables = await store.load(run_id), zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
+    *rows, facts = await store.database.transact(*((statement, {"run_id": run_id}) for statement in _SELECT))
+    if not rows[0]:
+        await store.record(run_id)  # says that there is no such run
+    tables = zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
     (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
     document: dict[str, object] = {
         "form": _FORM,
         "run_id": run_id,
         "run": run,
         "schema": SCHEMA,
-        "facts": dump_facts(stored.facts),
+        "facts": dump_facts(read_facts(run_id, facts)),
         "decisions": decisions,
         "refusals": refusals,
     }
@@ -113,11 +120,14 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
     """
     data = _checked(read_json(text, "an exported run"), key)
     run_id, facts = str(data["run_id"]), load_facts(data["facts"])
-    fold_journal(run_id, facts)
+    state = fold_journal(run_id, facts)
     try:
         if RUN_ID.fullmatch(run_id) is None:
             raise ValueError("the name of the run is not one")
         run = _row(run_id, _RUN, data["run"])
+        _check_run(run, data["run"]["goal"], state)
+        for fact in facts:
+            _time(fact.at)
         last = _SET_ASIDE if run["status"] in _NOT_DERIVED else _MAKE_DUE
         steps: list[Step] = [(_ADD_RUN, run), *await _journal_steps(run_id, facts), (last, run)]
         for statement, columns, rows in (
@@ -125,7 +135,7 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
             (_REFUSE, _REFUSALS, data["refusals"]),
         ):
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, StoreError) as error:
         raise InvalidJournalError(f"Expected an exported run; it is damaged: {error!r}.") from error
     try:
         await store.database.transact(*steps)
@@ -134,6 +144,21 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
             f"Run {run_id!r} is there already, and was not changed. Delete it first, or import into another store."
         ) from error
     return run_id
+
+
+def _check_run(run: Mapping[str, Value], goal: object, state: State) -> None:
+    """Check what the tables say of a run, which its journal does not derive.
+
+    Raises:
+        ValueError, StoreError: If no worker could take the run, or its status contradicts its journal.
+    """
+    read_inputs(str(run["run_id"]), run["inputs"])
+    read_new_budget(str(run["run_id"]), run["new_budget"])
+    is_new, status = state.phase is Phase.NEW, run["status"]
+    if not isinstance(goal, str) or not (is_new or goal == state.goal):
+        raise ValueError("its goal is not that of its journal")
+    if status in _NOT_DERIVED and not (is_new if status == "queued" else state.ended is None):
+        raise ValueError(f"it is {status}, and its journal contradicts that")
 
 
 def _checked(read: object, key: bytes | None) -> dict[str, Any]:
@@ -206,7 +231,7 @@ def _row(run_id: str, columns: Sequence[str], document: Mapping[str, Any]) -> di
     for column in columns:
         value = document[column]
         if column in _TIMES:
-            row[column] = float(value)
+            row[column] = _time(value)
         elif column in _JSON:
             row[column] = None if value is None else json.dumps(value)
         elif isinstance(value, str):
@@ -214,3 +239,10 @@ def _row(run_id: str, columns: Sequence[str], document: Mapping[str, Any]) -> di
         else:
             raise TypeError(f"{column} is not a text")
     return row
+
+
+def _time(value: Any) -> float:
+    """Read a time, in seconds since the epoch."""
+    if not 0 <= (at := float(value)) < _LATEST:
+        raise ValueError(f"{at} is not a time")
+    return at

@@ -195,6 +195,13 @@ def with_value(value: object, *path: Any) -> Callable[[dict[str, Any]], None]:
         (with_value("b", "run_id"), InvalidJournalError),
         (with_value("b", "facts", 0, "run_id"), InvalidJournalError),
         (with_value("x", "run", "created_at"), InvalidJournalError),
+        (with_value(float("nan"), "run", "created_at"), InvalidJournalError),
+        (with_value(float("inf"), "run", "created_at"), InvalidJournalError),
+        (with_value(1e300, "facts", -1, "at"), InvalidJournalError),
+        (with_value("Another goal.", "run", "goal"), InvalidJournalError),
+        (with_value("queued", "run", "status"), InvalidJournalError),
+        (with_value("x", "run", "inputs"), InvalidJournalError),
+        (with_value({}, "run", "new_budget"), InvalidJournalError),
         (with_value(None, "run"), InvalidJournalError),
         (with_value([{}], "refusals"), InvalidJournalError),
         (with_value([{"id": 1}], "decisions"), InvalidJournalError),
@@ -211,6 +218,18 @@ async def test_a_damaged_document_is_refused(
         with pytest.raises(error):
             await import_run(second, json.dumps(document))
         assert await second.count_runs() == 0
+
+
+@pytest.mark.parametrize("status", ["queued", "failed", "quarantined"])
+async def test_an_ended_run_is_nothing_else(status: str, tmp_path: Path) -> None:
+    """A document that says otherwise is refused: workers would take the run again and again."""
+    path = tmp_path / "first.db"
+    async with open_runs(path) as runs:
+        await (await runs.start(*world(tmp_path / "effects", settled), GOAL, run_id="a")).result()
+    document: dict[str, Any] = json.loads(await exported(str(path), "a"))
+    document["run"]["status"] = status
+    with pytest.raises(InvalidJournalError, match=f"it is {status}, and its journal contradicts that"):
+        await imported(str(tmp_path / "second.db"), json.dumps(document))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "1", '{"form": 1, "form": 1}'])
