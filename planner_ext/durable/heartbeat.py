@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from planner_ext.core.errors import shown
 from planner_ext.durable.database import Execute, Value
+from planner_ext.durable.log import one_line
 from planner_ext.durable.store import JournalStore
 
 __all__ = ["LeasedWorkers", "WorkerLocks", "WorkerRecord", "list_workers"]
@@ -32,6 +32,8 @@ _FORGET = """
     DELETE FROM planner_workers WHERE worker_id = :worker_id OR name = :name OR seen_at < {now} - 86400
 """
 """Removes the row of the worker that had this name before, and those of workers that died a day ago."""
+_DISOWN = "UPDATE planner_runs SET owner = :name || ' (earlier)' WHERE owner = :worker_id"
+"""Names an owner that is gone: a worker of a file has the same id in each life, and a death must be seen as one."""
 
 _COLUMNS = ("worker_id", "name", "host", "pid", "status", "concurrency", "started_at", "seen_at")
 _WORKERS = """
@@ -211,7 +213,7 @@ class LeasedWorkers:
                     self._started.set_exception(error)
                     return
                 if not failed:
-                    logger.warning("The heartbeat of worker %s fails: %s", self.worker_id, shown(error))
+                    logger.warning("The heartbeat of worker %s fails: %s", self.worker_id, one_line(error))
                 failed = True
                 self._mark()
                 self._wake.wait(self._lease / _BEATS)
@@ -221,6 +223,7 @@ class LeasedWorkers:
         values: dict[str, Value] = {"worker_id": self.worker_id, "name": self._locks.name}
         if not self._started.done():
             execute(_FORGET.format(now=now), values)
+            execute(_DISOWN, values)
         while not self._leaving:
             lapses = self._lapses
             self._mark()

@@ -87,12 +87,12 @@ def world(folder: Path) -> tuple[Any, Kernel]:
     return planner_of(max_iterations=10_000), kernel
 
 
-def working_life(store: str, folder: Path) -> None:
+def working_life(store: str, folder: Path, worker_id: str | None = None) -> None:
     """Drive whatever is due, until killed."""
     dbos._WATCH_SECONDS, dbos._GRACE_SECONDS = 0.2, 1.0
 
     async def work() -> None:
-        async with open_runs(store, poll_seconds=0.05) as runs:
+        async with open_runs(store, worker_id=worker_id, poll_seconds=0.05) as runs:
             await runs.work(*world(folder))
 
     asyncio.run(work())
@@ -125,9 +125,9 @@ async def ended(store: GatedStore, index: int) -> None:
     await store.append("", 0, [CallFinished(**place, outcome="ok", result="", at=1.0)])
 
 
-async def died(lives: Lives, store: str, folder: Path) -> None:
+async def died(lives: Lives, store: str, folder: Path, worker_id: str | None = None) -> None:
     """Let a worker live until it dies."""
-    assert await asyncio.to_thread(lives.live, working_life, store, folder) == -signal.SIGKILL
+    assert await asyncio.to_thread(lives.live, working_life, store, folder, worker_id) == -signal.SIGKILL
 
 
 async def restarted(lives: Lives, store: str, folder: Path, opened: JournalStore, workers: int) -> None:
@@ -179,6 +179,18 @@ async def test_a_poisonous_call_is_set_aside_and_harms_no_run_beside_it(
             begun = [fact.call_id for fact in facts if isinstance(fact, CallStarted)]
             ends = sum(isinstance(fact, CallFinished) for fact in facts)
             assert len(begun) == len(set(begun)) == ends
+
+
+async def test_the_deaths_of_a_worker_that_keeps_its_name_are_counted(lives: Lives, tmp_path: Path) -> None:
+    """A service that is started again under the name it had is another life: after three the run is set aside."""
+    store = str(tmp_path / "runs.db")
+    async with opened_store(store) as opened:
+        assert await opened.create("poison", POISON, owner=None, at=1.0)
+        for _ in range(3):
+            await died(lives, store, tmp_path, "service")
+        async with open_runs(store, worker_id="service") as runs:
+            assert await runs.recover(*world(tmp_path)) == []
+        assert ((record := await opened.record("poison")).status, record.deaths) == ("quarantined", 3)
 
 
 async def test_what_its_function_declares_changes_nothing(lives: Lives, store: str, tmp_path: Path) -> None:
