@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -60,7 +60,8 @@ _CLAIM = """
     WHERE id = :id AND next_at = :seen RETURNING id
 """
 _SETTLE = """
-    UPDATE planner_notices SET next_at = :next_at, delivered_at = :delivered_at, problem = :problem WHERE id = :id
+    UPDATE planner_notices SET next_at = :next_at, delivered_at = :delivered_at, problem = :problem, body = :body
+    WHERE id = :id
 """
 _OF_RUN = """
     SELECT id, run_id, event, body, created_at, attempts, next_at, delivered_at, problem FROM planner_notices
@@ -147,7 +148,7 @@ async def notices_of(store: JournalStore, run_id: str) -> tuple[NoticeRecord, ..
                 id=str(key),
                 run_id=str(run),
                 event=str(event),
-                status=_body(body)[0],
+                status=_body(body).status,
                 at=_moment(created_at) or datetime.fromtimestamp(0, UTC),
                 attempts=int(attempts or 0),
                 next_at=_moment(next_at),
@@ -172,15 +173,15 @@ class Notifier:
     def __init__(self, listeners: Mapping[NoticeEvent, Listener | None], webhook: "Webhook | None" = None) -> None:
         self._webhook = webhook
         self._turn = asyncio.Lock()
-        self._targets: dict[str, list[Listener]] = {}
+        self._targets: dict[str, dict[str, Listener]] = {}
         for event in _EVENTS:
             listener = listeners.get(event)
             if listener is not None and not callable(listener):
                 problem = f"on_{event} must be a function of one notice; got {shown(listener)}."
                 raise kernel_error("PlannerInvalidConfigurationError", problem)
-            heard = [*([listener] if listener is not None else []), *([webhook] if webhook is not None else [])]
-            if heard:
-                self._targets[event] = heard
+            given = {f"on_{event}": listener, "notify": webhook}
+            if targets := {name: target for name, target in given.items() if target is not None}:
+                self._targets[event] = targets
         self._subscribed_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._store: JournalStore
@@ -247,57 +248,65 @@ class Notifier:
 
     async def _take(self, row: Sequence[Value], now: float) -> bool:
         """Deliver one notice, if no other worker has claimed it."""
-        key, run_id, event, body, created_at, _, seen = row
+        key, _, event, body, _, _, seen = row
         claim: dict[str, Value] = {"id": key, "seen": seen, "until": now + _LEASE}
         if not (await self._store.database.transact((_CLAIM, claim)))[0]:
             return False
-        status, problem = _body(body)
+        state = _body(body)
         try:
-            async with asyncio.timeout(_ATTEMPT_SECONDS):
-                record = await self._store.record(str(run_id))
-                notice = RunNotice(
-                    id=str(key),
-                    run_id=str(run_id),
-                    event=cast("NoticeEvent", event),
-                    status=status,
-                    goal=record.goal,
-                    problem=problem,
-                    pending=await self._pending(record) if event == "paused" else (),
-                    where=self._where,
-                    at=_moment(created_at) or datetime.fromtimestamp(now, UTC),
-                )
-                for listener in self._targets[str(event)]:
-                    await called(listener, notice)
+            notice = await self._notice(row, state)
         except UnknownRunError:  # deleted meanwhile, and the row with it
             return True
-        except Exception as error:
-            said = f"no answer within {_ATTEMPT_SECONDS:g} seconds" if isinstance(error, TimeoutError) else str(error)
-            await self._failed(row, f"{type(error).__name__}: {said}")
+        except StoreError as error:  # its run's row is damaged
+            await self._failed(row, state, str(error))
             return True
-        await self._settle(key, delivered_at=self._clock.now())
+        waiting = {name: target for name, target in self._targets[str(event)].items() if name not in state.taken}
+        faults = await asyncio.gather(*(_fault_of(target, notice) for target in waiting.values()))
+        state.taken.extend(name for name, fault in zip(waiting, faults, strict=True) if not fault)
+        if problem := "; ".join(filter(None, faults)):
+            await self._failed(row, state, problem)
+        else:
+            await self._settle(key, state, delivered_at=self._clock.now())
         return True
 
-    async def _failed(self, row: Sequence[Value], problem: str) -> None:
+    async def _notice(self, row: Sequence[Value], state: "_Body") -> RunNotice:
+        key, run_id, event, _, created_at, _, _ = row
+        record = await self._store.record(str(run_id))
+        return RunNotice(
+            id=str(key),
+            run_id=record.run_id,
+            event=cast("NoticeEvent", event),
+            status=state.status,
+            goal=record.goal,
+            problem=state.problem,
+            pending=await self._pending(record) if event == "paused" else (),
+            where=self._where,
+            at=datetime.fromtimestamp(float(created_at or 0), UTC),
+        )
+
+    async def _failed(self, row: Sequence[Value], state: "_Body", problem: str) -> None:
         """Note when to try again; a day after the event, never."""
         key, run_id, event, _, created_at, attempts, _ = row
         now, before = self._clock.now(), int(attempts or 0)
         next_at = now + min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(before, 64))
         over = next_at > float(created_at or 0) + _DAY
-        await self._settle(key, next_at=None if over else next_at, problem=json.dumps(problem))
-        outlook = "it is given up" if over else f"it is tried again in {next_at - now:g} seconds"
+        await self._settle(key, state, next_at=None if over else next_at, problem=json.dumps(problem))
+        outlook = "it is given up" if over else f"it is tried again in {next_at - now:.1f} seconds"
         level = logging.ERROR if over else logging.WARNING
         logger.log(level, "The notice that run %s %s was not delivered, %s: %s", run_id, event, outlook, shown(problem))
 
     async def _settle(
         self,
         key: Value,
+        state: "_Body",
         *,
         next_at: float | None = None,
         delivered_at: float | None = None,
         problem: str | None = None,
     ) -> None:
         values: dict[str, Value] = {"next_at": next_at, "delivered_at": delivered_at, "problem": problem}
-        await self._store.database.transact((_SETTLE, {"id": key, **values}))
+        body = json.dumps(asdict(state), separators=(",", ":"))
+        await self._store.database.transact((_SETTLE, {"id": key, "body": body, **values}))
 
     async def _pending(self, record: RunRecord) -> tuple[PendingApproval, ...]:
         now, found = self._clock.now(), list[PendingApproval]()
@@ -392,12 +401,33 @@ def _key_bytes(key: object) -> bytes:
         raise kernel_error("PlannerInvalidConfigurationError", problem) from None
 
 
-def _body(text: Value) -> tuple[str, str]:
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What a notice's row holds as JSON; ``taken``: the options of the listeners that have heard of it already."""
+
+    status: str = ""
+    problem: str = ""
+    taken: list[str] = field(default_factory=list[str])
+
+
+def _body(text: Value) -> _Body:
     try:
         body = json.loads(str(text))
-        return str(body["status"]), str(body["problem"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return "", ""
+        return _Body(str(body["status"]), str(body["problem"]), [str(name) for name in body.get("taken", ())])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return _Body()
+
+
+async def _fault_of(listener: Listener, notice: RunNotice) -> str:
+    """Call a listener, and return why it failed; "" if it did not."""
+    limit = asyncio.timeout(_ATTEMPT_SECONDS)
+    try:
+        async with limit:
+            await called(listener, notice)
+    except Exception as error:
+        said = f"no answer within {_ATTEMPT_SECONDS:g} seconds" if limit.expired() else str(error)
+        return f"{type(error).__name__}: {said}"
+    return ""
 
 
 def _moment(at: Value) -> datetime | None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from planner_ext import Approve
-from planner_ext.durable import Approvals, RetryPolicy, RunNotice, Runs, notices
+from planner_ext.durable import Approvals, RetryPolicy, RunNotice, Runs, UnknownRunError, notices
 from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.store import open_database, opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
@@ -276,6 +276,44 @@ async def test_a_hung_listener_is_not_in_the_way(store: str, tmp_path: Path, mon
         assert (await drive(runs, tmp_path)).status == "answered"
     (row,) = await rows_of(store)
     assert row[7] is None  # not delivered, so another worker will
+
+
+async def test_a_listener_that_has_heard_is_not_called_again_for_another(store: str, tmp_path: Path) -> None:
+    """A webhook that is down costs the callback beside it no second call, in the next worker neither."""
+    heard: list[str] = []
+
+    async def hear(notice: RunNotice) -> None:
+        heard.append(notice.id)
+
+    with WebhookServer([500, 500, 500]) as server:
+        async with open_runs(store, poll_seconds=0.01, on_paused=hear, notify=server.url) as runs:
+            await drive(runs, tmp_path)
+            await in_thread(server, 2)
+        async with open_runs(store, poll_seconds=0.01, on_paused=hear, notify=server.url) as runs:
+            await in_thread(server, 4)
+        async with open_runs(store) as runs:
+            (kept,) = await runs.notices("a")
+    assert (kept.attempts, kept.next_at, kept.status) == (4, None, "paused")
+    assert heard == [kept.id]
+
+
+async def test_a_listener_that_fails_keeps_a_notice_from_no_other(store: str, tmp_path: Path) -> None:
+    """The webhook takes it once, whatever the callback raises; the callback is tried again."""
+
+    def fail(notice: RunNotice) -> None:
+        failed.append(notice.id)
+        raise UnknownRunError("The callback looked for another run.")
+
+    failed: list[str] = []
+    with WebhookServer() as server:
+        async with open_runs(store, poll_seconds=0.01, on_paused=fail, notify=server.url) as runs:
+            await drive(runs, tmp_path)
+            async with asyncio.timeout(30):
+                while len(failed) < 3:  # noqa: ASYNC110  (no event says so)
+                    await asyncio.sleep(0.01)
+            (kept,) = await runs.notices("a")
+        assert len(server.received) == 1
+    assert kept.problem == "UnknownRunError: The callback looked for another run."
 
 
 class Clock:
