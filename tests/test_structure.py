@@ -27,6 +27,7 @@ FLOORS: dict[str, float] = {
     "testing": 3,
     "compare": 5,
     "cli": 6,
+    "inbox": 6,
 }
 """The floor of each folder; every other module of the root is a door."""
 DOORS = 4.0

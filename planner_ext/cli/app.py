@@ -206,6 +206,25 @@ def workers(store: cli.Store, lease: cli.Lease = LEASE_SECONDS, as_json: cli.Jso
     return list_workers(store, lease=lease, as_json=as_json)
 
 
+@cli.command(app)
+def serve(args: cli.ServeArgs) -> cli.Exit:
+    """Serve the inbox of a store: a page in the browser that lists what waits, and on which people decide it.
+
+    The printed address holds the token that signs people in. It needs no kernel and no functions.
+
+    Examples:
+      planner-ext serve --store runs.db
+      planner-ext serve --store postgresql://ann@host/runs --host 0.0.0.0 --allow-host inbox.example.com
+
+    Exit codes:
+      0    stopped by SIGTERM or Ctrl-C
+      2    the store, the address or an option cannot be used
+    """
+    from planner_ext.cli.serve import serve_inbox  # noqa: PLC0415  (see above)
+
+    return serve_inbox(args)
+
+
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "ResumeArgs",
     "RunListArgs",
     "RunOptions",
+    "ServeArgs",
     "Store",
     "StoredRunOptions",
     "SubmitArgs",
@@ -422,3 +423,21 @@ class WorkerArgs(ApprovalArgs):
     max_deaths: Annotated[int, typer.Option(metavar="N", min=1)] = 3
     lease: Lease = LEASE_SECONDS
     grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+class ServeArgs:
+    """The store and the address of an inbox.
+
+    Attributes:
+        host: The address to listen on. Any other than this machine's own needs --allow-host, and a proxy with TLS.
+        port: The port; 0 takes a free one.
+        user: The name of everyone who signs in, for the record. Default: each gives a name.
+        allow_host: A name by which browsers reach the inbox, besides those of this machine. May be repeated.
+    """
+
+    store: Store
+    host: Annotated[str, typer.Option(metavar="ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535)] = 8321
+    user: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from planner_ext.durable.heartbeat import WorkerRecord
     from planner_ext.durable.inputs import RunInputs
-    from planner_ext.durable.listing import RunFilters, RunStats
+    from planner_ext.durable.listing import RunFilters, RunStats, StoreMarks
     from planner_ext.durable.notices import NoticeRecord, RunNotice
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.results import RunResult
@@ -61,6 +61,7 @@ __all__ = [
     "Runs",
     "RunsClient",
     "StoreError",
+    "StoreMarks",
     "StoredRun",
     "SubmittedRun",
     "TookEffect",
@@ -77,7 +78,7 @@ _MODULES = {
     "durable.inputs": ("RunInputs",),
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),
-    "durable.listing": ("RunFilters", "RunStats"),
+    "durable.listing": ("RunFilters", "RunStats", "StoreMarks"),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),

@@ -22,6 +22,7 @@ __all__ = [
     "RunFilters",
     "RunStats",
     "Statuses",
+    "StoreMarks",
     "where_clause",
     "with_waits",
 ]
@@ -96,6 +97,21 @@ class RunStats:
     by_status: Mapping[str, int]
     retrying: int
     oldest_approval_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreMarks:
+    """What changes with a store: two marks are equal as long as nothing changed that a list would show.
+
+    Attributes:
+        number: The number of calls and questions that a person may decide now.
+        waiting: Changes when one of these is added, decided or expires.
+        runs: Changes when a run changes.
+    """
+
+    number: int
+    waiting: str
+    runs: str
 
 
 _CONDITIONS = {

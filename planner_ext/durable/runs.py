@@ -25,7 +25,7 @@ from planner_ext.durable.errors import (
 )
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
-from planner_ext.durable.listing import RunFilters, RunStats, Statuses
+from planner_ext.durable.listing import RunFilters, RunStats, Statuses, StoreMarks
 from planner_ext.durable.notices import Listener, NoticeRecord, Notifier, Webhook, notices_of
 from planner_ext.durable.records import (
     RunRecord,
@@ -170,6 +170,14 @@ class RunsClient:
         """
         return await self._store.stats(self._clock.now())
 
+    async def marks(self) -> StoreMarks:
+        """Read what changes with the store, in a fraction of a millisecond: poll this to follow it."""
+        return await self._store.marks(self._clock.now())
+
+    def approvals(self, *, authorize: Authorize | None = None) -> Approvals:
+        """Return the approvals of the same store; ``authorize`` is as for `Approvals.connect`."""
+        return Approvals(self._store, clock=self._clock, authorize=authorize)
+
     async def workers(self, *, lease_seconds: float = LEASE_SECONDS) -> builtins.list[WorkerRecord]:
         """List the workers of the store, the oldest first; one that died is listed for a day, or until it is back.
 
@@ -260,7 +268,7 @@ class RunsClient:
         """
         stored = await self._store.load(run_id)
         state = fold_journal(run_id, stored.facts)
-        approvals, waiting = Approvals(self._store, clock=self._clock), waiting_calls(state)
+        approvals, waiting = self.approvals(), waiting_calls(state)
         pending = await approvals.pending(run_id, limit=len(waiting)) if waiting else ()
         return result_of(stored.record, state, pending)
 

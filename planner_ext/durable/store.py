@@ -31,6 +31,7 @@ from planner_ext.durable.listing import (
     RunFilters,
     RunStats,
     Statuses,
+    StoreMarks,
     where_clause,
     with_waits,
 )
@@ -254,6 +255,14 @@ class JournalStore:
             retrying=int(retrying[0][0] or 0),
             oldest_approval_seconds=now - float(oldest[0][0] or 0) if oldest else None,
         )
+
+    async def marks(self, now: float) -> StoreMarks:
+        """Read what changes with the store, from indexes."""
+        waiting, runs = await self.database.transact(
+            (f"SELECT COUNT(*), MIN(asked_at), MAX(asked_at) FROM planner_approvals WHERE {OPEN}", {"now": now}),
+            ("SELECT MAX(updated_at) FROM planner_runs", {}),
+        )
+        return StoreMarks(number=int(waiting[0][0] or 0), waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
     async def due(self, now: float) -> list[RunRecord]:
         """List queued, running, decided and expired runs of any owner; the caller skips those of a living worker.
@@ -546,6 +555,10 @@ def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> St
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
     values: dict[str, Value] = {"id": uuid.uuid4().hex, "run_id": run_id, "status": status, "body": body, "at": at}
     return ADD_NOTICE, {**values, "event": _EVENT_OF.get(status, "ended")}
+
+
+def _mark(row: Row) -> str:
+    return "/".join(map(repr, row))
 
 
 def _of_run(run_id: str | None) -> str:

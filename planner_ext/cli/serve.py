@@ -1,0 +1,85 @@
+"""Serves the inbox of a store on this machine until a signal ends it."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+from planner_ext.cli.options import ExitCode, ServeArgs
+from planner_ext.cli.store import store_name
+from planner_ext.cli.text import Terminal
+from planner_ext.core.errors import PlannerExtError
+from planner_ext.durable.runs import RunsClient
+from planner_ext.durable.store import opened_store
+
+try:
+    import uvicorn
+
+    from planner_ext.inbox import Token, app
+    from planner_ext.inbox.security import LOOPBACK
+except ModuleNotFoundError as missing:
+    if (missing.name or "").startswith("planner_ext"):
+        raise
+    raise PlannerExtError(
+        f'The inbox needs {missing.name}. Install it with: pip install "planner-ext[inbox]"'
+    ) from None
+
+__all__ = ["serve_inbox"]
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the command."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Do nothing: a signal ends the command with its own exit code."""
+        yield
+
+
+async def serve_inbox(args: ServeArgs) -> int:
+    """Serve until SIGTERM or Ctrl-C, and print the address with its token.
+
+    Raises:
+        PlannerExtError: If the address is not this machine's own and no name is allowed for it, or cannot be used.
+    """
+    if args.host not in LOOPBACK and not args.allow_host:
+        raise PlannerExtError(
+            f"--host {args.host} lets other machines reach the inbox, where whoever has the token decides. If that is "
+            "meant, put a proxy with TLS before it, and give the name for browsers: --allow-host inbox.example.com."
+        )
+    token = Token(user=args.user, hosts=(*LOOPBACK, *(args.allow_host or ())))
+    async with opened_store(args.store, create=False) as store:
+        application = app(RunsClient(store), sign_in=token)
+        config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, ws="none")
+        server = _Server(config)
+
+        def end() -> None:
+            server.should_exit = True
+            application.state.live.close()  # an open stream would keep its connection, and so the server
+
+        with suppress(NotImplementedError):  # Windows has no signal handlers for event loops; Ctrl-C interrupts there
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, end)
+        with _listening(args) as listener:
+            name = (args.allow_host or [args.host])[0]
+            place = f"[{name}]" if ":" in name else name
+            console = Terminal(sys.stderr)
+            console.say(f"The inbox of {store_name(args.store)}. Whoever has this address may decide:")
+            print(f"http://{place}:{listener.getsockname()[1]}/sign-in?token={token.value}", flush=True)
+            await server.serve(sockets=[listener])
+    return ExitCode.ANSWERED
+
+
+@contextmanager
+def _listening(args: ServeArgs) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    try:
+        listener = socket.create_server((args.host, args.port), family=family)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise PlannerExtError(
+            f"{args.host}, port {args.port}, cannot be used: {error}. Give another --port."
+        ) from error
+    with listener:
+        yield listener

@@ -1,0 +1,475 @@
+"""The application: its routes, what each shows, and what each does."""
+
+import logging
+import re
+import time
+from asyncio import Lock
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
+from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.facts import Fact
+from planner_ext.core.text import exact, visible
+from planner_ext.durable.approvals import Approvals
+from planner_ext.durable.authorization import Authorize
+from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError
+from planner_ext.durable.listing import STATUSES, RunFilters
+from planner_ext.durable.records import PendingApproval
+from planner_ext.durable.runs import RunsClient
+from planner_ext.durable.store import opened_store
+from planner_ext.inbox import views
+from planner_ext.inbox.forms import Field, read_form
+from planner_ext.inbox.live import Live, Topic
+from planner_ext.inbox.security import (
+    Form,
+    Guard,
+    RefusedFormError,
+    SignIn,
+    Token,
+    Visitor,
+    form_of,
+    keep_form_token,
+    person_name,
+    visitor_of,
+)
+
+__all__ = ["app"]
+
+logger = logging.getLogger(__name__)
+
+_LOCAL = re.compile(r"(?![/\\])[!-~]*")
+"""A path relative to the root: no other host, neither as ``//host`` nor as a browser may correct it to that."""
+
+PAGE = 50
+"""The entries of a list that one page shows."""
+
+_FOLDER = Path(__file__).parent
+_STATIC = {
+    "style.css": (_FOLDER.parent / "timeline" / "style.css", "text/css"),
+    "inbox.js": (_FOLDER / "inbox.js", "text/javascript"),
+}
+_LATEST = 500
+"""Facts of a run that its page lists as lines."""
+
+_VISITOR = "planner_ext.visitor"
+"""The visitor, in the scope of a request."""
+
+_Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+_FILTERS = ("goal", "worker", "created_after", "created_before")
+
+
+def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authorize | None = None) -> Starlette:
+    """Make the inbox of a store, as an ASGI application to serve or to mount under any path.
+
+    Decisions are recorded under the name of who is signed in.
+
+    Args:
+        runs: The runs of an open store, or a store's SQLite file or ``postgresql://`` address. A store that is given by
+            its address is opened at the first request, and closed at the end of the ASGI lifespan, which a server runs
+            for the outermost application only: for one that is mounted, give open runs.
+        sign_in: A `Token`, or a function of the host application, async or not, that returns the name of a request's
+            user, or None if nobody is signed in. With a function the host application checks the ``Host`` header.
+        authorize: Asked before each decision; see `planner_ext.durable.Approvals.connect`.
+    """
+    inbox = _Inbox(runs, sign_in, authorize)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await inbox.close()
+
+    application = Starlette(routes=inbox.routes(), middleware=[Middleware(Guard, sign_in=sign_in)], lifespan=lifespan)
+    application.state.live = inbox.live
+    return application
+
+
+class _Inbox:
+    """The handlers of the routes, and the store that they share."""
+
+    def __init__(self, runs: str | Path | RunsClient, sign_in: SignIn, authorize: Authorize | None) -> None:
+        self._given, self._sign_in, self._authorize = runs, sign_in, authorize
+        self._client = runs if isinstance(runs, RunsClient) else None
+        self._opening, self._opened = Lock(), AsyncExitStack()
+        self.live = Live(self._marks)
+        self._templates = Environment(
+            loader=PackageLoader("planner_ext.inbox"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    def routes(self) -> list[Route]:
+        """List the routes; all but the sign-in and the static files are for visitors who are signed in."""
+        pages: list[tuple[str, str, _Handler]] = [
+            ("/", "GET", self._show_waiting),
+            ("/approvals", "POST", self._decide_many),
+            ("/approvals/{id:path}", "GET", self._show_approval),
+            ("/approvals/{id:path}", "POST", self._decide),
+            ("/runs", "GET", self._show_runs),
+            ("/runs/{id}", "GET", self._show_run),
+            ("/events", "GET", self._stream_events),
+            ("/sign-out", "POST", self._sign_out),
+        ]
+        return [
+            Route("/sign-in", self._show_sign_in, methods=["GET"]),
+            Route("/sign-in", self._sign_in_by_token, methods=["POST"]),
+            Route("/static/{name}", self._send_static, methods=["GET"]),
+            *(Route(path, self._for_visitors(handler), methods=[method]) for path, method, handler in pages),
+        ]
+
+    async def close(self) -> None:
+        """End the streams, and close the store if it was opened here."""
+        self.live.close()
+        await self._opened.aclose()
+
+    async def _runs(self) -> RunsClient:
+        async with self._opening:
+            if self._client is None:
+                where = cast("str | Path", self._given)
+                self._client = RunsClient(await self._opened.enter_async_context(opened_store(where, create=False)))
+            return self._client
+
+    async def _approvals(self) -> Approvals:
+        return (await self._runs()).approvals(authorize=self._authorize)
+
+    async def _marks(self) -> Any:
+        return await (await self._runs()).marks()
+
+    def _for_visitors(self, handler: _Handler) -> _Handler:
+        """Let a handler serve those who are signed in, and show its errors as pages."""
+
+        async def handle(request: Request) -> Response:
+            visitor = await visitor_of(request, self._sign_in)
+            if visitor is None:
+                return self._sign_in_page(request, next=_asked_path(request), status=401)
+            request.scope[_VISITOR] = visitor
+            try:
+                response = await handler(request)
+            except RefusedFormError as error:
+                response = self._problem_page(request, 403, "Not taken", error)
+            except (UnknownRunError, ApprovalRefusedError) as error:
+                response = self._problem_page(request, 404, "Not found", error)
+            except StoreError as error:
+                logger.error("The store of the inbox cannot be used: %s", error)
+                response = self._problem_page(request, 503, "The store cannot be used", error)
+            keep_form_token(visitor, response, request, self._sign_in)
+            return response
+
+        return handle
+
+    # Sign-in
+
+    async def _show_sign_in(self, request: Request) -> Response:
+        token = request.query_params.get("token", "")
+        request.scope["query_string"] = b""  # a server writes it into its log after the response
+        return self._sign_in_page(request, token=token)
+
+    async def _sign_in_by_token(self, request: Request) -> Response:
+        sign_in, form, typed = self._sign_in, None, dict[str, str]()
+        if not isinstance(sign_in, Token):
+            return self._sign_in_page(request, status=404)
+        try:
+            form = await form_of(request, None)
+        except RefusedFormError as error:
+            return self._sign_in_page(request, problem=str(error), status=400)
+        typed = {"name": form.text("name"), "next": form.text("next")}
+        if not sign_in.fits(form.text("token").strip()):
+            logger.warning("A sign-in with a wrong token was refused.")
+            return self._sign_in_page(request, **typed, problem="This token is wrong.", status=403)
+        if (name := sign_in.user or person_name(typed["name"])) is None:
+            problem = "Give your name: decisions are recorded under it."
+            return self._sign_in_page(request, **typed, token=form.text("token"), problem=problem, status=422)
+        response = _redirect(request, typed["next"])
+        sign_in.open_session(name, response, request)
+        return response
+
+    def _sign_in_page(
+        self,
+        request: Request,
+        *,
+        token: str = "",
+        name: str = "",
+        next: str = "",
+        problem: str = "",
+        status: int = 200,
+    ) -> Response:
+        by_token = isinstance(self._sign_in, Token)
+        user = self._sign_in.user if isinstance(self._sign_in, Token) else None
+        values = {"by_token": by_token, "user": user, "token": token, "name": name, "next": next, "problem": problem}
+        return self._page(request, "sign_in", status=status, **values)
+
+    async def _sign_out(self, request: Request) -> Response:
+        await form_of(request, _visitor_in(request))
+        response = _redirect(request, "sign-in")
+        if isinstance(self._sign_in, Token):
+            self._sign_in.close_session(response, request)
+        return response
+
+    # What waits
+
+    async def _show_waiting(self, request: Request) -> Response:
+        approvals, now, offset = await self._approvals(), time.time(), _offset_of(request)
+        marks = await self._marks()
+        calls = await approvals.pending(limit=PAGE, offset=offset)
+        return self._page(
+            request,
+            "waiting",
+            calls=[views.waiting_of(call, now) for call in calls],
+            paging=_paging(request, offset=offset, shown=len(calls), total=marks.number),
+            mark=marks.waiting,
+        )
+
+    async def _decide_many(self, request: Request) -> Response:
+        form = await form_of(request, _visitor_in(request))
+        approvals, by, outcomes = await self._approvals(), _visitor_in(request).name, list[views.Outcome]()
+        kind = form.text("decision")
+        if kind not in ("approve", "deny"):
+            raise RefusedFormError("Expected the decision approve or deny. Nothing was changed.")
+        for item in form.all("item"):
+            fingerprint, _, id = item.partition(" ")
+            try:
+                call = await approvals.show(id)
+                _check_shown(call, fingerprint)
+                if kind == "approve" and not views.waiting_of(call, time.time()).selectable:
+                    raise ApprovalRefusedError("It is decided on a page of its own: open it.")
+                decision = _plain_decision(kind, form, by, fingerprint)
+                taken, text = await approvals.decide(id, decision), ""
+                text = _done_text(decision) if taken else _first_text(await approvals.show(id))
+            except ApprovalRefusedError as error:
+                taken, text = False, str(error)
+            outcomes.append(views.outcome_of(id, taken=taken, text=text))
+        return self._page(request, "outcomes", outcomes=outcomes, kind=kind)
+
+    async def _show_approval(self, request: Request) -> Response:
+        call = await (await self._approvals()).show(request.path_params["id"])
+        return await self._approval_page(request, call)
+
+    async def _approval_page(
+        self,
+        request: Request,
+        call: PendingApproval,
+        *,
+        status: int = 200,
+        fields: tuple[Field, ...] | None = None,
+        problem: str = "",
+        typed: Mapping[str, str] | None = None,
+    ) -> Response:
+        facts: tuple[Fact, ...] = ()
+        unreadable = ""
+        try:
+            facts = (await (await self._runs()).load(call.run_id)).facts
+        except PlannerExtError as error:  # what waits may be decided all the same: it is bound by its fingerprint
+            unreadable = str(error)
+        page = views.approval_page(
+            call, facts, time.time(), unreadable=unreadable, fields=fields, problem=problem, typed=typed
+        )
+        return self._page(request, "approval", status=status, page=page)
+
+    async def _decide(self, request: Request) -> Response:
+        form = await form_of(request, _visitor_in(request))
+        approvals, id, by = await self._approvals(), request.path_params["id"], _visitor_in(request).name
+        call = await approvals.show(id)
+        typed = {name: form.text(name) for name in views.TYPED}
+        fields = None
+        try:
+            _check_shown(call, form.text("fingerprint"))
+            if form.text("decision") == "edit":
+                given = {key: form.text(key) for key in form.names() if key.startswith("argument")}
+                arguments, fields, problem = read_form(call.parameters, call.arguments, given)
+                if problem:
+                    return await self._approval_page(
+                        request, call, status=422, fields=fields, problem=problem, typed=typed
+                    )
+                decision = Approve(arguments=arguments, by=by, fingerprint=call.fingerprint)
+            else:
+                decision = _decision_on(call, form, by)
+            taken = await approvals.decide(id, decision)
+        except ApprovalRefusedError as error:
+            call = await approvals.show(id)
+            return await self._approval_page(request, call, status=409, fields=fields, problem=str(error), typed=typed)
+        if taken:
+            return _redirect(request, views.approval_href(id))
+        call = await approvals.show(id)
+        return await self._approval_page(request, call, status=409, problem=_first_text(call), typed=typed)
+
+    async def _stream_events(self, request: Request) -> Response:
+        topic: Topic = "runs" if request.query_params.get("of") == "runs" else "waiting"
+        return StreamingResponse(self.live.events(topic), media_type="text/event-stream")
+
+    # Runs
+
+    async def _show_runs(self, request: Request) -> Response:
+        runs, now, offset = await self._runs(), time.time(), _offset_of(request)
+        statuses = [status for status in request.query_params.getlist("status") if status in STATUSES]
+        chosen = {name: text for name in _FILTERS if (text := request.query_params.get(name, "").strip())}
+        problem, records, total, marks = "", [], 0, await runs.marks()
+        try:
+            filters = _filters(chosen)
+            records = await runs.list(status=statuses or None, limit=PAGE, offset=offset, **filters)
+            total = await runs.count(status=statuses or None, **filters)
+        except ValueError:
+            problem = "Expected a date such as 2026-11-22."
+        return self._page(
+            request,
+            "runs",
+            runs=[views.run_line(record, now) for record in records],
+            paging=_paging(request, offset=offset, shown=len(records), total=total),
+            statuses=STATUSES,
+            chosen=statuses,
+            filters={name: chosen.get(name, "") for name in _FILTERS},
+            problem=problem,
+            mark=marks.runs,
+        )
+
+    async def _show_run(self, request: Request) -> Response:
+        stored = await (await self._runs()).load(request.path_params["id"])
+        calls = await (await self._approvals()).pending(stored.record.run_id, limit=PAGE)
+        now = time.time()
+        return self._page(
+            request,
+            "run",
+            run=views.run_line(stored.record, now),
+            calls=[views.waiting_of(call, now) for call in calls],
+            lines=[visible(str(fact)) for fact in stored.facts[-_LATEST:]],
+        )
+
+    # Pages
+
+    async def _send_static(self, request: Request) -> Response:
+        if (found := _STATIC.get(request.path_params["name"])) is None:
+            return self._problem_page(request, 404, "Not found", "There is no such file.")
+        path, kind = found
+        return Response(path.read_bytes(), media_type=kind)
+
+    def _problem_page(self, request: Request, status: int, title: str, problem: object) -> Response:
+        return self._page(request, "problem", status=status, title=title, problem=visible(str(problem)))
+
+    def _page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Render a page; every template gets the path of the application, and the visitor."""
+        root = request.scope.get("root_path", "")
+        visitor = request.scope.get(_VISITOR)
+        text = self._templates.get_template(f"{template}.html.jinja").render(
+            root=f"{root}/",
+            visitor=visitor,
+            shown_name=exact(visitor.name) if visitor is not None else "",
+            can_sign_out=isinstance(self._sign_in, Token),
+            **values,
+        )
+        return HTMLResponse(text, status_code=status)
+
+
+def _visitor_in(request: Request) -> Visitor:
+    return request.scope[_VISITOR]
+
+
+def _check_shown(call: PendingApproval, fingerprint: str) -> None:
+    """Refuse a decision on something other than what its page showed."""
+    if fingerprint != call.fingerprint:
+        raise ApprovalRefusedError(
+            "The call has changed since this page was shown: look at it again, and decide anew. Nothing was changed."
+        )
+
+
+def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:
+    """Read a decision without edited arguments.
+
+    Raises:
+        ApprovalRefusedError: If this kind of decision does not fit the call.
+    """
+    match form.text("decision"):
+        case "approve" | "deny" as kind if kind == "deny" or call.kind == "function":
+            return _plain_decision(kind, form, by, call.fingerprint)
+        case "retry" if call.in_doubt:
+            return Approve(by=by, fingerprint=call.fingerprint)
+        case "done" if call.in_doubt:
+            return Supply(form.text("result"), by=by)
+        case "answer" if call.kind == "question" and form.text("answer").strip():
+            return Supply(form.text("answer"), by=by)
+        case "answer":
+            raise ApprovalRefusedError("Write an answer, or leave the question without one by denying it.")
+        case other:
+            raise ApprovalRefusedError(f"The decision {other!r} does not fit what waits. Nothing was changed.")
+
+
+def _plain_decision(kind: str, form: Form, by: str, fingerprint: str) -> Decision:
+    if kind == "deny":
+        return Deny(form.text("reason"), by=by)
+    always: Any = form.text("always") or None  # the store refuses any other value than those of the form
+    return Approve(always=always, by=by, fingerprint=fingerprint)
+
+
+def _done_text(decision: Decision) -> str:
+    return "approved" if isinstance(decision, Approve) else "denied"
+
+
+def _first_text(call: PendingApproval) -> str:
+    """Say whose decision was first."""
+    if call.decision is None:
+        return "It does not wait any more: its run continued, or ended."
+    by, at = call.decision.by or "an unnamed person", f"{call.decision.at:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"The first decision counts: {call.decision.kind} by {by}, {at}. Yours was kept beside it and changes nothing."
+    )
+
+
+def _redirect(request: Request, to: str) -> Response:
+    """Redirect to a page of this application, relative to its root, and to nothing else."""
+    local = to if _LOCAL.fullmatch(to) else ""
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/{local}", status_code=303)
+
+
+def _asked_path(request: Request) -> str:
+    """Return the page that was asked for, relative to the application's root, to show it after the sign-in."""
+    if request.method != "GET":
+        return ""
+    path = request.scope.get("raw_path", b"").decode("ascii", "replace")
+    path = path.removeprefix(request.scope.get("root_path", "")).removeprefix("/")
+    return f"{path}?{request.url.query}" if request.url.query else path
+
+
+def _offset_of(request: Request) -> int:
+    text = request.query_params.get("offset", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _paging(request: Request, *, offset: int, shown: int, total: int) -> views.Paging:
+    path = request.url.path.removeprefix(request.scope.get("root_path", "")).lstrip("/")
+    given = [(name, value) for name, value in request.query_params.multi_items() if name != "offset"]
+
+    def part(start: int) -> str:
+        return f"{path}?{urlencode([*given, ('offset', start)])}"
+
+    last = offset + shown
+    return views.Paging(
+        first=offset + 1 if shown else 0,
+        last=last,
+        total=total,
+        before=part(max(offset - PAGE, 0)) if offset else None,
+        after=part(offset + PAGE) if offset + PAGE < total else None,
+    )
+
+
+def _filters(chosen: Mapping[str, str]) -> RunFilters:
+    """Read the filters of the runs.
+
+    Raises:
+        ValueError: If a date is none.
+    """
+    days = {name: chosen[name] for name in ("created_after", "created_before") if name in chosen}
+    times = {name: datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() for name, day in days.items()}
+    return cast("RunFilters", {**{name: chosen[name] for name in ("goal", "worker") if name in chosen}, **times})

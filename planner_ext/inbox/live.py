@@ -1,0 +1,83 @@
+"""Server-sent events: viewers hear that what waits, or the runs, have changed. One poll of the store serves all."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Literal, TypeAlias
+
+from planner_ext.durable.errors import StoreError
+from planner_ext.durable.listing import StoreMarks
+
+__all__ = ["Live", "Topic"]
+
+logger = logging.getLogger(__name__)
+
+Topic: TypeAlias = Literal["waiting", "runs"]
+"""What a viewer looks at: the calls and questions that wait, or the list of runs."""
+
+_POLL_SECONDS = 1.0
+_COMMENT_SECONDS = 15.0
+"""How often something is sent though nothing changed, so that a connection that is gone is noticed."""
+
+
+class Live:
+    """The viewers of a store; it is polled while there are any.
+
+    Attributes:
+        poll_seconds: How often the store is polled.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[StoreMarks]], *, poll_seconds: float = _POLL_SECONDS) -> None:
+        self.poll_seconds = poll_seconds
+        self._read = read
+        self._marks: StoreMarks | None = None
+        self._changed = asyncio.Event()
+        self._viewers = 0
+        self._polling: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def events(self, topic: Topic) -> AsyncGenerator[bytes]:
+        """Yield an event at once, and one for each change: its data is the mark of what is shown now, and a number."""
+        self._viewers += 1
+        self._polling = self._polling or asyncio.create_task(self._poll())
+        sent: str | None = None
+        try:
+            yield b"retry: 3000\n\n"
+            while not self._closed:
+                changed, marks = self._changed, self._marks
+                if marks is not None and (mark := getattr(marks, topic)) != sent:
+                    sent = mark
+                    data = json.dumps({"mark": mark, "waiting": marks.number})
+                    yield f"event: {topic}\ndata: {data}\n\n".encode()
+                try:
+                    async with asyncio.timeout(_COMMENT_SECONDS):
+                        await changed.wait()
+                except TimeoutError:
+                    yield b": nothing new\n\n"
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._polling.cancel()
+                self._polling, self._marks = None, None
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                marks = await self._read()
+            except StoreError as error:  # a database that restarts, for instance
+                logger.warning("The inbox cannot follow its store: %s", error)
+            else:
+                if marks != self._marks:
+                    self._marks = marks
+                    self._tell()
+            await asyncio.sleep(self.poll_seconds)

@@ -1,0 +1,259 @@
+"""Who may use the inbox, and what a request must prove: sign-in, sessions, forged requests, headers, sizes.
+
+A request that changes something must come from a page of this application: its ``Origin`` or ``Sec-Fetch-Site`` must
+say so, where the browser sends them, and its form must hold the visitor's form token. With a `Token`, the ``Host`` must
+be one of its names: a foreign name that leads here would let a foreign page read the inbox (DNS rebinding).
+"""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from planner_ext.core.errors import PlannerExtError, shown
+from planner_ext.engine.concurrency import called
+
+__all__ = [
+    "LOOPBACK",
+    "Form",
+    "Guard",
+    "RefusedFormError",
+    "SignIn",
+    "Token",
+    "Visitor",
+    "form_of",
+    "keep_form_token",
+    "person_name",
+    "visitor_of",
+]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The names by which a browser reaches its own machine."""
+
+_SESSION_SECONDS = 12 * 3600
+_SHORTEST_TOKEN = 20
+_LONGEST_NAME = 200
+_LARGEST_BODY = 1_000_000
+_MOST_FIELDS = 2_000
+_SESSION, _FORM = "planner_ext_session", "planner_ext_form"
+
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; img-src 'self' data:"
+    ),
+    "x-content-type-options": "nosniff",
+    # Not no-referrer: under that policy browsers send the Origin of a form as "null".
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A person who is signed in.
+
+    Attributes:
+        name: The name under which decisions are recorded.
+        form_token: What each form of this visitor must hold.
+    """
+
+    name: str
+    form_token: str
+
+
+class Token:
+    """Sign-in by a token: whoever has it may use the inbox, under the name that they give or that is fixed here.
+
+    Sessions live in this process, for twelve hours. Where it matters that a name is true, for instance with roles, fix
+    ``user``, or let the host application sign people in.
+
+    Attributes:
+        value: The token.
+        user: The name of everyone who signs in; None asks for it.
+        hosts: The names under which the inbox is reached; any other ``Host`` is refused.
+    """
+
+    def __init__(self, value: str | None = None, *, user: str | None = None, hosts: Collection[str] = LOOPBACK) -> None:
+        """Create a token.
+
+        Args:
+            value: The token, at least 20 characters; None makes a random one.
+            user: The name of everyone who signs in; None asks for it.
+            hosts: The names, without port, under which the inbox is reached. Default: those of this machine.
+
+        Raises:
+            PlannerExtError: If the token is short enough to be guessed.
+        """
+        if value is not None and len(value) < _SHORTEST_TOKEN:
+            raise PlannerExtError(f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}.")
+        self.value, self.user, self.hosts = value or secrets.token_urlsafe(32), user, tuple(hosts)
+        self._sessions: dict[str, tuple[Visitor, float]] = {}
+
+    def fits(self, given: str) -> bool:
+        """Compare a token, in a time that says nothing of the difference."""
+        return secrets.compare_digest(given.encode("utf-8", "replace"), self.value.encode())
+
+    def open_session(self, name: str, response: Response, request: Request) -> None:
+        """Begin a session, and set its cookie."""
+        now, key = time.monotonic(), secrets.token_urlsafe(32)
+        self._sessions = {each: session for each, session in self._sessions.items() if session[1] > now}
+        self._sessions[key] = Visitor(name, secrets.token_urlsafe(32)), now + _SESSION_SECONDS
+        _set_cookie(response, request, _SESSION, key)
+
+    def close_session(self, response: Response, request: Request) -> None:
+        """End the session of a request, and delete its cookie."""
+        self._sessions.pop(request.cookies.get(_SESSION, ""), None)
+        response.delete_cookie(_SESSION, path=_cookie_path(request))
+
+    def visitor_of(self, request: Request) -> Visitor | None:
+        """Return who is signed in; None if nobody is, or the session is too old."""
+        visitor, until = self._sessions.get(request.cookies.get(_SESSION, ""), (None, 0.0))
+        return visitor if time.monotonic() < until else None
+
+
+SignIn: TypeAlias = Token | Callable[[Request], str | Awaitable[str | None] | None]
+"""A `Token`, or a function of the host application that returns the name of a request's user; None without one."""
+
+
+async def visitor_of(request: Request, sign_in: SignIn) -> Visitor | None:
+    """Return who sends a request; None if nobody is signed in."""
+    if isinstance(sign_in, Token):
+        return sign_in.visitor_of(request)
+    name: object = await called(sign_in, request)
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.strip():
+        raise PlannerExtError(f"sign_in must return a name, or None; got {shown(name)}.")
+    return Visitor(name, request.cookies.get(_FORM) or secrets.token_urlsafe(32))
+
+
+def keep_form_token(visitor: Visitor, response: Response, request: Request, sign_in: SignIn) -> None:
+    """Set the cookie with which a form token is compared where the host application keeps the sessions."""
+    if not isinstance(sign_in, Token) and request.cookies.get(_FORM) != visitor.form_token:
+        _set_cookie(response, request, _FORM, visitor.form_token)
+
+
+def _set_cookie(response: Response, request: Request, name: str, value: str) -> None:
+    response.set_cookie(
+        name,
+        value,
+        max_age=_SESSION_SECONDS,
+        path=_cookie_path(request),
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _cookie_path(request: Request) -> str:
+    return request.scope.get("root_path") or "/"
+
+
+class RefusedFormError(PlannerExtError):
+    """A form is refused: it is too large, malformed, or does not hold the visitor's form token."""
+
+
+class Form:
+    """The fields of a form; line ends are as in Python."""
+
+    def __init__(self, fields: Mapping[str, list[str]]) -> None:
+        self._fields = fields
+
+    def names(self) -> list[str]:
+        """Return the names of the fields."""
+        return [*self._fields]
+
+    def text(self, name: str) -> str:
+        """Return a field's first value; "" without one."""
+        return self.all(name)[0] if name in self._fields else ""
+
+    def all(self, name: str) -> list[str]:
+        """Return a field's values."""
+        return [value.replace("\r\n", "\n") for value in self._fields.get(name, ())]
+
+
+async def form_of(request: Request, visitor: Visitor | None) -> Form:
+    """Read a form, and check its token if there is a visitor.
+
+    Raises:
+        RefusedFormError: If the form is refused.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST_BODY:
+            raise RefusedFormError(f"A form may have {_LARGEST_BODY:,} bytes; this one has more. Nothing was changed.")
+    try:
+        text = body.decode("ascii")
+        fields = parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise RefusedFormError("This request is not a form of this page. Nothing was changed.") from error
+    form = Form(fields)
+    if visitor is not None and not secrets.compare_digest(
+        form.text("form_token").encode("utf-8", "replace"), visitor.form_token.encode()
+    ):
+        raise RefusedFormError(
+            "This form was not made for your session: you may have signed in again since. Nothing was changed; load "
+            "the page again and decide anew."
+        )
+    return form
+
+
+def person_name(text: str) -> str | None:
+    """Return a name that a person gave at sign-in, without outer blanks; None if it cannot be one."""
+    name = text.strip()
+    return name if 0 < len(name) <= _LONGEST_NAME and name.isprintable() else None
+
+
+class Guard:
+    """Refuses requests that come from other sites, and adds the security headers to every response."""
+
+    def __init__(self, app: ASGIApp, *, sign_in: SignIn) -> None:
+        self._app, self._sign_in = app, sign_in
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        problem = self._problem(Request(scope))
+        refused = None if problem is None else PlainTextResponse(problem, status_code=403)
+        await (refused or self._app)(scope, receive, send_with_headers)
+
+    def _problem(self, request: Request) -> str | None:
+        """Describe why a request is refused before anyone reads it; None if it is not."""
+        host = request.headers.get("host", "")
+        if isinstance(self._sign_in, Token) and _name_of(host) not in self._sign_in.hosts:
+            return "The inbox is not served under this name. Open it under the address that was printed at its start."
+        if request.method in ("GET", "HEAD"):
+            return None
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return "This request comes from another site. Nothing was changed."
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return "This request comes from another site. Nothing was changed."
+        return None
+
+
+def _name_of(host: str) -> str | None:
+    """Return the name in a ``Host`` header, without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

@@ -1,0 +1,412 @@
+"""What the pages show, as frozen values: every text of a model, a function or a person in it is fully visible.
+
+Templates escape these texts for HTML and put nothing into them. The rules are those of the terminal's prompt: no
+invisible character passes, and nothing of what a person decides on is cut.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import quote
+
+from planner_ext.approval.decisions import DecisionRecord
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallsWithheld,
+    Clarified,
+    Fact,
+    ModelReplied,
+    Planned,
+    RunStarted,
+)
+from planner_ext.core.text import exact, exact_json, one_line, visible
+from planner_ext.durable.records import PendingApproval, RunRecord
+from planner_ext.inbox.forms import Field, drawn_form
+
+__all__ = [
+    "TYPED",
+    "ApprovalPage",
+    "Decided",
+    "Kind",
+    "Moment",
+    "Outcome",
+    "Paging",
+    "RunLine",
+    "Turn",
+    "Waiting",
+    "approval_href",
+    "approval_page",
+    "conversation_of",
+    "moment_of",
+    "outcome_of",
+    "plan_of",
+    "run_line",
+    "waiting_of",
+]
+
+Kind: TypeAlias = Literal["call", "question", "in doubt"]
+"""What a person is asked: whether a call may run, a question of the model, or what became of a call."""
+
+TYPED = ("decision", "always", "reason", "answer", "result")
+"""The fields of a decision that a refused form shows again; the arguments are in the form's own fields."""
+
+_LONGEST_IN_LIST = 4_000
+"""Characters of arguments and question that a list shows; what is longer is decided on its own page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A time.
+
+    Attributes:
+        iso: As in an HTML ``time`` element.
+        text: For a person, in UTC.
+        distance: The time from now, such as "3 minutes ago" or "in 2 hours".
+    """
+
+    iso: str
+    text: str
+    distance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A call or question in a list.
+
+    Attributes:
+        id: Its id, as a form sends it back.
+        shown_id: Its id, fully visible.
+        href: Its page, relative to the application's root.
+        run_id: The run, fully visible.
+        run_href: The run's page, relative to the application's root.
+        kind: What a person is asked.
+        function: The function's fully qualified name.
+        arguments: Each argument's name and value, as JSON; of a question, none.
+        arguments_json: All arguments as one line of JSON.
+        question: The model's question, or what the person is asked about the call; "" for nothing in particular.
+        goal: The goal of the run.
+        asked_at: Since when it waits.
+        expires_at: Until when it may be decided; None for ever.
+        roles: Who may decide; empty for anyone.
+        problem: Why the last decision was not taken; "" if there was no problem.
+        fingerprint: What a decision binds to.
+        selectable: Whether it may be decided together with others: a call, in full view of the list.
+    """
+
+    id: str
+    shown_id: str
+    href: str
+    run_id: str
+    run_href: str
+    kind: Kind
+    function: str
+    arguments: tuple[tuple[str, str], ...]
+    arguments_json: str
+    question: str
+    goal: str
+    asked_at: Moment
+    expires_at: Moment | None
+    roles: tuple[str, ...]
+    problem: str
+    fingerprint: str
+    selectable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A decision that was made.
+
+    Attributes:
+        kind: ``approve``, ``deny``, ``supply`` or ``expire``.
+        by: Who decided.
+        at: When.
+        details: What else it says, each with its name: other arguments, a reason, a result, for how long.
+        refused: Why it does not count; "" if it does.
+    """
+
+    kind: str
+    by: str
+    at: Moment
+    details: tuple[tuple[str, str], ...]
+    refused: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of a conversation.
+
+    Attributes:
+        role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
+        speaker: Who says it, such as a function's name.
+        text: What is said; "" if there are only calls.
+        calls: The calls that a reply asks for, each in one line.
+        at: When; None for what was there at the start.
+    """
+
+    role: str
+    speaker: str
+    text: str
+    calls: tuple[str, ...] = ()
+    at: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalPage:
+    """A call or question with everything that its approver must see.
+
+    Attributes:
+        call: What waits.
+        status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
+        is_open: Whether it may be decided now.
+        decision: The decision, or None.
+        refused: Decisions that were refused, the oldest first.
+        plan: The run's plan, "" without one.
+        conversation: What was said so far.
+        unreadable: Why the plan and the conversation cannot be shown; "" if they can.
+        fields: The form with the arguments; empty if they cannot be edited.
+        problem: Why this visitor's decision was refused just now; "" if it was not.
+        typed: What this visitor typed, by the names in `TYPED`; "" otherwise.
+    """
+
+    call: Waiting
+    status: str
+    is_open: bool
+    decision: Decided | None
+    refused: tuple[Decided, ...]
+    plan: str
+    conversation: tuple[Turn, ...]
+    unreadable: str = ""
+    fields: tuple[Field, ...] = ()
+    problem: str = ""
+    typed: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one of many decisions.
+
+    Attributes:
+        taken: Whether it counts.
+        text: What it was, or why it does not count.
+    """
+
+    shown_id: str
+    href: str
+    taken: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """A run in a list."""
+
+    run_id: str
+    href: str
+    goal: str
+    status: str
+    waits_for: str
+    problem: str
+    worker: str
+    iterations: int
+    tool_calls: int
+    tokens: int
+    cost: str
+    created_at: Moment
+    updated_at: Moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paging:
+    """Which part of a list is shown.
+
+    Attributes:
+        first: The number of the first entry, from 1; 0 if there is none.
+        last: The number of the last entry.
+        total: The number of all entries.
+        before: The address of the part before, relative to the application's root; None if this is the first.
+        after: The address of the part after; None if this is the last.
+    """
+
+    first: int
+    last: int
+    total: int
+    before: str | None
+    after: str | None
+
+
+def moment_of(at: datetime | float, now: float) -> Moment:
+    """Show a time."""
+    moment = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
+    moment = moment.astimezone(UTC)
+    seconds = moment.timestamp() - now
+    left = int(abs(seconds))
+    spans = ((left // 86_400, "day"), (left // 3_600, "hour"), (left // 60, "minute"), (left, "second"))
+    number, unit = next(((number, unit) for number, unit in spans if number > 1), (left, "second"))
+    span = f"{number} {unit}{'' if number == 1 else 's'}"
+    return Moment(
+        iso=moment.isoformat(timespec="seconds"),
+        text=f"{moment:%Y-%m-%d %H:%M:%S} UTC",
+        distance=f"in {span}" if seconds > 0 else f"{span} ago",
+    )
+
+
+def approval_href(id: str) -> str:
+    """Return the address of a call's page, relative to the application's root."""
+    return f"approvals/{quote(id, safe='')}"
+
+
+def outcome_of(id: str, *, taken: bool, text: str) -> Outcome:
+    """Show what became of one of many decisions."""
+    return Outcome(shown_id=exact(id), href=approval_href(id), taken=taken, text=visible(text))
+
+
+def waiting_of(call: PendingApproval, now: float) -> Waiting:
+    """Show what waits."""
+    asks = call.kind == "question"
+    question = call.arguments.get("question") if asks else call.prompt
+    shown = visible(question) if isinstance(question, str) else exact_json(question)
+    written = exact_json(dict(call.arguments))
+    kind: Kind = "question" if asks else "in doubt" if call.in_doubt else "call"
+    return Waiting(
+        id=call.id,
+        shown_id=exact(call.id),
+        href=approval_href(call.id),
+        run_id=exact(call.run_id),
+        run_href=f"runs/{quote(call.run_id, safe='')}",
+        kind=kind,
+        function=exact(call.fully_qualified_name),
+        arguments=() if asks else tuple((exact(name), _value(value)) for name, value in call.arguments.items()),
+        arguments_json=written,
+        question=shown,
+        goal=visible(call.goal),
+        asked_at=moment_of(call.asked_at, now),
+        expires_at=None if call.expires_at is None else moment_of(call.expires_at, now),
+        roles=tuple(map(exact, call.roles)),
+        problem=visible(call.problem),
+        fingerprint=call.fingerprint,
+        selectable=kind == "call" and len(written) + len(shown) <= _LONGEST_IN_LIST,
+    )
+
+
+def approval_page(
+    call: PendingApproval,
+    facts: Sequence[Fact],
+    now: float,
+    *,
+    unreadable: str = "",
+    fields: tuple[Field, ...] | None = None,
+    problem: str = "",
+    typed: Mapping[str, str] | None = None,
+) -> ApprovalPage:
+    """Show a call or question with the journal of its run.
+
+    Args:
+        call: The call or question.
+        facts: The journal; empty if it cannot be read.
+        now: The time.
+        unreadable: Why the journal cannot be read.
+        fields: The form as a person filled it in; None draws it from the call.
+        problem: Why the person's decision was refused.
+        typed: What the person typed.
+    """
+    expired = call.expires_at is not None and call.expires_at.timestamp() <= now
+    editable = call.kind == "function" and not call.in_doubt
+    return ApprovalPage(
+        call=waiting_of(call, now),
+        status="expired" if expired and call.status == "open" else call.status,
+        is_open=call.status == "open" and not expired,
+        decision=None if call.decision is None else _decided(call.decision, now),
+        refused=tuple(_decided(one, now) for one in call.refused),
+        plan=plan_of(facts),
+        conversation=tuple(conversation_of(facts, now)),
+        unreadable=visible(unreadable),
+        fields=(drawn_form(call.parameters, call.arguments) if fields is None else fields) if editable else (),
+        problem=visible(problem),
+        typed={name: (typed or {}).get(name, "") for name in TYPED},
+    )
+
+
+def run_line(record: RunRecord, now: float) -> RunLine:
+    """Show a run in a list."""
+    return RunLine(
+        run_id=exact(record.run_id),
+        href=f"runs/{quote(record.run_id, safe='')}",
+        goal=one_line(record.goal),
+        status=record.status,
+        waits_for=one_line(record.waits_for),
+        problem=one_line(record.problem),
+        worker=exact((record.owner or "").partition("/")[0]),
+        iterations=record.iterations,
+        tool_calls=record.tool_calls,
+        tokens=record.tokens,
+        cost="" if record.cost is None else f"{record.cost:.4g}",
+        created_at=moment_of(record.created_at, now),
+        updated_at=moment_of(record.updated_at, now),
+    )
+
+
+def plan_of(facts: Iterable[Fact]) -> str:
+    """Return the plan of a run, "" without one."""
+    return next((visible(fact.plan) for fact in facts if isinstance(fact, Planned)), "")
+
+
+def conversation_of(facts: Iterable[Fact], now: float) -> Iterable[Turn]:
+    """List what was said in a run, but for its plan."""
+    for fact in facts:
+        at = moment_of(fact.at, now)
+        match fact:
+            case RunStarted():
+                yield from map(_said, fact.messages)
+            case ModelReplied():
+                calls = tuple(f"{exact(call.name)} {visible(call.arguments)}" for call in fact.calls)
+                yield Turn(role="assistant", speaker="the model", text=visible(fact.text), calls=calls, at=at)
+            case CallFinished():
+                yield Turn(role="tool", speaker=exact(fact.function), text=visible(fact.result), at=at)
+            case CallDecided() if fact.answer:
+                yield Turn(role="tool", speaker=exact(fact.function), text=visible(fact.answer), at=at)
+            case CallsWithheld():
+                yield Turn(role="tool", speaker="the run", text=visible(fact.answer), at=at)
+            case Clarified(answer=str(answer)):
+                yield Turn(role="person", speaker=exact(fact.by) or "a person", text=visible(answer), at=at)
+            case _:
+                pass
+
+
+def _said(message: Any) -> Turn:
+    """Show a message of the transcript with which a run started; anything but its text is shown as JSON."""
+    data = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+    role = data.get("role")
+    texts = [
+        str(item["text"]) if item.get("content_type") == "text" and "text" in item else json.dumps(item)
+        for item in cast("list[dict[str, Any]]", data.get("items") or [])
+    ]
+    role = role if role in ("system", "user", "assistant", "tool") else "user"
+    speaker = {"system": "instructions", "user": "the user", "assistant": "the model", "tool": "a function"}[role]
+    return Turn(role=role, speaker=speaker, text=visible("\n".join(texts)))
+
+
+def _decided(record: DecisionRecord, now: float) -> Decided:
+    details = {
+        "with": exact_json(dict(record.arguments))
+        if record.arguments is not None and record.arguments != record.requested
+        else "",
+        "because": visible(record.reason),
+        "result": _value(record.result) if record.kind == "supply" else "",
+        "for the rest of the run": {"function": "this function", "arguments": "these arguments"}.get(
+            record.always or "", ""
+        ),
+    }
+    return Decided(
+        kind=exact(record.kind),
+        by=exact(record.by) or "an unnamed person",
+        at=moment_of(record.at, now),
+        details=tuple((name, text) for name, text in details.items() if text),
+        refused=visible(record.refused),
+    )
+
+
+def _value(value: object) -> str:
+    return exact_json(value, indent=2)
