@@ -22,6 +22,7 @@ FLOORS: dict[str, float] = {
     "core": 0,
     "approval": 1,
     "engine": 2,
+    "timeline": 2,
     "durable": 2.5,
     "sk": 3,
     "testing": 3,
@@ -35,7 +36,7 @@ ROOF = 4.5
 """The root passes on names of the doors and of what is below; whoever stands above may use it."""
 CRASH_POINTS = "planner_ext.testing.crash"
 """The one test tool that the stores look for, where the environment asks for it."""
-FREE_OF_SEMANTIC_KERNEL = ("core", "approval", "engine", "durable")
+FREE_OF_SEMANTIC_KERNEL = ("core", "approval", "engine", "durable", "timeline")
 """Folders that do not import Semantic Kernel."""
 
 NO_BUSINESS_OF_THE_CORE = {

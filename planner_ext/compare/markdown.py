@@ -14,7 +14,7 @@ TABLE_ENDS = "<!-- /table -->"
 
 def markdown_of(comparison: Comparison) -> str:
     """Write the tables, without wall times."""
-    return TEMPLATES.get_template("table.md.jinja").render(comparison=comparison)
+    return TEMPLATES.get_template("compare/table.md.jinja").render(comparison=comparison)
 
 
 def with_table(document: str, table: str) -> str:

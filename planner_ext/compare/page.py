@@ -15,11 +15,11 @@ from planner_ext.testing.rules import is_object
 __all__ = ["TEMPLATES", "page_of"]
 
 TEMPLATES = Environment(
-    loader=PackageLoader("planner_ext.compare", ""),
+    loader=PackageLoader("planner_ext", ""),
     autoescape=select_autoescape(("html.jinja",)),
     undefined=StrictUndefined,
 )
-"""The templates of this folder; those of pages escape the text of models and functions."""
+"""The templates of the package; those of pages escape the text of models and functions."""
 
 _WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
 """Units of a chart, about a pixel each: its width, that of a telephone; where bars begin; the width of a digit."""
@@ -27,7 +27,7 @@ _WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
 
 def page_of(comparison: Comparison) -> str:
     """Write the page."""
-    template = TEMPLATES.get_template("page.html.jinja")
+    template = TEMPLATES.get_template("compare/page.html.jinja")
     # The script with the greatest excess shows the most.
     worst = max(comparison.scripts, key=lambda script: max(run.over_budget for run in comparison.of_script(script.key)))
     functions = {"scale": _scale, "signature": _signature, "counted": counted, "seconds": seconds}

@@ -37,6 +37,7 @@ from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, 
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [
+    "REQUEST_LOST",
     "SCHEMA",
     "Recorder",
     "cancellation_reason",
@@ -171,6 +172,10 @@ def cancellation_reason(by: str, reason: str) -> str:
     return f"{who}: {reason}" if reason else f"{who}."
 
 
+REQUEST_LOST = "The process that made the request has ended."
+"""Why a request failed that may have been under way when its process ended."""
+
+
 def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
     """List the request that may have been under way when the process of a run ended, as a fact; empty without one.
 
@@ -181,8 +186,7 @@ def lost_request(state: State, *, at: float) -> tuple[facts.RequestFailed, ...]:
     if not may_have_asked(state):
         return ()
     iteration = -1 if isinstance(next_action(state), AskPlan) else state.iteration
-    reason = "The process that made the request has ended."
-    return (facts.RequestFailed(iteration=iteration, reason=reason, iterations=1, at=at, seconds=0.0),)
+    return (facts.RequestFailed(iteration=iteration, reason=REQUEST_LOST, iterations=1, at=at, seconds=0.0),)
 
 
 def stopping_facts(

@@ -96,7 +96,7 @@ def test_there_are_charts_tables_and_messages_for_every_run(page: Page, comparis
     scripts, options = len(comparison.scripts), len(comparison.options)
     assert page.elements["figure"] == 1 + 3 * scripts
     assert page.elements["table"] == 1 + scripts
-    assert page.values("class").count("run") == scripts * options
+    assert page.values("class").count("folded run") == scripts * options
     assert page.values("class").count("timeline") == scripts * options
 
 
@@ -126,10 +126,10 @@ def test_what_a_model_says_cannot_become_markup(spoilt: Comparison) -> None:
     assert any("A corrected option did not keep it" in piece for piece in page.text)
 
 
-INKS = ("ink", "quiet", "ours-ink", "bad-ink", "good-ink")
-PAIRS = [(ink, back) for ink in INKS for back in ("page", "panel")]
-PAIRS += [("bad-ink", "bad"), ("quiet", "bad"), ("poor-ink", "poor"), ("good-ink", "good")]
-SHAPES = [("theirs", "page"), ("ours", "page"), ("over", "page")]
+INKS = ("ink", "quiet", "accent-ink", "bad-ink", "good-ink")
+PAIRS = [(ink, back) for ink in INKS for back in ("page", "panel", "well")]
+PAIRS += [("bad-ink", "bad"), ("quiet", "bad"), ("on-accent", "accent-ink"), ("poor-ink", "poor"), ("good-ink", "good")]
+SHAPES = [("theirs", "page"), ("accent", "page"), ("over", "page")]
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
