@@ -82,7 +82,7 @@ MODULES = {
         ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RetryPolicy
         RunConflictError RunFencedError RunFilters RunHandle RunInputs RunRecord RunRefusedError RunResult RunStats Runs
         RunsClient StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
-        NoticeRecord RunNotice
+        NoticeRecord RunNotice WorkerOptions
         """,
 }
 """The public modules, and the names that each exports at least."""

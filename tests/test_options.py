@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -15,11 +16,13 @@ from planner_ext import (
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
     FunctionInvokingChatCompletion,
+    Runs,
     ToolCallHandler,
     ToolExecution,
     ToolUseSession,
 )
 from planner_ext.core.facts import Fact
+from planner_ext.durable import WorkerOptions
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
 from planner_ext.sk.options import DEFAULTS, RunOptions, RunSettings
 from planner_ext.testing import ScriptedChatCompletion, call, say
@@ -100,6 +103,25 @@ def test_a_door_shows_every_option(door: type) -> None:
         assert shown[name].default == DEFAULTS[name]
         assert shown[name].annotation == kind
     assert all(one.kind is not one.VAR_KEYWORD for one in shown.values())
+
+
+@pytest.mark.parametrize("door", [Runs.sqlite, Runs.dbos])
+def test_a_store_shows_every_option_of_a_worker(door: Any) -> None:
+    """Both take the same options, by keyword, with the types that `WorkerOptions` documents; another is refused."""
+    shown = inspect.signature(door).parameters
+    documented = get_type_hints(WorkerOptions)
+    assert [name for name, one in shown.items() if one.kind is one.KEYWORD_ONLY] == [*documented]
+    assert {name: shown[name].annotation for name in documented} == documented
+    assert all(f"    {name}: " in str(WorkerOptions.__doc__) for name in documented)
+
+
+async def test_a_worker_takes_no_option_that_there_is_not(tmp_path: Path) -> None:
+    """A misspelt one is a type error, before a file is made."""
+    given: dict[str, Any] = {"lease": 3}
+    with pytest.raises(TypeError, match="lease"):
+        async with Runs.sqlite(tmp_path / "runs.db", **given):
+            pass
+    assert not (tmp_path / "runs.db").exists()
 
 
 def test_the_planners_options_are_the_same() -> None:

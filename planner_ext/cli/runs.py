@@ -35,6 +35,7 @@ from planner_ext.durable import (
     StoredRun,
     StoreError,
     UnknownRunError,
+    WorkerOptions,
 )
 from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
@@ -297,7 +298,7 @@ async def _drive(
     args: WorkerArgs, planner: FunctionCallingStepwisePlanner, kernel: Kernel, arguments_for: _ArgumentsFor
 ) -> int:
     """Drive runs until cancelled, or with ``--once`` until no run is due."""
-    options = {
+    options: WorkerOptions = {
         "worker_id": args.worker_id,
         "retry": RetryPolicy(attempts=args.retries + 1),
         "max_deaths": args.max_deaths,

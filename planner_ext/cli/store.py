@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -27,6 +27,7 @@ from planner_ext.durable import (
     PendingApproval,
     RunRecord,
     Runs,
+    WorkerOptions,
     archive,
     heartbeat,
     writer,
@@ -60,12 +61,12 @@ __all__ = [
 
 
 @asynccontextmanager
-async def opened_runs(where: str, **options: Any) -> AsyncGenerator[Runs, None]:
+async def opened_runs(where: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator[Runs, None]:
     """Open a store to drive runs in it; a missing SQLite file is created.
 
     Args:
         where: The file, or a ``postgresql://`` address.
-        options: Of `Runs.sqlite` and `Runs.dbos`.
+        **options: See `WorkerOptions`.
 
     Raises:
         StoreError: If it cannot be used.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from planner_ext.durable.inputs import RunInputs
     from planner_ext.durable.listing import RunFilters, RunStats, StoreMarks
     from planner_ext.durable.notices import NoticeRecord, RunNotice
+    from planner_ext.durable.options import WorkerOptions
     from planner_ext.durable.records import PendingApproval, RunRecord, StoredRun
     from planner_ext.durable.results import RunResult
     from planner_ext.durable.retry import RetryPolicy
@@ -67,6 +68,7 @@ __all__ = [
     "TookEffect",
     "UnknownRunError",
     "WorkerInUseError",
+    "WorkerOptions",
     "WorkerRecord",
     "effect",
 ]
@@ -79,6 +81,7 @@ _MODULES = {
     "durable.heartbeat": ("WorkerRecord",),
     "durable.notices": ("NoticeRecord", "RunNotice"),
     "durable.listing": ("RunFilters", "RunStats", "StoreMarks"),
+    "durable.options": ("WorkerOptions",),
     "durable.records": ("PendingApproval", "RunRecord", "StoredRun"),
     "durable.results": ("RunResult",),
     "durable.retry": ("RetryPolicy",),

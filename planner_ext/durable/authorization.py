@@ -7,9 +7,7 @@ from typing import TypeAlias
 
 from planner_ext.approval.decisions import Decision
 from planner_ext.core.errors import PlannerExtError, shown
-from planner_ext.durable.records import (
-    PendingApproval,
-)
+from planner_ext.durable.records import PendingApproval
 from planner_ext.engine.concurrency import called
 
 __all__ = ["Authorize", "DecisionRequest", "refusal_of"]

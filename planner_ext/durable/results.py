@@ -7,10 +7,7 @@ from typing import Self
 
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
-from planner_ext.durable.records import (
-    PendingApproval,
-    RunRecord,
-)
+from planner_ext.durable.records import PendingApproval, RunRecord
 
 __all__ = ["RunResult", "result_of"]
 

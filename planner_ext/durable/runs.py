@@ -9,29 +9,27 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
-from planner_ext.approval.decisions import Decision, InDoubt, is_duration, waiting_calls
+from planner_ext.approval.decisions import Decision, waiting_calls
 from planner_ext.core.errors import shown
-from planner_ext.core.limits import Budget, is_count
+from planner_ext.core.limits import Budget
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.authorization import Authorize
-from planner_ext.durable.errors import (
-    RunConflictError,
-    StoreError,
-    is_address,
-    kernel_error,
-    redacted,
-)
+from planner_ext.durable.errors import RunConflictError, StoreError, is_address, kernel_error, redacted
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import RunFilters, RunStats, Statuses, StoreMarks
-from planner_ext.durable.notices import Listener, NoticeRecord, Notifier, Webhook, notices_of
-from planner_ext.durable.records import (
-    RunRecord,
-    StoredRun,
-    fold_journal,
+from planner_ext.durable.notices import NoticeRecord, Notifier, notices_of
+from planner_ext.durable.options import (
+    WorkerOptions,
+    WorkerSettings,
+    check,
+    check_poll_seconds,
+    checked_name,
+    takes_worker_options,
 )
+from planner_ext.durable.records import RunRecord, StoredRun, fold_journal
 from planner_ext.durable.results import RunResult, result_of
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import LEASE_SECONDS, JournalStore, opened_store
@@ -39,6 +37,9 @@ from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHan
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.ports import Clock
+
+if TYPE_CHECKING:
+    from planner_ext.durable.dbos import ActivationQueue
 
 __all__ = ["RUN_ID", "Runs", "RunsClient", "SubmittedRun"]
 
@@ -48,7 +49,6 @@ R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
 """How long a worker waits for a server that starts at the same time."""
-_WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
@@ -83,7 +83,7 @@ class RunsClient:
             StoreError: If the store cannot be used; says why, and the way out.
             NewerSchemaError: If a newer version of this package made the store.
         """
-        _check_poll_seconds(poll_seconds)
+        check_poll_seconds(poll_seconds)
         async with opened_store(where) as store:
             yield RunsClient(store, clock=clock, poll_seconds=poll_seconds)
 
@@ -293,7 +293,7 @@ class RunsClient:
         """
         _check_goal(goal)
         expected = "run_id must be 1 to 200 characters, without / and control characters"
-        name = _checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)
+        name = checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)
         status, text = ("running", None) if inputs is None else ("queued", inputs.to_json())
         at = self._clock.now()
         if await self._store.create(name, goal, owner=owner, at=at, status=status, inputs=text):
@@ -348,53 +348,16 @@ class Runs(RunsClient):
         self._pool, self._notifier = pool, notifier
 
     @classmethod
+    @takes_worker_options
     @asynccontextmanager
-    async def sqlite(
-        cls,
-        path: str | Path,
-        *,
-        worker_id: str | None = None,
-        in_doubt: InDoubt = "person",
-        poll_seconds: float = 0.25,
-        retry: RetryPolicy | None = None,
-        lease_seconds: float = LEASE_SECONDS,
-        max_deaths: int = 3,
-        grace_seconds: float = 30.0,
-        clock: Clock | None = None,
-        authorize: Authorize | None = None,
-        on_paused: Listener | None = None,
-        on_ended: Listener | None = None,
-        on_failed: Listener | None = None,
-        notify: str | None = None,
-        notify_key: str | None = None,
-    ) -> AsyncGenerator["Runs", None]:
+    async def sqlite(cls, path: str | Path, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
         Leaving the block hands the runs that this worker drives over to other workers; see `close`.
 
         Args:
             path: The file; created if it does not exist. Its folder must exist, on a disk of this host.
-            worker_id: This worker's name, unique among living workers. None generates one.
-            in_doubt: Who handles a call that had started when its process died, that may not simply run again, and
-                whose probe cannot tell: a ``person``, as a pending approval, or the ``model``, as the call's result.
-            poll_seconds: How often to poll the store for changes by other workers and approvers.
-            retry: How often, and when, workers drive a run again that a fault interrupted here. None is the default
-                `RetryPolicy`.
-            lease_seconds: How long a worker may be frozen or cut off: after that others take its runs, and it does
-                nothing more of them. The same for all workers of a store.
-            max_deaths: How often a run may end its worker's process, without a new reply or result between, until it is
-                quarantined.
-            grace_seconds: How long calls and requests in flight may take when the block is left; 0 interrupts them.
-            clock: Tells the time and sleeps; None uses the machine's clock.
-            authorize: Asked before this worker takes a decision, whether it was given to `resume` or made through
-                `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
-            on_paused: Called with a `RunNotice` when a run of the store has paused, by whichever worker; async or not.
-                A notice is delivered at least once, beside the runs, and is retried for a day if the call fails. All
-                workers of a store should have the same listeners: any of them delivers a notice.
-            on_ended: Likewise, when a run has ended or was cancelled.
-            on_failed: Likewise, when a run has failed or was set aside.
-            notify: A URL to which all these notices are posted, likewise; see `planner_ext.durable.notices.Webhook`.
-            notify_key: Signs what is posted; None does not sign.
+            **options: See `WorkerOptions`.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -404,47 +367,23 @@ class Runs(RunsClient):
         """
         from planner_ext.durable.sqlite import LockedWorkers  # noqa: PLC0415  (only for a file)
 
-        webhook = None if notify is None else Webhook(notify, notify_key)
-        notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
-        name = _checked_options(worker_id, in_doubt, lease_seconds)
-        options = _pool_options(poll_seconds, retry, max_deaths, grace_seconds)
+        settings = WorkerSettings(**options)
+        notifier = settings.notifier()
         async with opened_store(path) as store:
-            with LockedWorkers(Path(path), name) as locks:
+            with LockedWorkers(Path(path), settings.name()) as locks:
                 await locks.sweep()
-                workers = LeasedWorkers(store, locks, lease_seconds=lease_seconds)
-                runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-                pool = WorkerPool(runner=runner, workers=workers, **options)
-                runs = cls(pool, notifier)
-                workers.on_lapse = pool.give_up
+                workers = LeasedWorkers(store, locks, lease_seconds=settings.lease_seconds)
                 await workers.open()
                 try:
-                    await notifier.open(store, where=redacted(str(path)), clock=runner.clock, poll_seconds=poll_seconds)
-                    yield runs
+                    async with cls._opened(settings, notifier, store, workers, where=str(path)) as runs:
+                        yield runs
                 finally:
-                    await runs.close()
                     await workers.close()
 
     @classmethod
+    @takes_worker_options
     @asynccontextmanager
-    async def dbos(
-        cls,
-        url: str,
-        *,
-        worker_id: str | None = None,
-        in_doubt: InDoubt = "person",
-        poll_seconds: float = 0.25,
-        retry: RetryPolicy | None = None,
-        lease_seconds: float = LEASE_SECONDS,
-        max_deaths: int = 3,
-        grace_seconds: float = 30.0,
-        clock: Clock | None = None,
-        authorize: Authorize | None = None,
-        on_paused: Listener | None = None,
-        on_ended: Listener | None = None,
-        on_failed: Listener | None = None,
-        notify: str | None = None,
-        notify_key: str | None = None,
-    ) -> AsyncGenerator["Runs", None]:
+    async def dbos(cls, url: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.dbos(url) as runs``.
 
         DBOS queues, delays and recovers activations: the unfinished runs of a dead worker continue within half a minute
@@ -454,20 +393,7 @@ class Runs(RunsClient):
 
         Args:
             url: ``postgresql://...``; directly to the server or through a pooler that keeps sessions.
-            worker_id: As for `sqlite`.
-            in_doubt: Who handles a call in doubt, as for `sqlite`.
-            poll_seconds: How often to poll the store for changes by other workers and approvers.
-            retry: When runs are retried, as for `sqlite`.
-            lease_seconds: How long a worker may be frozen or cut off, as for `sqlite`.
-            max_deaths: When runs are quarantined, as for `sqlite`.
-            grace_seconds: As for `sqlite`.
-            clock: Tells the time; the expiry of questions always uses the machine's clock.
-            authorize: As for `sqlite`.
-            on_paused: Called with a `RunNotice` when a run has paused, as for `sqlite`.
-            on_ended: When a run has ended, as for `sqlite`.
-            on_failed: When a run has failed, as for `sqlite`.
-            notify: A URL for these notices, as for `sqlite`.
-            notify_key: Signs what is posted, as for `sqlite`.
+            **options: See `WorkerOptions`.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid, naming it.
@@ -475,10 +401,8 @@ class Runs(RunsClient):
             WorkerInUseError: If a living process has the worker's name.
             NewerSchemaError: If a newer version of this package made the tables.
         """
-        webhook = None if notify is None else Webhook(notify, notify_key)
-        notifier = Notifier({"paused": on_paused, "ended": on_ended, "failed": on_failed}, webhook)
-        name = _checked_options(worker_id, in_doubt, lease_seconds)
-        options = _pool_options(poll_seconds, retry, max_deaths, grace_seconds)
+        settings = WorkerSettings(**options)
+        notifier = settings.notifier()
         if not is_address(url):
             raise StoreError(f"Expected an address postgresql://user@host/database; got {redacted(url)!r}.")
         async with opened_store(url, patience=_PATIENCE_SECONDS) as store:
@@ -486,17 +410,41 @@ class Runs(RunsClient):
                 from planner_ext.durable.dbos import ActivationQueue  # noqa: PLC0415  (an optional dependency)
             except ImportError as error:
                 raise StoreError(f"Runs in PostgreSQL need more ({error}). Install planner-ext[dbos].") from error
-            queue = ActivationQueue(url, name, store, lease_seconds=lease_seconds)
+            queue = ActivationQueue(url, settings.name(), store, lease_seconds=settings.lease_seconds)
             await queue.open()
-            runner = Runner(store, in_doubt, clock or SystemClock(), authorize)
-            pool = WorkerPool(runner=runner, workers=queue.workers, queue=queue, **options)
-            queue.workers.on_lapse = pool.give_up
-            runs = cls(pool, notifier)
-            try:
-                await notifier.open(store, where=redacted(url), clock=runner.clock, poll_seconds=poll_seconds)
+            async with cls._opened(settings, notifier, store, queue.workers, where=url, queue=queue) as runs:
                 yield runs
-            finally:
-                await runs.close()
+
+    @classmethod
+    @asynccontextmanager
+    async def _opened(
+        cls,
+        settings: WorkerSettings,
+        notifier: Notifier,
+        store: JournalStore,
+        workers: LeasedWorkers,
+        *,
+        where: str,
+        queue: "ActivationQueue | None" = None,
+    ) -> AsyncGenerator["Runs", None]:
+        """Work on a store, and leave it at the end of the block."""
+        runner = Runner(store, settings.in_doubt, settings.clock or SystemClock(), settings.authorize)
+        pool = WorkerPool(
+            runner=runner,
+            workers=workers,
+            queue=queue,
+            poll_seconds=settings.poll_seconds,
+            retry=settings.retry or RetryPolicy(),
+            max_deaths=settings.max_deaths,
+            grace_seconds=settings.grace_seconds,
+        )
+        workers.on_lapse = pool.give_up
+        runs = cls(pool, notifier)
+        try:
+            await notifier.open(store, where=redacted(where), clock=runner.clock, poll_seconds=settings.poll_seconds)
+            yield runs
+        finally:
+            await runs.close()
 
     @property
     def worker_id(self) -> str:
@@ -646,50 +594,6 @@ class Runs(RunsClient):
             await self._store.close()
 
 
-class _PoolOptions(TypedDict):
-    """The options of a `WorkerPool` that both stores take."""
-
-    poll_seconds: float
-    retry: RetryPolicy
-    max_deaths: int
-    grace_seconds: float
-
-
-def _pool_options(
-    poll_seconds: float, retry: RetryPolicy | None, max_deaths: int, grace_seconds: float
-) -> _PoolOptions:
-    _check_poll_seconds(poll_seconds)
-    _check(is_count(max_deaths, least=1), f"max_deaths must be a whole number, 1 or more; got {shown(max_deaths)}.")
-    valid = grace_seconds == 0 or is_duration(grace_seconds)
-    _check(valid, f"grace_seconds must be a number of seconds, 0 or more; got {shown(grace_seconds)}.")
-    given: Any = {"poll_seconds": poll_seconds, "max_deaths": max_deaths, "grace_seconds": grace_seconds}
-    return _PoolOptions(retry=retry or RetryPolicy(), **given)
-
-
-def _checked_options(worker_id: object, in_doubt: object, lease_seconds: object) -> str:
-    """Validate the options of a worker; return its name, generated for None."""
-    _check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
-    valid = is_duration(lease_seconds)
-    _check(valid, f"lease_seconds must be a number of seconds above 0; got {shown(lease_seconds)}.")
-    expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
-    return _checked_name(f"worker-{uuid.uuid4().hex[:12]}" if worker_id is None else worker_id, _WORKER_ID, expected)
-
-
-def _check_poll_seconds(given: object) -> None:
-    _check(is_duration(given), f"poll_seconds must be a number of seconds above 0; got {shown(given)}.")
-
-
-def _check(valid: bool, problem: str) -> None:
-    if not valid:
-        raise kernel_error("PlannerInvalidConfigurationError", problem)
-
-
 def _check_goal(goal: object) -> None:
     valid = isinstance(goal, str) and bool(goal.strip())
-    _check(valid, f"The goal must be a text that is not empty; got {shown(goal)}.")
-
-
-def _checked_name(name: object, pattern: re.Pattern[str], expected: str) -> str:
-    if not isinstance(name, str) or pattern.fullmatch(name) is None:
-        raise StoreError(f"{expected}; got {shown(name)}.")
-    return name
+    check(valid, f"The goal must be a text that is not empty; got {shown(goal)}.")

@@ -1,0 +1,145 @@
+"""The options of a worker, declared once for every store that it can work on."""
+
+import inspect
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar
+
+from planner_ext.approval.decisions import InDoubt, is_duration
+from planner_ext.core.errors import shown
+from planner_ext.core.limits import is_count
+from planner_ext.durable.authorization import Authorize
+from planner_ext.durable.errors import StoreError, kernel_error
+from planner_ext.durable.notices import Listener, Notifier, Webhook
+from planner_ext.durable.retry import RetryPolicy
+from planner_ext.durable.store import LEASE_SECONDS
+from planner_ext.engine.ports import Clock
+
+__all__ = ["WorkerOptions", "WorkerSettings", "check", "check_poll_seconds", "checked_name", "takes_worker_options"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_WORKER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options that `Runs.sqlite` and `Runs.dbos` take by keyword.
+
+    Attributes:
+        worker_id: This worker's name, unique among living workers. None generates one.
+        in_doubt: Who handles a call that had started when its process died, that may not simply run again, and whose
+            probe cannot tell: a ``person``, as a pending approval, or the ``model``, as the call's result.
+        poll_seconds: How often to poll the store for changes by other workers and approvers.
+        retry: How often, and when, workers drive a run again that a fault interrupted here. None is the default
+            `RetryPolicy`.
+        lease_seconds: How long a worker may be frozen or cut off: after that others take its runs, and it does nothing
+            more of them. The same for all workers of a store.
+        max_deaths: How often a run may end its worker's process, without a new reply or result between, until it is
+            quarantined.
+        grace_seconds: How long calls and requests in flight may take when the block is left; 0 interrupts them.
+        clock: Tells the time and sleeps; None uses the machine's clock. In PostgreSQL the expiry of questions always
+            uses the machine's clock.
+        authorize: Asked before this worker takes a decision, whether it was given to `Runs.resume` or made through
+            `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
+        on_paused: Called with a `RunNotice` when a run of the store has paused, by whichever worker; async or not. A
+            notice is delivered at least once, beside the runs, and is retried for a day if the call fails. All workers
+            of a store should have the same listeners: any of them delivers a notice.
+        on_ended: Likewise, when a run has ended or was cancelled.
+        on_failed: Likewise, when a run has failed or was set aside.
+        notify: A URL to which all these notices are posted, likewise; see `planner_ext.durable.notices.Webhook`.
+        notify_key: Signs what is posted; None does not sign.
+    """
+
+    worker_id: str | None
+    in_doubt: InDoubt
+    poll_seconds: float
+    retry: RetryPolicy | None
+    lease_seconds: float
+    max_deaths: int
+    grace_seconds: float
+    clock: Clock | None
+    authorize: Authorize | None
+    on_paused: Listener | None
+    on_ended: Listener | None
+    on_failed: Listener | None
+    notify: str | None
+    notify_key: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """`WorkerOptions`, validated and with defaults.
+
+    Raises:
+        PlannerInvalidConfigurationError: If an option is invalid, naming it.
+        StoreError: If the worker's name is invalid.
+    """
+
+    worker_id: str | None = None
+    in_doubt: InDoubt = "person"
+    poll_seconds: float = 0.25
+    retry: RetryPolicy | None = None
+    lease_seconds: float = LEASE_SECONDS
+    max_deaths: int = 3
+    grace_seconds: float = 30.0
+    clock: Clock | None = None
+    authorize: Authorize | None = None
+    on_paused: Listener | None = None
+    on_ended: Listener | None = None
+    on_failed: Listener | None = None
+    notify: str | None = None
+    notify_key: str | None = None
+
+    def __post_init__(self) -> None:
+        in_doubt, lease, deaths, grace = self.in_doubt, self.lease_seconds, self.max_deaths, self.grace_seconds
+        check(in_doubt in ("person", "model"), f"in_doubt must be 'person' or 'model'; got {shown(in_doubt)}.")
+        check(is_duration(lease), f"lease_seconds must be a number of seconds above 0; got {shown(lease)}.")
+        check_poll_seconds(self.poll_seconds)
+        check(is_count(deaths, least=1), f"max_deaths must be a whole number, 1 or more; got {shown(deaths)}.")
+        valid = grace == 0 or is_duration(grace)
+        check(valid, f"grace_seconds must be a number of seconds, 0 or more; got {shown(grace)}.")
+        if self.worker_id is not None:
+            expected = "worker_id must be 1 to 100 letters, digits, dots, dashes or underscores"
+            checked_name(self.worker_id, _WORKER_ID, expected)
+
+    def name(self) -> str:
+        """Return the worker's name, generated if there is none."""
+        return self.worker_id or f"worker-{uuid.uuid4().hex[:12]}"
+
+    def notifier(self) -> Notifier:
+        """Make the notifier of the listeners.
+
+        Raises:
+            PlannerInvalidConfigurationError: If one of them cannot be used.
+        """
+        webhook = None if self.notify is None else Webhook(self.notify, self.notify_key)
+        return Notifier({"paused": self.on_paused, "ended": self.on_ended, "failed": self.on_failed}, webhook)
+
+
+def takes_worker_options(function: _F) -> _F:
+    """Spell out `WorkerOptions` in the signature of a function that takes them as ``**options``."""
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    options = inspect.signature(WorkerSettings).parameters.values()
+    function.__signature__ = signature.replace(parameters=[*own, *options])  # pyright: ignore[reportFunctionMemberAccess]  (what inspect reads)
+    return function
+
+
+def check_poll_seconds(given: object) -> None:
+    """Raise `PlannerInvalidConfigurationError` unless this is a number of seconds above 0."""
+    check(is_duration(given), f"poll_seconds must be a number of seconds above 0; got {shown(given)}.")
+
+
+def check(valid: bool, problem: str) -> None:
+    """Raise `PlannerInvalidConfigurationError` with a problem unless something is valid."""
+    if not valid:
+        raise kernel_error("PlannerInvalidConfigurationError", problem)
+
+
+def checked_name(name: object, pattern: re.Pattern[str], expected: str) -> str:
+    """Return a name that fits a pattern, else raise `StoreError`."""
+    if not isinstance(name, str) or pattern.fullmatch(name) is None:
+        raise StoreError(f"{expected}; got {shown(name)}.")
+    return name
