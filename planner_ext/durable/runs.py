@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
-"""How long a worker waits for a server that starts at the same time."""
+"""How long a worker waits for a server that starts at the same time, or for a store that cannot be used."""
 RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
@@ -553,12 +553,17 @@ class Runs(RunsClient):
     ) -> NoReturn:
         """Recover runs until cancelled; one that a fault interrupts is logged, and retried by any worker.
 
+        While the store cannot be used, due runs wait.
+
         Args:
             planner: Drives the runs.
             kernel: Its functions may be called.
             arguments_for: Returns the application's arguments for a run.
             max_concurrency: The maximum number of runs at once in this worker. Runs that it started itself count, and
                 never wait.
+
+        Raises:
+            StoreError: If the store could not be used for a minute.
         """
 
         async def run_queued(run_id: str) -> None:
@@ -569,10 +574,15 @@ class Runs(RunsClient):
         queue = self._pool.queue
         if queue is not None:
             await queue.serve(run_queued, at_most=max_concurrency)
+        deadline = None
         while True:
-            if (free := max_concurrency - len(self._pool)) > 0:
-                await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
-            if queue is not None:
+            try:
+                if (free := max_concurrency - len(self._pool)) > 0:
+                    await self.recover(planner, kernel, arguments_for=arguments_for, limit=free)
+                deadline = None
+            except StoreError as error:
+                deadline = _deadline(deadline, error)
+            if queue is not None and deadline is None:
                 await asyncio.Event().wait()  # from now on the queue holds the due activations
             await self._clock.sleep(self.poll_seconds)
 
@@ -592,6 +602,17 @@ class Runs(RunsClient):
             if self._notifier is not None:
                 await self._notifier.close()
             await self._store.close()
+
+
+def _deadline(earlier: float | None, error: StoreError) -> float:
+    """Return until when a worker waits for a store that cannot be used; raise the error after that."""
+    now = asyncio.get_running_loop().time()
+    if earlier is None:
+        logger.warning("Due runs wait, the store cannot be used: %s", error)
+        return now + _PATIENCE_SECONDS
+    if now > earlier:
+        raise error
+    return earlier
 
 
 def _check_goal(goal: object) -> None:

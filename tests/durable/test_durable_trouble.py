@@ -1,0 +1,65 @@
+"""A store in trouble for a while: its workers wait, and continue by themselves."""
+
+import asyncio
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from planner_ext.durable import Runs, StoreError, runs, sqlite
+from planner_ext.testing import say
+from support.durable import GOAL, world
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a lock for less than half a minute."""
+    monkeypatch.setattr(sqlite, "_BUSY_SECONDS", 0.1)
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async with asyncio.timeout(30):
+        while text not in caplog.text:  # noqa: ASYNC110  (no event says so)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_worker_outlasts_a_locked_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It says once that due runs wait, and drives them when the lock is gone."""
+    path = tmp_path / "runs.db"
+    async with Runs.sqlite(path, poll_seconds=0.02) as worker:
+        run = await worker.submit(GOAL, run_id="a")
+        with closing(sqlite3.connect(path, isolation_level=None)) as tool:
+            tool.execute("BEGIN IMMEDIATE")
+            working = asyncio.create_task(worker.work(*world(tmp_path / "effects", [say("Done.")])))
+            await logged(caplog, "Due runs wait, the store cannot be used")
+            tool.execute("ROLLBACK")
+        assert (await run.result(timeout=30)).status == "answered"
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert caplog.text.count("Due runs wait") == 1
+
+
+async def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a minute it ends with the reason and the way out, so that its supervisor sees it."""
+    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.2)
+    path = tmp_path / "runs.db"
+    async with Runs.sqlite(path, poll_seconds=0.02) as worker:
+        await worker.submit(GOAL, run_id="a")
+        with closing(sqlite3.connect(path, isolation_level=None)) as tool:
+            tool.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match="another process holds its lock"):
+                await asyncio.wait_for(worker.work(*world(tmp_path / "effects", [])), 30)
+
+
+async def test_a_heartbeat_that_fails_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The line has the store's reason and the way out, once for as long as it lasts."""
+    path = tmp_path / "runs.db"
+    async with Runs.sqlite(path, worker_id="w", lease_seconds=0.5):
+        with closing(sqlite3.connect(path, isolation_level=None)) as tool:
+            tool.execute("BEGIN IMMEDIATE")
+            await logged(caplog, "The heartbeat of worker w fails: The store")
+            tool.execute("ROLLBACK")
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "End the tool that has it open" in "".join(lines)
