@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, Self, Unpack
-from uuid import uuid4
 
 from pydantic import PrivateAttr
 from semantic_kernel import Kernel
@@ -274,8 +273,8 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
         if self._options.on_invalid_history == "repair":
             chat_history.messages[:] = messages
-        at = self._options.clock.now()
-        started = RunStarted(run_id=uuid4().hex, rules=context.rules(), messages=messages, at=at)
+        at = context.options.clock.now()
+        started = RunStarted(run_id=context.new_run_id(), rules=context.rules(), messages=messages, at=at)
         return ServiceRun(history=chat_history, context=context, request=request, first=(started,), known=len(messages))
 
     def _resume(
@@ -294,14 +293,13 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             checkpoint.verified(key) if isinstance(checkpoint, Checkpoint) else Checkpoint.from_json(checkpoint, key)
         )
         given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=budget).within(own.outer_budget)
-        at = own.clock.now()
-        state = given.resumed_state(at)
+        state = given.resumed_state(own.clock.now())
         price = (budget and budget.price) or own.budget.price
         options = replace(own, budget=replace(state.rules.limits, price=price))
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
-        first = given.facts(context.functions, at)
+        first = given.facts(context.functions, context.options.clock.now())
         return ServiceRun(
             history=chat_history,
             context=context,

@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
-from uuid import uuid4
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
@@ -376,7 +375,9 @@ class FunctionCallingStepwisePlanner:
         context = self._prepare(kernel, question, arguments, streaming=streaming)
         continues = chat_history is not None
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
-        started = await run_started(self.options, context, question, uuid4().hex, before=before, continues=continues)
+        started = await run_started(
+            self.options, context, question, context.new_run_id(question), before=before, continues=continues
+        )
         return PlannerRun(context=context, new=(started,), stop=stop)
 
     def _resume(

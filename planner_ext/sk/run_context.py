@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
+from uuid import uuid4
 
 from opentelemetry.trace import get_tracer
 from semantic_kernel import Kernel
@@ -26,7 +27,7 @@ from planner_ext.core.limits import Budget, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
-from planner_ext.engine.ports import Emit, Ports, Prompts, RunStore
+from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, report_unused_rules
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
@@ -48,6 +49,7 @@ from planner_ext.sk.toolset import ToolSet, mark_of
 __all__ = [
     "FunctionNames",
     "RunContext",
+    "Tape",
     "check_service",
     "checked_messages",
     "unwrapped",
@@ -55,6 +57,22 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 tracer = get_tracer("planner_ext")
+
+
+class Tape(Protocol):
+    """Records or replays the runs whose service has it as ``tape``: see `planner_ext.testing.tape`."""
+
+    def run_id(self, goal: str) -> str:
+        """Name a run that begins."""
+        ...
+
+    def clock(self, clock: Clock) -> Clock:
+        """Return the clock of a run, given its own."""
+        ...
+
+    def ports(self, ports: Ports, facts: Sequence[Fact]) -> Ports:
+        """Return the ports of a run, given its own and its journal so far."""
+        ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -109,6 +127,8 @@ class RunContext:
         if isinstance(self.behavior, BoundedFunctionChoiceBehavior) and self.behavior.pre_invoke_callback is not None:
             asked = (*self.options.pre_invoke, self.behavior.pre_invoke_callback)
             self.options = replace(self.options, pre_invoke=asked)
+        if self.tape is not None:
+            self.options = replace(self.options, clock=self.tape.clock(self.options.clock))
         options, tools = self.options, self.tools
         if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
             self._check_names()
@@ -147,6 +167,15 @@ class RunContext:
             parent=partial(_parent_run, outer=self.parent, gate=own, planner=self.planner, price=options.budget.price),
             wrap=self.wrap,
         )
+
+    @property
+    def tape(self) -> Tape | None:
+        """What records or replays the run; None outside of tests."""
+        return getattr(self.service, "tape", None)
+
+    def new_run_id(self, goal: str = "") -> str:
+        """Name the run that begins."""
+        return uuid4().hex if self.tape is None else self.tape.run_id(goal)
 
     def _chat(self) -> KernelChat:
         options = self.options
@@ -244,6 +273,8 @@ class RunContext:
             within=None if parent is None else parent.tab,
             new_budget=None if budget is None else partial(self._new_budget, budget),
         )
+        if self.tape is not None:
+            ports = self.tape.ports(ports, facts)
         return Engine(facts, ports, emit=emit, stop=stop)
 
     def _new_budget(self, handle: BudgetHandle) -> tuple[Budget, str] | None:

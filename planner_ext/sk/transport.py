@@ -39,6 +39,7 @@ __all__ = [
     "connector_settings",
     "has_calls",
     "kernel_with_service",
+    "kernel_with_services",
     "received",
     "select_service",
 ]
@@ -87,14 +88,18 @@ def select_service(
 
 
 def kernel_with_service(kernel: Kernel, service: ChatCompletionClientBase) -> Kernel:
-    """Copy a kernel with this service first, replacing one with its id; changes to the copy do not affect the kernel.
+    """Copy a kernel with this service first, replacing one with its id."""
+    others = {key: one for key, one in cast("dict[str, Any]", kernel.services).items() if key != service.service_id}
+    return kernel_with_services(kernel, {service.service_id: service, **others})
+
+
+def kernel_with_services(kernel: Kernel, services: dict[str, AIServiceClientBase]) -> Kernel:
+    """Copy a kernel with other services; changes to the copy do not affect the kernel.
 
     ``Kernel.clone`` would copy filters deeply, ``copy`` would share the dictionaries.
     """
     filters = ("function_invocation_filters", "prompt_rendering_filters", "auto_function_invocation_filters")
     parts: dict[str, Any] = {name: list(getattr(kernel, name)) for name in filters}
-    others = {key: one for key, one in cast("dict[str, Any]", kernel.services).items() if key != service.service_id}
-    services = {service.service_id: service, **others}
     selector = kernel.ai_service_selector
     return Kernel(plugins=dict(kernel.plugins), services=services, ai_service_selector=selector, **parts)
 
@@ -166,7 +171,9 @@ _KNOWN = {
 
 
 def connector_of(service: AIServiceClientBase) -> Connector:
-    """Return the properties of a connector, or of its base class."""
+    """Return the properties of a connector, of its base class, or of the connector in a wrapper."""
+    while (inner := getattr(service, "inner", None)) is not None:
+        service = inner
     modules = (kind.__module__ for kind in type(service).__mro__)
     known = next((module for module in modules if module.startswith(_PACKAGE)), "")
     return _KNOWN.get(known.removeprefix(_PACKAGE).partition(".")[0], Connector())

@@ -1,5 +1,6 @@
-"""Scripted models for tests: as a Semantic Kernel service without a network, or as an OpenAI-compatible server."""
+"""Scripted models for tests, as a service or as an OpenAI-compatible server; and real ones, recorded and replayed."""
 
+from planner_ext.testing.cassette import CassetteError, Difference, ReplayDifferenceError
 from planner_ext.testing.script import (
     Script,
     ScriptedAnswer,
@@ -14,8 +15,12 @@ from planner_ext.testing.script import (
 )
 from planner_ext.testing.server import ScriptedOpenAIServer
 from planner_ext.testing.service import ScriptedChatCompletion, ScriptedPromptExecutionSettings
+from planner_ext.testing.tape import Tape, record, replay
 
 __all__ = [
+    "CassetteError",
+    "Difference",
+    "ReplayDifferenceError",
     "Script",
     "ScriptExhaustedError",
     "ScriptedAnswer",
@@ -26,7 +31,10 @@ __all__ = [
     "ScriptedPromptExecutionSettings",
     "ScriptedReply",
     "ScriptedRequest",
+    "Tape",
     "call",
     "calls",
+    "record",
+    "replay",
     "say",
 ]

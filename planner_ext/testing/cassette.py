@@ -1,0 +1,434 @@
+"""Cassettes: what a run asked of its model, what the model replied, and the run's journal, as one readable JSON file.
+
+A request is kept in a normal form, which names neither the connector's classes nor the ids of calls: its messages, the
+functions that it offers, its settings. Headers are no part of it. A request that continues an earlier one is written as
+the messages that are new in it. Texts are scrubbed before they are compared or written; see `Scrubber`.
+
+A file is data of unknown origin: it is bounded in size, validated before any of it is used, and nothing in it names
+what is imported.
+"""
+
+import builtins
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import semantic_kernel.exceptions as kernel_errors
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_jsonable_python
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import ChatHistory
+
+from planner_ext.core.errors import InvalidJournalError, PlannerExtError
+from planner_ext.core.facts import Fact
+from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
+from planner_ext.engine.signing import read_json
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.errors import PlannerException
+from planner_ext.sk.messages import load_message, part_of
+
+__all__ = [
+    "Asked",
+    "Cassette",
+    "CassetteError",
+    "Difference",
+    "Exchange",
+    "Raised",
+    "ReplayDifferenceError",
+    "Scrub",
+    "Scrubber",
+    "differences",
+]
+
+FORM = 1
+"""The number of the file's form; one line per number. 1: the first."""
+
+MOST_BYTES = 64 * 2**20
+_LOOK_BACK = 20
+"""Among how many earlier requests the one is looked for that a request continues."""
+
+
+class CassetteError(PlannerExtError):
+    """A cassette is missing, damaged, too large, or newer than this package; the message names the place."""
+
+
+class ReplayDifferenceError(PlannerException):
+    """A replayed run asks something else than the recorded one did, or its functions return something else.
+
+    Attributes:
+        differences: What differs, in the order in which it was found.
+    """
+
+    def __init__(self, differences: Sequence["Difference"]) -> None:
+        self.differences = tuple(differences)
+        listed = "\n".join(f"- {one}" for one in self.differences)
+        super().__init__(
+            f"The run is no longer the recorded one:\n{listed}\nIf that is intended, record the cassette again."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One place in which a replayed run differs from the recorded one.
+
+    Attributes:
+        request: The 0-based number of the recorded request, in the cassette's order.
+        what: What differs, in words.
+        function: The function whose result or schema differs; "" for anything else.
+        expected: What was recorded.
+        got: What came instead.
+    """
+
+    request: int
+    what: str
+    function: str = ""
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        pairs = enumerate(zip(self.expected, self.got, strict=False))
+        same = next((place for place, (one, other) in pairs if one != other), min(len(self.expected), len(self.got)))
+        expected, got = (_around(same, text) for text in (self.expected, self.got))
+        return f"request {self.request}, {self.what}: expected {expected!r}, got {got!r}"
+
+
+_CONTEXT = 60
+
+
+def _around(place: int, text: str) -> str:
+    """Cut a long text to what is around a place in it."""
+    start, end = max(place - _CONTEXT, 0), place + _CONTEXT
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+
+
+Scrub = Callable[[str], str] | Sequence[str | re.Pattern[str]]
+"""What an application wants to be scrubbed: regular expressions, or a function from a text to its clean form."""
+
+_SECRETS = (
+    r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic
+    r"AKIA[0-9A-Z]{16}",
+    r"AIza[0-9A-Za-z_-]{35}",
+    r"gh[oprsu]_[A-Za-z0-9]{36,}|github_pat_\w{22,}",
+    r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",  # a JSON Web Token
+    r"(?<=Bearer )[A-Za-z0-9._~+/=-]{16,}",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----",
+)
+_SECRET_NAME = re.compile(r".*(_KEY|_TOKEN|_SECRET|_PASSWORD)", re.IGNORECASE)
+_SHORTEST_SECRET = 8
+_SCRUBBED = "[scrubbed]"
+
+
+class Scrubber:
+    """Replaces secrets in texts: known forms of keys, the values of environment variables that hold one, and one's own.
+
+    Such variables end in ``_KEY``, ``_TOKEN``, ``_SECRET`` or ``_PASSWORD``.
+    """
+
+    def __init__(self, own: Scrub = ()) -> None:
+        """Take the application's patterns, or its function, which is applied last."""
+        values = [value for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name)]
+        exact = [re.escape(value) for value in values if len(value) >= _SHORTEST_SECRET]
+        given = () if callable(own) else own
+        self._patterns = [re.compile(pattern) for pattern in (*exact, *_SECRETS, *given)]
+        self._clean = own if callable(own) else None
+
+    def text(self, text: str) -> str:
+        """Scrub one text."""
+        for pattern in self._patterns:
+            text = pattern.sub(_SCRUBBED, text)
+        return text if self._clean is None else self._clean(text)
+
+    def values(self, value: Any) -> Any:
+        """Scrub every text in JSON values, except their keys."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {key: self.values(one) for key, one in cast("dict[str, Any]", value).items()}
+        if isinstance(value, list):
+            return [self.values(one) for one in cast("list[Any]", value)]
+        return value
+
+
+# What is asked, in its normal form.
+
+_NOT_COMPARED = frozenset(
+    {"ai_model_id", "extension_data", "extra_headers", "function_choice_behavior", "messages", "service_id", "stream"}
+    | {"stream_options", "tools"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request in its normal form, as JSON values.
+
+    Attributes:
+        service: The service's id.
+        function: The function of a run that makes the request; "" for the run itself.
+        messages: As OpenAI's API has them, with the ids of calls numbered.
+        tools: The functions offered, as the connector writes them.
+        settings: The other settings that are set, among them the tool choice.
+    """
+
+    service: str
+    function: str
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, service: str, function: str, history: ChatHistory, settings: PromptExecutionSettings, scrub: Scrubber
+    ) -> "Asked":
+        """Write a request, as a connector gets it, in normal form."""
+        given = {**settings.extension_data, **settings.model_dump(exclude_none=True, exclude_defaults=True)}
+        kept = {name: value for name, value in given.items() if name not in _NOT_COMPARED}
+        tools: Any = getattr(settings, "tools", None) or []
+        parts = [message.to_dict() for message in history.messages], tools, kept
+        messages, tools, kept = scrub.values(to_jsonable_python(parts, bytes_mode="base64", fallback=str))
+        return cls(service=service, function=function, messages=_numbered(messages), tools=tools, settings=kept)
+
+
+def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the ids of calls: servers, and where these send none this package, make them up."""
+    ids: dict[object, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            call["id"] = ids.setdefault(call.get("id"), f"call {len(ids) + 1}")
+        if "tool_call_id" in message:
+            message["tool_call_id"] = ids.get(message["tool_call_id"], message["tool_call_id"])
+    return messages
+
+
+def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference]:
+    """Name what differs between a recorded request and one that is made in its place."""
+
+    def one(what: str, before: Any, now: Any, function: str = "") -> Difference:
+        return Difference(request=number, what=what, function=function, expected=_text(before), got=_text(now))
+
+    if expected.service != got.service:
+        yield one("the service", expected.service, got.service)
+    for name, old, new in _changed(*({_tool_name(tool): tool for tool in asked.tools} for asked in (expected, got))):
+        yield one(f"the schema of {name}", old, new, name)
+    for name, old, new in _changed(expected.settings, got.settings):
+        yield one(f"the setting {name}", old, new)
+    functions = _functions(expected.messages)
+    for place, old, new in _changed(*(dict(enumerate(asked.messages)) for asked in (expected, got))):
+        function = functions.get(old.get("tool_call_id")) if old and new else None
+        if function is not None:
+            yield one(f"the result of {function}", old.get("content"), new.get("content"), function)
+        else:
+            yield one(f"message {place} ({(old or new).get('role')})", _essence(old), _essence(new))
+
+
+def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """List what has another value in two mappings: its key, and both values, None for a missing one."""
+    for key in dict.fromkeys([*before, *now]):
+        if before.get(key) != now.get(key):
+            yield key, before.get(key), now.get(key)
+
+
+def _functions(messages: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+    """Return the name of the function of each call, by the call's id."""
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    return {call.get("id"): str(call["function"]["name"]) for call in calls}
+
+
+def _tool_name(tool: Any) -> str:
+    """Read a function's name, in the forms that most connectors give it."""
+    for place in (part_of(tool, "function"), tool):
+        if (name := part_of(place, "name")) is not None:
+            return str(name)
+    return _text(tool)
+
+
+def _essence(message: Mapping[str, Any] | None) -> Any:
+    """Return a message's text where it has nothing else."""
+    return message["content"] if message is not None and {*message} == {"role", "content"} else message
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+# The file.
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Raised(_Strict):
+    """An exception of a service, or a cause of one: the name of its class, and its text."""
+
+    type: str = Field(pattern=r"^[A-Za-z_]\w{0,99}$")
+    text: str
+
+    @classmethod
+    def chain(cls, error: BaseException | None, scrub: Scrubber) -> "list[Raised]":
+        """List an exception and its causes."""
+        found: list[Raised] = []
+        while error is not None and len(found) < _LOOK_BACK:
+            found.append(cls(type=type(error).__name__, text=scrub.text(str(error))))
+            error = error.__cause__
+        return found
+
+    def error(self) -> Exception:
+        """Make the exception again: one of Semantic Kernel's or Python's, or a new class of that name."""
+        kind: Any = getattr(kernel_errors, self.type, None) or getattr(builtins, self.type, None)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            kind = type(self.type, (Exception,), {})
+        try:
+            return kind(self.text)
+        except TypeError:  # some take more than a text
+            return type(self.type, (Exception,), {})(self.text)
+
+
+class Exchange(_Strict):
+    """A request as it is written, and its replies, or the exception that it raised; None while it is under way.
+
+    Attributes:
+        continues: The number of the earlier request whose messages come before these.
+        tools: None where they are those of the request that this one continues.
+    """
+
+    service: str
+    function: str = ""
+    continues: int | None = None
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None = None
+    settings: dict[str, Any] = {}
+    replies: list[dict[str, Any]] | None = None
+    error: list[Raised] = []
+
+
+class _File(_Strict):
+    form: int
+    schema_number: int = Field(alias="schema")
+    services: dict[str, str]
+    requests: list[Exchange] = Field(max_length=100_000)
+    runs: list[list[Any]] = Field(max_length=100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Cassette:
+    """A recorded run, or several that were made one after the other.
+
+    Attributes:
+        services: The model of each service, by its id.
+        exchanges: What was asked, whole, and what came back, in the order of the requests.
+        runs: The journal of each run, in the order in which they began; nested ones are runs, too.
+    """
+
+    services: Mapping[str, str]
+    exchanges: Sequence[tuple[Asked, Exchange]]
+    runs: Sequence[tuple[Fact, ...]]
+
+    def write(self, path: Path, scrub: Scrubber) -> None:
+        """Write the file, atomically: a reader sees the old one or the new one.
+
+        Raises:
+            CassetteError: If it cannot be written.
+        """
+        written = {
+            "form": FORM,
+            "schema": SCHEMA,
+            "services": dict(self.services),
+            "requests": [
+                self._packed(number).model_dump(exclude_defaults=True) for number in range(len(self.exchanges))
+            ],
+            "runs": [scrub.values(dump_facts(facts)) for facts in self.runs],
+        }
+        text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(text)
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            raise CassetteError(f"The cassette {path} cannot be written: {error.strerror}.") from None
+
+    def _packed(self, number: int) -> Exchange:
+        asked, exchange = self.exchanges[number]
+        for earlier in range(number - 1, max(number - _LOOK_BACK, -1), -1):
+            before = self.exchanges[earlier][0]
+            known = len(before.messages)
+            if known and asked.messages[:known] == before.messages:
+                tools = None if asked.tools == before.tools else asked.tools
+                own = {"continues": earlier, "messages": asked.messages[known:], "tools": tools}
+                return exchange.model_copy(update=own)
+        return exchange
+
+    @classmethod
+    def read(cls, path: Path) -> "Cassette":
+        """Read a file, and check all of it.
+
+        Raises:
+            CassetteError: If it is no cassette; names the place.
+        """
+        try:
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise CassetteError(f"{path} is too large for a cassette: it has more than {MOST_BYTES:,} bytes.")
+            data = read_json(content.decode(), "a cassette")
+            return cls._of(_File.model_validate(data))
+        except OSError as error:
+            raise CassetteError(f"The cassette {path} cannot be read: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise CassetteError(f"{path} is no cassette: it is not text.") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "its top"
+            raise CassetteError(f"The cassette {path} is damaged at {place}: {first['msg']}.") from None
+        except (InvalidJournalError, _DamagedError) as error:
+            raise CassetteError(f"The cassette {path} cannot be used. {error}") from None
+
+    @classmethod
+    def _of(cls, file: _File) -> "Cassette":
+        if not 1 <= file.form <= FORM:
+            raise _DamagedError(f"It has form {file.form}; this version of planner_ext reads 1 to {FORM}.")
+        check_schema(file.schema_number)
+        exchanges: list[tuple[Asked, Exchange]] = []
+        for number, one in enumerate(file.requests):
+            exchanges.append((_whole(one, number, exchanges), one))
+        runs: list[tuple[Fact, ...]] = []
+        for number, facts in enumerate(file.runs):
+            try:
+                runs.append(Checkpoint(load_facts(facts)).checked().facts)
+            except InvalidJournalError as error:
+                raise _DamagedError(f"Its run {number} (runs.{number}) is damaged: {error}") from error
+        return cls(file.services, exchanges, runs)
+
+
+class _DamagedError(Exception):
+    """A part of a file is not as expected."""
+
+
+def _whole(one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]]) -> Asked:
+    """Put a request together with those that it continues."""
+    messages, tools = one.messages, one.tools
+    if one.continues is not None:
+        if not 0 <= one.continues < number:
+            raise _DamagedError(f"requests.{number}.continues is {one.continues}, which is no earlier request.")
+        earlier = before[one.continues][0]
+        messages, tools = [*earlier.messages, *messages], earlier.tools if tools is None else tools
+    try:
+        for reply in one.replies or ():
+            load_message(reply)
+        _functions(messages)
+    except Exception as error:  # Semantic Kernel's contents raise errors of many kinds
+        raise _DamagedError(f"requests.{number} is damaged: {str(error)[:300]}") from None
+    return Asked(
+        service=one.service, function=one.function, messages=messages, tools=tools or [], settings=one.settings
+    )

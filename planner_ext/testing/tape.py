@@ -1,0 +1,564 @@
+"""``record`` and ``replay``: a run with a real model, kept as a cassette, and played without the model.
+
+    with record("tests/cassettes/refund.json") as tape:                       # asks the model, and writes the file
+        result = await planner.invoke(tape.kernel(kernel), "Refund order 7.")
+
+    with replay("tests/cassettes/refund.json") as tape:                       # asks nobody
+        result = await planner.invoke(tape.kernel(kernel), "Refund order 7.")
+
+A tape belongs to the services of the kernel that it returns: planner, handler, session and prompt functions with that
+kernel are on it, and so are the planners, agents and prompts inside their functions. A service is put on it with
+`Tape.service`. The kernel that was given is not changed. Where a replayed kernel lacks a service of the cassette, it
+gets one that takes OpenAI's settings: neither a key nor a connector is needed.
+
+While a cassette is replayed, run ids and times are those of the recorded run, so every replay gives the same journal.
+Each request is compared with the recorded one. Functions are called (``functions="live"``), or answer as they did
+(``"recorded"``); prompt functions and planners are called in any case, since their requests are on the cassette, too.
+With recorded functions the application's filters do not run. Not on a tape are text completion, embeddings, and
+requests that do not pass the tape's kernel.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, cast
+from uuid import uuid4
+
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
+from semantic_kernel.connectors.ai.function_calling_utils import update_settings_from_function_call_configuration
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import (
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    StreamingChatMessageContent,
+    StreamingTextContent,
+    TextContent,
+)
+from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
+
+from planner_ext.core.accounts import current_tab
+from planner_ext.core.facts import CallFinished, Fact, RunStarted
+from planner_ext.core.state import State
+from planner_ext.core.values import RequestedCall, ResolvedCall
+from planner_ext.engine.journal import dump_message
+from planner_ext.engine.ports import Clock, Finished, Ports, RunInfo
+from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.messages import ReplyAssembly, load_message, loaded, merge_reply, text_of
+from planner_ext.sk.options import RunSettings
+from planner_ext.sk.tools import KernelFunctions
+from planner_ext.sk.transport import kernel_with_services, received
+from planner_ext.testing.cassette import (
+    Asked,
+    Cassette,
+    Difference,
+    Exchange,
+    Raised,
+    ReplayDifferenceError,
+    Scrub,
+    Scrubber,
+    differences,
+)
+
+__all__ = ["Tape", "record", "replay"]
+
+S = TypeVar("S", bound=AIServiceClientBase)
+
+
+class Tape(ABC):
+    """What `record` and `replay` give: it puts kernels and services on the cassette.
+
+    Attributes:
+        recording: Whether the model is asked.
+        services: The model of each service that was put on the tape, by its id.
+        runs: The journal so far of each run on the tape, by its id, in the order in which they began.
+        differences: In a replay, what differs from the recorded run.
+    """
+
+    recording: ClassVar[bool]
+
+    def __init__(self, scrub: Scrub) -> None:
+        self.services: dict[str, str] = {}
+        self.runs: dict[str, list[Fact]] = {}
+        self.differences: list[Difference] = []
+        self._scrub = Scrubber(scrub)
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """Copy a kernel, with its chat completion services on the tape."""
+        given = cast("dict[str, AIServiceClientBase]", kernel.services)
+        return kernel_with_services(kernel, {name: self.service(service) for name, service in given.items()})
+
+    def service(self, service: S) -> S:
+        """Wrap a chat completion service, or the connector in a `FunctionInvokingChatCompletion`; not changed itself.
+
+        Other services are returned as they are.
+        """
+        wrapper: Any = service
+        if isinstance(getattr(wrapper, "options", None), RunSettings):
+            wrapper = wrapper.model_copy()
+            wrapper._inner = self.service(wrapper.inner)
+            return wrapper
+        if not isinstance(service, ChatCompletionClientBase) or isinstance(service, _TapedChatCompletion):
+            return service
+        self.services[service.service_id] = service.ai_model_id
+        return cast("S", self._taped(service.service_id, service.ai_model_id, service))
+
+    @abstractmethod
+    def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> ChatCompletionClientBase:
+        """Make the service that is on the tape in place of a connector."""
+
+
+class _Tape(Tape):
+    """What runs and services ask their tape; see also `planner_ext.sk.run_context.Tape`."""
+
+    def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> "_TapedChatCompletion":
+        role = {} if inner is None else {"instruction_role": inner.instruction_role}
+        return _TapedChatCompletion(ai_model_id=model, service_id=service_id, inner=inner, tape=self, **role)
+
+    def _asked(self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings) -> Asked:
+        tab = current_tab()
+        batch = None if tab is None else tab.account.state.batch
+        function = "" if tab is None or batch is None else batch.calls[tab.index].request.name
+        return Asked.of(service.service_id, function, history, settings, self._scrub)
+
+    @abstractmethod
+    def run_id(self, goal: str) -> str:
+        """Name a run that begins."""
+
+    @abstractmethod
+    def clock(self, clock: Clock) -> Clock:
+        """Return the clock of a run, given its own."""
+
+    def ports(self, ports: Ports, facts: Sequence[Fact]) -> Ports:
+        """Let the tape see the facts of a run."""
+        if facts and isinstance(facts[0], RunStarted):
+            self.runs[facts[0].run_id] = list(facts)
+        return replace(ports, observers=(*ports.observers, self._observe))
+
+    def _observe(self, fact: Fact, run: RunInfo) -> None:
+        self.runs.setdefault(run.run_id, []).append(fact)
+
+    @abstractmethod
+    async def reply(
+        self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings
+    ) -> list[ChatMessageContent]:
+        """Answer one request."""
+
+    @abstractmethod
+    def chunks(
+        self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings, attempt: int
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        """Answer one request as a stream."""
+
+
+class _TapedChatCompletion(ChatCompletionClientBase):
+    """A connector on a tape: the one request at the bottom of Semantic Kernel's loop goes to the tape.
+
+    Attributes:
+        inner: The connector; None in the replay of a kernel that lacks it.
+        tape: The tape.
+    """
+
+    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
+
+    inner: ChatCompletionClientBase | None
+    tape: _Tape
+
+    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
+        """Return the connector's settings class."""
+        inner = self.inner
+        return OpenAIChatPromptExecutionSettings if inner is None else inner.get_prompt_execution_settings_class()
+
+    def service_url(self) -> str | None:
+        """Return the connector's URL."""
+        return None if self.inner is None else self.inner.service_url()
+
+    async def _inner_get_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings
+    ) -> list[ChatMessageContent]:
+        return await self.tape.reply(self, chat_history, settings)
+
+    async def _inner_get_streaming_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        async with aclosing(self.tape.chunks(self, chat_history, settings, function_invoke_attempt)) as stream:
+            async for group in stream:
+                yield group
+
+    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        if self.inner is not None:
+            self.inner._verify_function_choice_settings(settings)
+
+    def _update_function_choice_settings_callback(
+        self,
+    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
+        if self.inner is None:
+            return update_settings_from_function_call_configuration
+        return self.inner._update_function_choice_settings_callback()
+
+    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        if self.inner is not None:
+            self.inner._reset_function_choice_settings(settings)
+        elif isinstance(settings, OpenAIChatPromptExecutionSettings):
+            settings.tools = settings.tool_choice = None
+
+
+class _Recorder(_Tape):
+    """Asks the model, and keeps what it replies."""
+
+    recording = True
+
+    def __init__(self, scrub: Scrub) -> None:
+        super().__init__(scrub)
+        self._exchanges: list[tuple[Asked, Exchange]] = []
+
+    def write(self, path: Path) -> None:
+        """Write the cassette, without requests that were abandoned."""
+        done = [one for one in self._exchanges if one[1].replies is not None or one[1].error]
+        Cassette(self.services, done, [tuple(facts) for facts in self.runs.values()]).write(path, self._scrub)
+
+    def run_id(self, goal: str) -> str:  # noqa: ARG002  (the port's signature)
+        return uuid4().hex
+
+    def clock(self, clock: Clock) -> Clock:
+        return clock
+
+    @contextmanager
+    def _exchange(
+        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
+    ) -> Generator[tuple[ChatCompletionClientBase, Exchange]]:
+        """Keep one request, and the exception that it raises."""
+        asked = self._asked(service, history, settings)
+        kept = Exchange(**{name: getattr(asked, name) for name in Asked.__slots__})
+        self._exchanges.append((asked, kept))
+        assert service.inner is not None, "a recorded service has its connector"
+        try:
+            yield service.inner, kept
+        except Exception as error:
+            kept.error = Raised.chain(error, self._scrub)
+            raise
+
+    def _keep(self, kept: Exchange, messages: Sequence[ChatMessageContent]) -> None:
+        kept.replies = [self._scrub.values(dump_message(message)) for message in messages]
+
+    async def reply(
+        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
+    ) -> list[ChatMessageContent]:
+        with self._exchange(service, history, settings) as (inner, kept):
+            replies = await inner._inner_get_chat_message_contents(history, settings)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
+            messages = [merge_reply([received(message)]) for message in replies]
+            self._keep(kept, messages)
+            return messages
+
+    async def chunks(
+        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings, attempt: int
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        assembly = ReplyAssembly()
+        with self._exchange(service, history, settings) as (inner, kept):
+            stream = inner._inner_get_streaming_chat_message_contents(history, settings, attempt)  # pyright: ignore[reportPrivateUsage]  (likewise)
+            async with aclosing(stream) as groups:
+                async for group in groups:
+                    for chunk in group:
+                        if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
+                            assembly.add(received(chunk))
+                    yield group
+            self._keep(kept, [merge_reply([assembly.message()])] if assembly.is_reply else [])
+
+
+class _Player(_Tape):
+    """Replies as recorded, and compares what is asked."""
+
+    recording = False
+
+    def __init__(
+        self,
+        cassette: Cassette,
+        *,
+        functions: Literal["live", "recorded"],
+        on_difference: Literal["raise", "collect"],
+        scrub: Scrub,
+    ) -> None:
+        super().__init__(scrub)
+        for name, given, known in (
+            ("functions", functions, ("live", "recorded")),
+            ("on_difference", on_difference, ("raise", "collect")),
+        ):
+            if given not in known:
+                raise InvalidOptionError(f"{name} must be {known[0]!r} or {known[1]!r}; got {given!r}.")
+        self.cassette = cassette
+        self.functions = functions
+        self._raises = on_difference == "raise"
+        self._left = list(range(len(cassette.exchanges)))
+        self._not_called: set[str] = set()
+        started = (run[0] for run in cassette.runs)
+        self._ids = [(one.goal, one.run_id) for one in started if isinstance(one, RunStarted)]
+        self._clock = _Clock(self.runs, sorted(fact.at for run in cassette.runs for fact in run))
+        self.finished = {
+            (run_id, fact.iteration, fact.index): fact
+            for (_, run_id), run in zip(self._ids, cassette.runs, strict=True)
+            for fact in run
+            if isinstance(fact, CallFinished)
+        }
+        self.changed = asyncio.Event()
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        copied = super().kernel(kernel)
+        there = {*copied.services, *self.services}
+        missing = {
+            name: self._taped(name, model, None) for name, model in self.cassette.services.items() if name not in there
+        }
+        return kernel_with_services(copied, {**cast("dict[str, Any]", copied.services), **missing})
+
+    def finish(self) -> None:
+        """Note the recorded requests that were not made, and raise if anything differs."""
+        for number in self._left:
+            asked = self.cassette.exchanges[number][0]
+            if asked.function not in self._not_called:
+                self._note(Difference(request=number, what="the request", expected="as recorded", got="not made"))
+        if self._raises and self.differences:
+            raise ReplayDifferenceError(self.differences)
+
+    def run_id(self, goal: str) -> str:
+        known = next((one for one in self._ids if one[0] == goal), (goal, f"replay-{len(self.runs)}"))
+        with suppress(ValueError):
+            self._ids.remove(known)
+        return known[1]
+
+    def clock(self, clock: Clock) -> Clock:  # noqa: ARG002  (the port's signature)
+        return self._clock
+
+    def ports(self, ports: Ports, facts: Sequence[Fact]) -> Ports:
+        functions = cast("KernelFunctions", ports.functions)
+        return replace(super().ports(ports, facts), functions=_TapedFunctions(functions, self, ports.max_concurrency))
+
+    def _observe(self, fact: Fact, run: RunInfo) -> None:
+        super()._observe(fact, run)
+        self._clock.ahead = False
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def result(self, fact: CallFinished, checked: ResolvedCall) -> Finished:
+        """Return how a call ended, and charge what its function spent."""
+        self._not_called.add(checked.function)
+        if fact.spent is not None and (tab := current_tab()) is not None:
+            tab.charge(fact.spent)
+        error = RuntimeError(fact.error) if fact.outcome != "ok" else None
+        return Finished(
+            outcome=fact.outcome, text=fact.result, error=fact.error, exception=error, terminate=fact.terminate
+        )
+
+    def compare(self, fact: CallFinished, finished: Finished) -> None:
+        """Note that a function returned something else."""
+        if (text := self._scrub.text(finished.text)) != fact.result:
+            number = len(self.cassette.exchanges) - len(self._left)
+            what = f"the result of {fact.function}"
+            found = Difference(request=number, what=what, function=fact.function, expected=fact.result, got=text)
+            self._note(found)
+
+    def _note(self, found: Difference) -> None:
+        """Keep a difference, once: later requests have the same messages."""
+        key = (found.what, found.expected, found.got)
+        if found.what == "the request" or all((one.what, one.expected, one.got) != key for one in self.differences):
+            self.differences.append(found)
+
+    def _recorded(
+        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
+    ) -> Exchange:
+        """Find the recorded request that is equal, or the next one, with which it is then compared.
+
+        Raises:
+            ReplayDifferenceError: If it differs, and differences are to be raised; or if none is left.
+        """
+        asked, exchanges = self._asked(service, history, settings), self.cassette.exchanges
+        left = self._left
+        number = next((one for one in left if exchanges[one][0] == asked), None)
+        if number is None and left:
+            same = (one for one in left if exchanges[one][0].function == asked.function)
+            number = next(same, left[0])
+            for found in differences(number, exchanges[number][0], asked):
+                self._note(found)
+        if number is None:
+            got = str(asked.messages[-1].get("content")) if asked.messages else ""
+            self._note(
+                Difference(request=len(exchanges), what="one more request", expected="no further request", got=got)
+            )
+        if number is None or (self._raises and self.differences):
+            raise ReplayDifferenceError(self.differences)
+        left.remove(number)
+        self._clock.ahead = True
+        exchange = exchanges[number][1]
+        if exchange.error:
+            first, *causes = [raised.error() for raised in exchange.error]
+            error: BaseException = first
+            for cause in causes:
+                error.__cause__ = cause
+                error = cause
+            raise first
+        return exchange
+
+    async def reply(
+        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
+    ) -> list[ChatMessageContent]:
+        return [_message(one) for one in self._recorded(service, history, settings).replies or ()]
+
+    async def chunks(
+        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings, attempt: int
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        for one in self._recorded(service, history, settings).replies or ():
+            for chunk in _pieces(_message(one), attempt):
+                yield [chunk]
+
+
+def _message(written: dict[str, Any]) -> ChatMessageContent:
+    """Read a reply."""
+    message = load_message(written)
+    if "usage" in message.metadata:
+        message.metadata["usage"] = loaded(message.metadata["usage"])
+    return merge_reply([message])
+
+
+_PIECE = 16
+"""Characters of a piece of streamed text."""
+
+
+def _pieces(message: ChatMessageContent, attempt: int) -> Iterator[StreamingChatMessageContent]:
+    """Cut a reply into chunks: pieces of its text, then everything else."""
+    same: dict[str, Any] = {
+        "role": message.role,
+        "choice_index": 0,
+        "ai_model_id": message.ai_model_id,
+        "function_invoke_attempt": attempt,
+    }
+    text = text_of(message)
+    for start in range(0, len(text), _PIECE):
+        piece = StreamingTextContent(choice_index=0, text=text[start : start + _PIECE])
+        yield StreamingChatMessageContent(items=[piece], **same)
+    others = [item for item in message.items if not isinstance(item, TextContent)]
+    items: list[Any] = [
+        item.model_copy(update={"index": place}) if isinstance(item, FunctionCallContent) else item
+        for place, item in enumerate(others)
+    ]
+    yield StreamingChatMessageContent(
+        items=items, metadata=message.metadata, finish_reason=message.finish_reason, **same
+    )
+
+
+class _Clock:
+    """The recorded time. Implements `planner_ext.engine.ports.Clock`.
+
+    Attributes:
+        ahead: Whether a reply has come whose fact is not recorded yet.
+    """
+
+    def __init__(self, runs: dict[str, list[Fact]], times: Sequence[float]) -> None:
+        self._runs = runs
+        self._times = times or [0.0]
+        self.ahead = False
+
+    def now(self) -> float:
+        """Return the time at which the next fact was recorded."""
+        return self._time(0)
+
+    def monotonic(self) -> float:
+        """Return the time of the last fact, or of the next one if the reply that it records has come."""
+        return self._time(0 if self.ahead else -1)
+
+    def _time(self, offset: int) -> float:
+        place = sum(map(len, self._runs.values())) + offset
+        return self._times[max(min(place, len(self._times) - 1), 0)]
+
+    async def sleep(self, seconds: float) -> None:
+        """Do not wait."""
+
+
+_PATIENCE = 5.0
+"""Seconds for which a call waits for one that had ended before it, in case that has by now been held back."""
+
+
+class _TapedFunctions:
+    """The functions of a replayed run, which end in the recorded order; see `planner_ext.engine.ports.Functions`."""
+
+    def __init__(self, inner: KernelFunctions, tape: _Player, max_concurrency: int | None) -> None:
+        self._inner, self._tape, self._in_order = inner, tape, max_concurrency is not None
+        self.check, self.encode = inner.check, inner.encode
+
+    async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+        """Run a function, or answer for it as recorded."""
+        batch, tape = state.batch, self._tape
+        assert batch is not None, "a function runs while its batch is open"
+        fact = tape.finished.get((state.run_id, batch.iteration, index))
+        function = self._inner.tools.functions.get(checked.function)
+        asks = checked.nested or (function is not None and function.is_prompt)
+        if fact is not None and fact.function == checked.function and tape.functions == "recorded" and not asks:
+            finished = tape.result(fact, checked)
+        else:
+            finished = await self._inner.run(call, checked, index=index, state=state)
+            if fact is not None and fact.function == checked.function:
+                tape.compare(fact, finished)
+        if not self._in_order:
+            await self._turn(state.run_id, batch.iteration, index)
+        return finished
+
+    async def _turn(self, run_id: str, iteration: int, index: int) -> None:
+        """Wait for the calls of the batch that had ended before this one."""
+        order = [place for (run, trip, place) in self._tape.finished if (run, trip) == (run_id, iteration)]
+        before = set(order[: order.index(index)]) if index in order else set[int]()
+        tab = current_tab()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                while tab is not None and (batch := tab.account.state.batch) is not None:
+                    waiting = (batch.calls[place] for place in before if place < len(batch.calls))
+                    if all(one.answer is not None or one.decided is None for one in waiting):
+                        return
+                    await self._tape.changed.wait()
+
+
+@contextmanager
+def record(path: str | Path, *, scrub: Scrub = ()) -> Generator[Tape]:
+    """Record what the services on the tape are asked and reply, and the journals of the runs.
+
+    Args:
+        path: The file, which is written when the block is left without an exception; folders are created.
+        scrub: Regular expressions of texts that may not enter the file, or a function from a text to its clean form,
+            in addition to known forms of keys and the secrets in the environment. Replay with the same.
+
+    Raises:
+        CassetteError: If the file cannot be written.
+    """
+    tape = _Recorder(scrub)
+    yield tape
+    tape.write(Path(path))
+
+
+@contextmanager
+def replay(
+    path: str | Path,
+    *,
+    functions: Literal["live", "recorded"] = "live",
+    on_difference: Literal["raise", "collect"] = "raise",
+    scrub: Scrub = (),
+) -> Generator[Tape]:
+    """Replay a cassette: no service is asked.
+
+    Args:
+        path: What `record` wrote.
+        functions: Whether functions are called, or answer as they did in the recorded run.
+        on_difference: ``raise``: the first request that differs raises, and so does leaving the block if requests of
+            the cassette were not made. ``collect``: the recorded replies are given all the same, and the differences
+            are in ``tape.differences``; only a request for which no reply is left raises.
+        scrub: As for `record`.
+
+    Raises:
+        CassetteError: If the file is no cassette; names the place.
+        ReplayDifferenceError: If the run differs from the recorded one; names what differs.
+    """
+    tape = _Player(Cassette.read(Path(path)), functions=functions, on_difference=on_difference, scrub=scrub)
+    yield tape
+    tape.finish()
