@@ -260,8 +260,7 @@ class PlannerRun:
         context = self.context
         engine = context.engine(self.facts, emit=emit, stop=self.stop, budget=self.budget)
         with self.taking.reserve(engine):
-            await engine.begin(self.new)
-            await context.drive(engine)
+            await context.drive(engine, self.new)
         key = context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)
         written = context.chat.messages(engine.state.transcript)
