@@ -264,8 +264,9 @@ def show_result(
 def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By) -> cli.Exit:
     """Change limits of a run that has not ended, also while a worker drives it.
 
-    Its other limits stay; of a run that is still queued, those that it was submitted with. What the run spent still
-    counts: a limit that is used up ends it before its next step.
+    Its other limits stay; of a run that is still queued, those that it was submitted with. One that was submitted
+    without limits has only these from now on, and no longer those of the worker's planner: give all that it shall have.
+    What the run spent still counts: a limit that is used up ends it before its next step.
 
     Examples:
       planner-ext runs budget order-7 --store runs.db --max-iterations 30

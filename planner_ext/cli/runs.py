@@ -37,6 +37,7 @@ from planner_ext.durable import (
     UnknownRunError,
     WorkerOptions,
 )
+from planner_ext.durable.claims import PARKED
 from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
@@ -73,7 +74,7 @@ class StoreRun(CliRun):
         """Print the command that resumes the run, if it is already in the store."""
         if self.run_id:
             status = asyncio.run(_stored(self.run_id, self.store)).record.status
-            who = "This resumes it" if status == "failed" else "A planner-ext worker resumes it, or"
+            who = "This resumes it" if status in PARKED else "A planner-ext worker resumes it, or"
             self.console.say(f"The run is kept. {who}:")
             self.console.print_command(command_on(self.store, "runs", "resume", self.run_id, *self.resume_words()))
 
@@ -187,7 +188,7 @@ async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, 
         console.say(f"{state}, of {what}: {decision_text(one)}")
     if record.problem:
         console.say(f"Problem: {printable(record.problem)}", "red")
-    if record.unfinished or record.status in ("failed", "quarantined"):
+    if record.unfinished or record.status in PARKED:
         await _print_waiting(run_id, result, store)
         console.say(spent_line(result, ended=record.status), "dim")
     else:
