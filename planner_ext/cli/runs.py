@@ -11,6 +11,7 @@ from contextlib import redirect_stdout, suppress
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 from rich.text import Text
@@ -44,6 +45,7 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.planner.run import result_of
+from planner_ext.timeline import page_of
 
 __all__ = ["resume_run", "show_run", "start_run", "work"]
 
@@ -130,8 +132,12 @@ def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterat
     return run.execute(first)
 
 
-async def show_run(run_id: str, store: str, *, follow: bool, as_json: bool) -> int:
-    """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status."""
+async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, as_json: bool) -> int:
+    """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the page cannot be written.
+    """
     console = Terminal(sys.stderr)
     stored = await _stored(run_id, store)
     record, facts = stored.record, stored.facts
@@ -143,7 +149,17 @@ async def show_run(run_id: str, store: str, *, follow: bool, as_json: bool) -> i
             if follow:
                 record, facts = await _followed(stored, store, progress)
     await _print_run(record, facts, store, as_json=as_json)
+    if html is not None:
+        _write_page(html, page_of([replace(stored, record=record, facts=facts).timeline(now=time.time())]))
+        console.say(f"Written: {printable(str(html))}", "dim")
     return result_code(record.status) if follow else ExitCode.ANSWERED
+
+
+def _write_page(file: Path, page: str) -> None:
+    try:
+        file.write_text(page, "utf-8")
+    except OSError as error:
+        raise PlannerInvalidConfigurationError(f"--html {file} cannot be written: {error}.") from error
 
 
 async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[RunRecord, tuple[Fact, ...]]:
