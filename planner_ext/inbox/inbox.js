@@ -2,20 +2,24 @@
 "use strict";
 
 const live = document.getElementById("live");
+const SPANS = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
 let source = null;
 
-async function refresh() {
+async function refresh(mark) {
   const response = await fetch(location.href, { headers: { accept: "text/html" } });
   if (!response.ok) return location.reload(); // the session has ended, for instance
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   const fresh = page.getElementById("live");
+  live.dataset.mark = mark;
+  if (live.dataset.keep && fresh.querySelector(live.dataset.keep)) return; // what a person types stays
   const checked = new Set([...live.querySelectorAll("input:checked")].map((one) => one.value));
   const typed = live.querySelector("input[name=reason]")?.value;
   const focused = document.activeElement?.id;
   for (const box of fresh.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
   live.replaceChildren(...fresh.childNodes);
-  live.dataset.mark = fresh.dataset.mark;
   document.title = page.title;
+  const count = document.getElementById("count");
+  if (count) count.textContent = page.getElementById("count").textContent;
   const reason = live.querySelector("input[name=reason]");
   if (reason && typed) reason.value = typed;
   if (focused) document.getElementById(focused)?.focus();
@@ -28,9 +32,23 @@ function follow() {
   if (document.hidden) return;
   source = new EventSource(live.dataset.events);
   source.addEventListener(live.dataset.live, (event) => {
-    if (JSON.parse(event.data).mark !== live.dataset.mark) refresh();
+    const { mark } = JSON.parse(event.data);
+    if (mark !== live.dataset.mark) refresh(mark);
   });
 }
+
+// "in 2 minutes" keeps up with the clock.
+function age() {
+  for (const one of document.querySelectorAll("time[data-ages]")) {
+    const seconds = (Date.parse(one.dateTime) - Date.now()) / 1000;
+    const left = Math.trunc(Math.abs(seconds));
+    const [size, unit] = SPANS.find(([size]) => left >= 2 * size) ?? [1, "second"];
+    const span = `${Math.trunc(left / size)} ${unit}${left === 1 ? "" : "s"}`;
+    one.textContent = seconds > 0 ? `in ${span}` : `${span} ago`;
+  }
+}
+
+setInterval(age, 1000);
 
 if (live) {
   follow();

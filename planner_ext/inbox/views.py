@@ -334,10 +334,10 @@ def run_line(record: RunRecord, now: float) -> RunLine:
     return RunLine(
         run_id=exact(record.run_id),
         href=f"runs/{quote(record.run_id, safe='')}",
-        goal=one_line(record.goal),
+        goal=visible(one_line(record.goal)),
         status=record.status,
-        waits_for=one_line(record.waits_for),
-        problem=one_line(record.problem),
+        waits_for=visible(one_line(record.waits_for)),
+        problem=visible(one_line(record.problem)),
         worker=exact((record.owner or "").partition("/")[0]),
         iterations=record.iterations,
         tool_calls=record.tool_calls,
