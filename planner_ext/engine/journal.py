@@ -90,8 +90,8 @@ def check_schema(schema: object) -> None:
         )
 
 
-_OMITTED = ("roles", "parameters", "trace")
-"""Fields that are written only where they say something: most calls are decided without a person, and untraced."""
+_OMITTED = ("roles", "parameters")
+"""Fields that are written only where they say something: most calls are decided without a person."""
 
 
 def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:

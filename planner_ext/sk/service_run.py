@@ -128,7 +128,8 @@ class ServiceRun:
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
                 bring_up_to_date(self.history, self.transcript, engine.state, self.facts, returned)
-            await self.context.drive(engine, self.first)
+            await engine.begin(self.first)
+            await self.context.drive(engine)
         return engine
 
     def _returned(self, engine: Engine) -> ChatMessageContent:

@@ -1,4 +1,4 @@
-"""The service among the samples, as its header starts it: over HTTP, with its workers."""
+"""The services among the samples, as their headers start them: over HTTP."""
 
 import os
 import signal
@@ -8,25 +8,31 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
+from ag_ui.core import Event, RunAgentInput
+from pydantic import TypeAdapter
 
 import planner_ext
 from planner_ext.durable import Runs
+from support.ag_ui import FrontEnd
 
 SAMPLES = Path(__file__).parents[2] / "samples"
-SERVICE = SAMPLES / "step16_service.py"
+SERVICES = ("step16_service", "step19_ag_ui")
+EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 GOAL = "One lamp of order A-1007 came broken. Refund it."
 
 
 @contextmanager
-def serving(folder: Path) -> Generator[tuple[httpx.Client, list[str]]]:
-    """Run the service in a folder; at the end Ctrl-C ends it. Yields a client, and the lines that it printed."""
+def serving(folder: Path, service: str) -> Generator[tuple[httpx.Client, list[str]]]:
+    """Run a service in a folder; at the end Ctrl-C ends it. Yields a client, and the lines that it printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PLANNER_EXT_"))}
-    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(SAMPLES), "step16_service:service", "--port", str(port)]
+    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(SAMPLES), f"{service}:service", "--port", str(port)]
     env = own | {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent)}
     with (
         subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process,
@@ -44,7 +50,7 @@ def serving(folder: Path) -> Generator[tuple[httpx.Client, list[str]]]:
 
 async def test_runs_are_submitted_decided_and_answered_over_http(tmp_path: Path) -> None:
     """A web request neither drives a run nor waits for it; what cannot be found or taken is a status and a sentence."""
-    with serving(tmp_path) as (client, printed):
+    with serving(tmp_path, "step16_service") as (client, printed):
         submitted = client.post("/runs", json={"goal": GOAL})
         run_id = submitted.json()
         assert submitted.status_code == 202
@@ -69,8 +75,32 @@ async def test_runs_are_submitted_decided_and_answered_over_http(tmp_path: Path)
     assert "Traceback" not in "".join(printed)
 
 
-def test_the_service_is_short_and_its_header_starts_it() -> None:
+async def test_a_front_end_approves_over_http(tmp_path: Path) -> None:
+    """Server-sent events of the AG-UI protocol: an interrupt, its answer in the next request, and the result."""
+    front = FrontEnd()
+
+    def send(client: httpx.Client, run_input: RunAgentInput) -> Any:
+        response = client.post("/agent", json=run_input.model_dump(by_alias=True, mode="json"))
+        assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        front.take([EVENT.validate_json(line) for line in lines])
+        return front.events[-1]
+
+    with serving(tmp_path, "step19_ag_ui") as (client, printed):
+        assert send(client, front.ask(GOAL)).outcome.type == "interrupt"
+        (interrupt,) = front.interrupts
+        assert interrupt.message == "May this money go back?"
+        ended = send(client, front.answer({"approved": True, "editedArgs": {"order": "A-1007", "amount": 100}}))
+        assert ended.outcome.type == "success"
+        assert ended.result.endswith("100.00 euros refunded for A-1007.")
+        assert send(client, front.answer({"approved": True})).code == "InvalidHistoryError"
+        assert client.post("/agent", json={"threadId": "t"}).status_code == 422
+    assert "Traceback" not in "".join(printed)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_is_short_and_its_header_starts_it(service: str) -> None:
     """At most 60 lines, the header included."""
-    text = SERVICE.read_text("utf-8")
+    text = (SAMPLES / f"{service}.py").read_text("utf-8")
     assert len(text.splitlines()) <= 60
-    assert "\n    uvicorn --app-dir samples step16_service:service\n" in text
+    assert f"\n    uvicorn --app-dir samples {service}:service\n" in text

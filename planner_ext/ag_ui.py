@@ -1,0 +1,540 @@
+"""The run of a planner as an AG-UI event stream, for CopilotKit, assistant-ui and other front ends; extra ``ag-ui``.
+
+One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_ag_ui.py`` is a whole one::
+
+    waiting: dict[str, Checkpoint] = {}
+
+    @service.post("/agent")
+    async def agent(run_input: RunAgentInput) -> StreamingResponse:
+        encoder, events = EventEncoder(), ag_ui_events(planner, kernel, run_input, waiting=waiting)
+        return StreamingResponse((encoder.encode(one) async for one in events), media_type=encoder.get_content_type())
+
+**What the front end sees.** Each iteration is a step; the model's texts are messages, its calls are tool calls with
+their results. A run that waits for a person ends with the interrupt outcome, one interrupt for each call and question.
+The next input on the thread answers them, and the run continues from its checkpoint:
+
+- a call (``reason`` ``tool_call``): ``{"approved": true}``, ``{"approved": true, "editedArgs": {...}}`` with all
+  arguments, or ``{"approved": false, "reason": "..."}``;
+- a question of the model (``input_required``): ``{"answer": "..."}``;
+- the status ``cancelled`` refuses the call, or the answer.
+
+An interrupt's ``responseSchema`` describes this, with the function's parameters, and its ``id`` is the fingerprint of
+the call: an answer binds to the function and the arguments that were shown. Interrupts without an answer stay open, and
+the run ends with them again.
+
+**What the browser is not trusted with.** The checkpoint stays on the server. The messages are the browser's: system
+messages in them are left out, and everything else is text for the model. A browser cannot add a call, an approval or a
+result to a run; it can only continue a conversation, and decide what waits on a thread that it names. Give each user a
+``waiting`` of their own, or thread ids that nobody can guess.
+
+**Tools of the front end** (``RunAgentInput.tools``) are offered to the model beside the kernel's functions, in the
+plugin ``ag_ui``. A call of one ends the run as a success that names it as pending; the front end executes it, and the
+tool message in its next input is the result with which the run continues. If a user message follows instead, the run
+is left, and a new one begins with the conversation so far.
+"""
+
+import logging
+import re
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import aclosing
+from copy import copy
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, cast
+
+from ag_ui.core import (
+    PROTOCOL_VERSION,
+    AssistantMessage,
+    BaseEvent,
+    ContentPart,
+    Interrupt,
+    Message,
+    ResumeEntry,
+    RunAgentInput,
+    RunErrorEvent,
+    RunFinishedCancelledOutcome,
+    RunFinishedEvent,
+    RunFinishedInterruptOutcome,
+    RunFinishedSuccessOutcome,
+    RunStartedEvent,
+    StepFinishedEvent,
+    StepStartedEvent,
+    TextMessageContentEvent,
+    TextMessageEndEvent,
+    TextMessageStartEvent,
+    TextPart,
+    TokenUsage,
+    Tool,
+    ToolCallArgsEvent,
+    ToolCallEndEvent,
+    ToolCallResultEvent,
+    ToolCallStartEvent,
+    ToolMessage,
+    UserMessage,
+)
+from semantic_kernel import Kernel
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    TextContent,
+)
+from semantic_kernel.functions import KernelArguments, KernelFunctionFromMethod, KernelPlugin, kernel_function
+from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
+
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
+from planner_ext.core import facts
+from planner_ext.core.fold import apply
+from planner_ext.core.state import ASK_USER, State
+from planner_ext.core.values import Usage
+from planner_ext.engine.engine import StopHandle
+from planner_ext.engine.ports import TextDelta
+from planner_ext.planner.planner import FunctionCallingStepwisePlanner
+from planner_ext.planner.run import FunctionCallingStepwisePlannerResult, PlannerEvent, ResultReady
+from planner_ext.sk.approval import DecisionRefusedError, PendingCall, pending_calls
+from planner_ext.sk.checkpoint import Checkpoint
+from planner_ext.sk.errors import InvalidHistoryError, LimitReachedError, PlannerInvalidConfigurationError
+from planner_ext.sk.questions import OWN_PLUGIN
+
+__all__ = ["ag_ui_events"]
+
+logger = logging.getLogger(__name__)
+
+_PLUGIN = "ag_ui"
+"""The plugin of the front end's tools."""
+_FINAL_ANSWER = f"{OWN_PLUGIN}-SendFinalAnswer"
+_SHOWN_ERRORS = (DecisionRefusedError, InvalidHistoryError, LimitReachedError)
+"""Errors whose text is for the person at the front end; that of any other error stays on the server."""
+
+
+async def ag_ui_events(
+    planner: FunctionCallingStepwisePlanner,
+    kernel: Kernel,
+    run_input: RunAgentInput,
+    *,
+    waiting: MutableMapping[str, Checkpoint],
+    by: str = "",
+    roles: Collection[str] = (),
+    arguments: KernelArguments | None = None,
+    stop: StopHandle | None = None,
+) -> AsyncGenerator[BaseEvent, None]:
+    """Run a planner for one input of an AG-UI front end, and yield the events; see the module.
+
+    An input begins a new run with its last user message as the goal, or continues the run that waits on its thread.
+
+    Args:
+        planner: Drives the run.
+        kernel: Its functions may be called; it is not changed.
+        run_input: The body of the request.
+        waiting: The runs that wait for the user, by thread id: a dictionary in the server's memory, or any mapping that
+            keeps a `Checkpoint`. A run that continues is taken out of it. What is never answered stays in it.
+        by: Who decides, for the record: the user as the application knows them.
+        roles: The user's roles; a call that names roles is decided only by a user who has one of them.
+        arguments: The application's arguments, for functions and templates; never stored.
+        stop: Ends the run from outside.
+
+    Yields:
+        The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after a fault or a refused input. A
+        run that was stopped, or that a limit ended without an answer, has the cancelled outcome. Leaving the stream
+        early cancels the run; if none of its functions has started, it waits again.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``.
+    """
+    if _PLUGIN in kernel.plugins:
+        raise PlannerInvalidConfigurationError(
+            f"The plugin {_PLUGIN!r} is the one for the tools of the front end; the kernel has one of this name. "
+            "Rename the kernel's."
+        )
+    run = _Run(run_input, waiting)
+    try:
+        yield RunStartedEvent(thread_id=run_input.thread_id, run_id=run_input.run_id, protocol_version=PROTOCOL_VERSION)
+        if run.tools:
+            planner, kernel = _deferring(planner), _with_tools(kernel, run.tools)
+        if (kept := run.continued()) is not None:
+            decisions = run.decisions(by, roles)
+            events = planner.resume_stream(kernel, kept, decisions, arguments=arguments, stop=stop)
+        else:
+            goal, history = run.opening()
+            events = planner.invoke_stream(kernel, goal, arguments, chat_history=history, stop=stop)
+        async with aclosing(events):
+            async for event in events:
+                for shown in run.shown(event):
+                    yield shown
+    except Exception as error:
+        yield _error_event(error)
+    finally:
+        run.close()
+
+
+class _Run:
+    """One run of the protocol: a new run of the planner, or a part of one.
+
+    Attributes:
+        tools: The tools of the front end, by the names under which the model sees them.
+    """
+
+    def __init__(self, run_input: RunAgentInput, waiting: MutableMapping[str, Checkpoint]) -> None:
+        self.tools = {_function_name(tool): tool for tool in run_input.tools or ()}
+        self._input = run_input
+        self._waiting = waiting
+        self._kept = waiting.pop(run_input.thread_id, None)
+        self._state = State() if self._kept is None else self._kept.state()
+        self._used = self._state.ledger.usage
+        self._step = ""
+        self._messages = 0
+        self._is_open = False
+        self._last_text = ""
+        self._unanswered: list[str] = []
+
+    def close(self) -> None:
+        """Let the run that this one continued wait again, unless it has got further."""
+        if self._kept is not None:
+            self._waiting.setdefault(self._input.thread_id, self._kept)
+
+    # The input.
+
+    def continued(self) -> Checkpoint | None:
+        """Return the checkpoint of the run that the input continues; None for a new run.
+
+        A run in which only tools of the front end wait is left if the user has gone on without them.
+        """
+        messages = self._input.messages
+        if all(map(_is_tool, pending_calls(self._state))) and messages and isinstance(messages[-1], UserMessage):
+            self._kept, self._state, self._used = None, State(), Usage()
+        return self._kept
+
+    def opening(self) -> tuple[str, ChatHistory | None]:
+        """Return the goal of a new run, and the conversation before it.
+
+        Raises:
+            DecisionRefusedError: If the input answers what does not wait.
+            InvalidHistoryError: If the last message is not a user's.
+        """
+        messages = self._input.messages
+        if self._input.resume:
+            raise DecisionRefusedError(
+                f"Nothing waits on the thread {self._input.thread_id!r}: it was answered before, or the server has no "
+                "record of it. Nothing ran."
+            )
+        if not messages or not isinstance(messages[-1], UserMessage):
+            raise InvalidHistoryError("Expected a message of the user as the last one; send one to begin a run.")
+        before = [*_history(messages[:-1], self.tools)]
+        if context := "\n".join(f"{each.description}: {each.value}" for each in self._input.context or ()):
+            before.append(ChatMessageContent(role=AuthorRole.USER, content=f"The application shows:\n{context}"))
+        return _text(messages[-1].content), ChatHistory(messages=before) if before else None
+
+    def decisions(self, by: str, roles: Collection[str]) -> dict[str, Decision]:
+        """Read the decisions on the calls that wait; a call without one stays undecided.
+
+        Raises:
+            DecisionRefusedError: If an answer does not fit its interrupt, or the user may not give it.
+        """
+        answers = {entry.interrupt_id: entry for entry in self._input.resume or ()}
+        results = {one.tool_call_id: one for one in self._input.messages if isinstance(one, ToolMessage)}
+        decisions: dict[str, Decision] = {}
+        for call in pending_calls(self._state):
+            if _is_tool(call):
+                if result := results.get(self._call_id(call.id)):
+                    decisions[call.id] = Supply(result.error or _text(result.content), by=by or None)
+            elif entry := answers.pop(call.fingerprint, None):
+                if call.roles and not {*call.roles} & {*roles}:
+                    raise DecisionRefusedError(f"{call.fully_qualified_name} is for {', '.join(call.roles)} to decide.")
+                if decision := _decision(entry, call, by or None):
+                    decisions[call.id] = decision
+        for unknown in answers:
+            logger.warning("Thread %r has no interrupt %r; the answer is ignored.", self._input.thread_id, unknown)
+        return decisions
+
+    # The events.
+
+    def shown(self, event: PlannerEvent) -> Iterator[BaseEvent]:
+        """Translate an event of the planner."""
+        match event:
+            case ResultReady():
+                yield from self._finished(event.result)
+            case TextDelta():
+                yield from self._in_step(event.iteration)
+                yield from self._text(event.text)
+            case facts.Planned():
+                self._state = apply(self._state, event)
+                yield from self._replied(event.plan, -1)
+            case facts.ModelReplied():
+                self._state = apply(self._state, event)
+                yield from self._replied(event.text, event.iteration)
+                yield from self._calls()
+            case _:
+                before, self._state = self._state, apply(self._state, event)
+                yield from self._fact(event, before)
+
+    def _fact(self, fact: facts.Fact, before: State) -> Iterator[BaseEvent]:
+        match fact:
+            case facts.RequestFailed():
+                yield from self._message_end()
+            case facts.IterationCompleted():
+                yield from self._in_step(None)
+            case facts.CallStarted():
+                self._kept = None
+                yield from self._in_step(fact.iteration)
+            case facts.CallFinished(result=text) | facts.CallDecided(verdict="answer" | "deny", answer=text):
+                yield from self._results(before, [fact.index], text)
+            case facts.CallsWithheld():
+                yield from self._results(before, fact.indexes, fact.answer)
+            case facts.Clarified(index=int() as index, answer=str() as text):
+                yield from self._results(before, [index], text)
+            case _:
+                pass
+
+    def _in_step(self, iteration: int | None) -> Iterator[BaseEvent]:
+        """Close the open step unless it is that of an iteration, and open that one; None opens none."""
+        name = "" if iteration is None else "plan" if iteration < 0 else f"iteration {iteration + 1}"
+        if name != self._step:
+            yield from self._message_end()
+            if self._step:
+                yield StepFinishedEvent(step_name=self._step)
+            if name:
+                yield StepStartedEvent(step_name=name)
+            self._step = name
+
+    def _text(self, text: str) -> Iterator[BaseEvent]:
+        """Add a piece to the open message; the first one opens it."""
+        if not self._is_open:
+            self._messages += 1
+            self._is_open = True
+            yield TextMessageStartEvent(message_id=self._message_id, role="assistant")
+        yield TextMessageContentEvent(message_id=self._message_id, delta=text)
+
+    def _message_end(self) -> Iterator[BaseEvent]:
+        if self._is_open:
+            self._is_open = False
+            yield TextMessageEndEvent(message_id=self._message_id)
+
+    @property
+    def _message_id(self) -> str:
+        return f"{self._input.run_id}/{self._messages}"
+
+    def _replied(self, text: str, iteration: int) -> Iterator[BaseEvent]:
+        """End a reply's text; one that was not streamed is sent whole."""
+        yield from self._in_step(iteration)
+        self._last_text = text
+        if text and not self._is_open:
+            yield from self._text(text)
+        yield from self._message_end()
+
+    def _calls(self) -> Iterator[BaseEvent]:
+        """Send the calls of the batch that a reply has opened."""
+        batch = self._state.batch
+        if not self._last_text:
+            self._messages += 1  # the calls are in a message of their own
+        for call in () if batch is None else batch.calls:
+            if (name := call.request.name) == _FINAL_ANSWER:
+                continue
+            id_ = self._call_id(call.request.id)
+            self._unanswered.append(id_)
+            shown = self.tools[name].name if name in self.tools else name
+            yield ToolCallStartEvent(tool_call_id=id_, tool_call_name=shown, parent_message_id=self._message_id)
+            yield ToolCallArgsEvent(tool_call_id=id_, delta=call.request.arguments or "{}")
+            yield ToolCallEndEvent(tool_call_id=id_)
+
+    def _results(self, before: State, indexes: Iterable[int], text: str) -> Iterator[BaseEvent]:
+        """Send the results of calls of the batch."""
+        assert before.batch is not None, "a call that has a result is in a batch"
+        for index in indexes:
+            request = before.batch.calls[index].request
+            if request.name != _FINAL_ANSWER:
+                id_ = _call_key(before.run_id, before.batch.iteration, request.id)
+                if id_ in self._unanswered:
+                    self._unanswered.remove(id_)
+                yield ToolCallResultEvent(message_id=f"{id_}-result", tool_call_id=id_, content=text, role="tool")
+
+    def _call_id(self, call_id: str) -> str:
+        """Return the protocol's id of a call of the open batch."""
+        return "" if self._state.batch is None else _call_key(self._state.run_id, self._state.batch.iteration, call_id)
+
+    def _finished(self, result: FunctionCallingStepwisePlannerResult) -> Iterator[BaseEvent]:
+        self._kept = None
+        if result.pending:  # before the front end can answer
+            self._waiting[self._input.thread_id] = result.checkpoint
+        if result.final_answer and result.final_answer != self._last_text:  # it was handed over by a call
+            yield from self._text(result.final_answer)
+        yield from self._in_step(None)
+        yield from self._message_end()
+        if result.status == "incomplete":
+            yield RunErrorEvent(message=result.reason or "The last reply was cut short.", code="incomplete")
+            return
+        outcome = self._outcome(result)
+        answered = isinstance(outcome, RunFinishedSuccessOutcome) and result.final_answer
+        yield RunFinishedEvent(
+            thread_id=self._input.thread_id,
+            run_id=self._input.run_id,
+            outcome=outcome,
+            result=result.final_answer if answered else None,
+            usage=[_usage(result.usage + -self._used)],
+            metadata={"planner_ext": {"status": result.status, "limit": result.limit, "reason": result.reason}},
+        )
+
+    def _outcome(
+        self, result: FunctionCallingStepwisePlannerResult
+    ) -> RunFinishedSuccessOutcome | RunFinishedInterruptOutcome | RunFinishedCancelledOutcome:
+        if interrupts := [self._interrupt(call) for call in result.pending if not _is_tool(call)]:
+            return RunFinishedInterruptOutcome(interrupts=interrupts)
+        if result.pending or result.final_answer or result.status == "answered":
+            return RunFinishedSuccessOutcome(pending_tool_call_ids=self._unanswered or None)
+        return RunFinishedCancelledOutcome()
+
+    def _interrupt(self, call: PendingCall) -> Interrupt:
+        asks = call.fully_qualified_name == ASK_USER
+        return Interrupt(
+            id=call.fingerprint,
+            reason="input_required" if asks else "tool_call",
+            message=call.prompt or (None if asks else f"May {call.fully_qualified_name} run?"),
+            tool_call_id=self._call_id(call.id) or None,
+            response_schema=_ANSWER_SCHEMA if asks else _approval_schema(call),
+            expires_at=None if call.expires_at is None else call.expires_at.isoformat(),
+            metadata={"planner_ext": {"function": call.fully_qualified_name, "arguments": dict(call.arguments)}},
+        )
+
+
+# Decisions.
+
+_ANSWER_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}},
+    "required": ["answer"],
+}
+
+
+def _approval_schema(call: PendingCall) -> dict[str, Any]:
+    """Describe the answer to a call that waits, as the protocol recommends for approval with edits."""
+    edited = {**(call.parameters or {"type": "object"}), "description": "All arguments; they replace the model's."}
+    properties = {"approved": {"type": "boolean"}, "editedArgs": edited, "reason": {"type": "string"}}
+    return {"type": "object", "properties": properties, "required": ["approved"]}
+
+
+def _decision(entry: ResumeEntry, call: PendingCall, by: str | None) -> Decision | None:
+    """Read one answer; None if it abandons a question that has expired, which the run records itself.
+
+    Raises:
+        DecisionRefusedError: If it does not fit the interrupt.
+    """
+    if entry.status == "cancelled":
+        expired = call.expires_at is not None and datetime.now(UTC) >= call.expires_at
+        return None if expired else Deny("the user gave no decision", by=by)
+    payload: object = entry.payload
+    given = cast("dict[object, object]", payload) if isinstance(payload, dict) else {}
+    match given:
+        case {"answer": str() as answer} if call.fully_qualified_name == ASK_USER:
+            return Supply(answer, by=by)
+        case {"approved": False} if call.fully_qualified_name != ASK_USER:
+            return Deny(str(given.get("reason") or ""), by=by)
+        case {"approved": True} if call.fully_qualified_name != ASK_USER:
+            edited = given.get("editedArgs")
+            if edited is None or isinstance(edited, dict):
+                arguments = None if edited is None else cast("dict[str, Any]", edited)
+                return Approve(arguments=arguments, by=by, fingerprint=call.fingerprint)
+        case _:
+            pass
+    raise DecisionRefusedError(
+        f"The answer to {call.fully_qualified_name} does not have the form of its responseSchema. Nothing ran."
+    )
+
+
+def _is_tool(call: PendingCall) -> bool:
+    """Whether a call that waits is one of a tool of the front end."""
+    return call.fully_qualified_name.startswith(f"{_PLUGIN}-")
+
+
+# The tools of the front end.
+
+
+def _function_name(tool: Tool) -> str:
+    """Return the fully qualified name under which the model sees a tool."""
+    return f"{_PLUGIN}-{re.sub(r'[^0-9A-Za-z_]', '_', tool.name)}"
+
+
+def _with_tools(kernel: Kernel, tools: Mapping[str, Tool]) -> Kernel:
+    """Copy a kernel, with the tools of the front end as a plugin."""
+    functions = [_function(name.removeprefix(f"{_PLUGIN}-"), tool) for name, tool in tools.items()]
+    return kernel.model_copy(
+        update={"plugins": {**kernel.plugins, _PLUGIN: KernelPlugin(_PLUGIN, functions=functions)}}
+    )
+
+
+def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
+    @kernel_function(name=name, description=tool.description)
+    async def not_here() -> str:
+        raise NotImplementedError(f"{tool.name} runs at the front end.")
+
+    given: object = tool.parameters
+    schema = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    parameters = [
+        KernelParameterMetadata(
+            name=parameter, is_required=parameter in schema.get("required", ()), type=None, schema_data=data
+        )
+        for parameter, data in schema.get("properties", {}).items()
+    ]
+    return KernelFunctionFromMethod(not_here, _PLUGIN, parameters=parameters)
+
+
+def _deferring(planner: FunctionCallingStepwisePlanner) -> FunctionCallingStepwisePlanner:
+    """Copy a planner so that calls of the front end's tools wait; the copy knows which decisions were taken."""
+    planner, options = copy(planner), planner.options
+    planner.options = options.model_copy(update={"interceptors": (_defer_tools, *options.interceptors)})
+    return planner
+
+
+async def _defer_tools(call: ToolCall) -> Defer | None:
+    return Defer() if call.plugin_name == _PLUGIN else None
+
+
+# Messages, ids, usage and errors.
+
+
+def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator[ChatMessageContent]:
+    """Convert the conversation; calls without a result, and what is not for the model, are left out."""
+    sent = {tool.name: name for name, tool in tools.items()}
+    results = {one.tool_call_id for one in messages if isinstance(one, ToolMessage)}
+    names: dict[str, str] = {}
+    for message in messages:
+        match message:
+            case UserMessage():
+                yield ChatMessageContent(role=AuthorRole.USER, content=_text(message.content))
+            case AssistantMessage():
+                calls = [call for call in message.tool_calls or () if call.id in results]
+                names |= {call.id: sent.get(call.function.name, call.function.name) for call in calls}
+                items: list[Any] = [TextContent(text=message.content)] if message.content else []
+                items += [FunctionCallContent(id=c.id, name=names[c.id], arguments=c.function.arguments) for c in calls]
+                if items:
+                    yield ChatMessageContent(role=AuthorRole.ASSISTANT, items=items)
+            case ToolMessage(tool_call_id=id_) if id_ in names:
+                content = message.error or _text(message.content)
+                yield ChatMessageContent(
+                    role=AuthorRole.TOOL, items=[FunctionResultContent(id=id_, name=names[id_], result=content)]
+                )
+            case _:
+                pass
+
+
+def _text(content: str | list[ContentPart]) -> str:
+    """Return the text of a message; parts that are no text are left out."""
+    return content if isinstance(content, str) else "".join(one.text for one in content if isinstance(one, TextPart))
+
+
+def _call_key(run_id: str, iteration: int, call_id: str) -> str:
+    """Name a call within its thread: models use an id again in a later batch, and servers take no long ones."""
+    return sha256(f"{run_id}/{iteration}/{call_id}".encode()).hexdigest()[:32]
+
+
+def _usage(used: Usage) -> TokenUsage:
+    return TokenUsage(
+        input_tokens=used.prompt_tokens, output_tokens=used.completion_tokens, total_tokens=used.total_tokens
+    )
+
+
+def _error_event(error: Exception) -> RunErrorEvent:
+    if isinstance(error, _SHOWN_ERRORS):
+        return RunErrorEvent(message=str(error), code=type(error).__name__)
+    logger.error("A run of an AG-UI front end failed.", exc_info=error)
+    return RunErrorEvent(message="The run failed on the server.", code=type(error).__name__)
