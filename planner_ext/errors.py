@@ -27,6 +27,7 @@ PlannerExtError                              the root
 ├── RunConflictError                         the store has a run of this name with another goal or other inputs
 ├── RunRefusedError                          this process lacks a guard (policy, interceptor) of the run
 ├── ApprovalRefusedError                     the store cannot take this decision
+├── InvalidForkError                         a run has no further request after this iteration
 ├── InvalidPolicyError                       a policy cannot be read
 ├── InvalidLimitError                        a limit of the core has an invalid value
 ├── NotAFunctionError (TypeError)            a decorator was applied to something else than a function
@@ -55,6 +56,7 @@ from planner_ext.durable.errors import (
     UnknownRunError,
     WorkerInUseError,
 )
+from planner_ext.engine.fork import InvalidForkError
 from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.sk.checkpoint import InvalidCheckpointError
 from planner_ext.sk.errors import (
@@ -80,6 +82,7 @@ __all__ = [
     "DecisionRefusedError",
     "IllegalTransitionError",
     "InvalidCheckpointError",
+    "InvalidForkError",
     "InvalidHistoryError",
     "InvalidJournalError",
     "InvalidLimitError",

@@ -69,7 +69,7 @@ MODULES = {
         at_token_fraction when_flagged
         """,
     "planner_ext.testing": """
-        CassetteError Difference ReplayDifferenceError Tape record replay
+        CassetteError Difference ReplayDifferenceError Tape fork record replay
         Script ScriptExhaustedError ScriptedAnswer ScriptedCall ScriptedChatCompletion ScriptedFault
         ScriptedOpenAIServer ScriptedPromptExecutionSettings ScriptedReply ScriptedRequest call calls say
         """,

@@ -17,15 +17,15 @@ from planner_ext.core.limits import is_count
 from planner_ext.core.state import Phase, State
 from planner_ext.durable.database import Row, Step, Value
 from planner_ext.durable.errors import DuplicateRowError, RunConflictError, StoreError
-from planner_ext.durable.inputs import read_inputs, read_new_budget
-from planner_ext.durable.records import fold_journal, read_facts
-from planner_ext.durable.runs import RUN_ID
+from planner_ext.durable.inputs import RunInputs, read_inputs, read_new_budget
+from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
 from planner_ext.durable.writer import ADD_FACT, JournalWriter
+from planner_ext.engine.fork import forked_facts
 from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
 from planner_ext.engine.signing import read_json, signature_of, signatures_match
 
-__all__ = ["export_run", "import_run"]
+__all__ = ["export_run", "fork_run", "import_run"]
 
 _FORM = 1
 """The number of the document's form; one line per number. 1: the first."""
@@ -129,7 +129,7 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
         for fact in facts:
             _time(fact.at)
         last = _SET_ASIDE if run["status"] in _NOT_DERIVED else _MAKE_DUE
-        steps: list[Step] = [(_ADD_RUN, run), *await _journal_steps(run_id, facts), (last, run)]
+        steps: list[Step] = [(last, run)]
         for statement, columns, rows in (
             (_DECIDE, _DECISIONS, data["decisions"]),
             (_REFUSE, _REFUSALS, data["refusals"]),
@@ -137,12 +137,44 @@ async def import_run(store: JournalStore, text: str, *, key: bytes | None = None
             steps += [(statement, _row(run_id, columns, row)) for row in rows]
     except (KeyError, TypeError, ValueError, StoreError) as error:
         raise InvalidJournalError(f"Expected an exported run; it is damaged: {error!r}.") from error
+    way_out = "Delete it first, or import into another store."
+    return await _add(store, run, facts, steps, way_out=way_out)
+
+
+async def fork_run(
+    store: JournalStore, run_id: str, *, at: int, new_run_id: str, now: float, instruction: str = ""
+) -> str:
+    """Add a fork of a run to its store; see `planner_ext.engine.fork.forked_facts`.
+
+    Raises:
+        UnknownRunError: If there is no such run.
+        InvalidForkError: If the run cannot be forked there.
+        RunConflictError: If the store has a run of the new name.
+    """
+    stored = await store.load(run_id)
+    facts = forked_facts(stored.facts, at=at, run_id=new_run_id, now=now, instruction=instruction)
+    written = RunInputs(arguments=stored.inputs.arguments).to_json()
+    document = {
+        "goal": stored.record.goal,
+        "status": "stopped",
+        "created_at": now,
+        "updated_at": now,
+        "problem": None,
+        "inputs": None if written is None else json.loads(written),
+        "new_budget": None,
+    }
+    return await _add(store, _row(new_run_id, _RUN, document), facts, way_out="Give the fork another name.")
+
+
+async def _add(
+    store: JournalStore, run: dict[str, Value], facts: Sequence[Fact], more: Sequence[Step] = (), *, way_out: str
+) -> str:
+    """Add a run's row and journal in one transaction; return the run's name."""
+    run_id = str(run["run_id"])
     try:
-        await store.database.transact(*steps)
+        await store.database.transact((_ADD_RUN, run), *await _journal_steps(run_id, facts), *more)
     except DuplicateRowError as error:
-        raise RunConflictError(
-            f"Run {run_id!r} is there already, and was not changed. Delete it first, or import into another store."
-        ) from error
+        raise RunConflictError(f"Run {run_id!r} is there already, and was not changed. {way_out}") from error
     return run_id
 
 

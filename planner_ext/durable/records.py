@@ -4,6 +4,7 @@ Reading a row runs no code.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from planner_ext.engine.journal import check_schema, load_facts
 
 __all__ = [
     "RUN_COLUMNS",
+    "RUN_ID",
     "PendingApproval",
     "RunRecord",
     "StoredRun",
@@ -126,6 +128,10 @@ class RunRecord:
 
 RUN_COLUMNS = tuple(column.name for column in fields(RunRecord) if column.name != "waits_for")
 """The columns of a run's row."""
+
+
+RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+"""The name of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

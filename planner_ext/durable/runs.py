@@ -3,7 +3,6 @@
 import asyncio
 import builtins
 import logging
-import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from planner_ext.approval.decisions import Decision, waiting_calls
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget
 from planner_ext.durable.approvals import Approvals
+from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Authorize
 from planner_ext.durable.errors import RunConflictError, StoreError, is_address, kernel_error, redacted
 from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_workers
@@ -29,7 +29,7 @@ from planner_ext.durable.options import (
     checked_name,
     takes_worker_options,
 )
-from planner_ext.durable.records import RunRecord, StoredRun, fold_journal
+from planner_ext.durable.records import RUN_ID, RunRecord, StoredRun, fold_journal
 from planner_ext.durable.results import RunResult, result_of
 from planner_ext.durable.retry import RetryPolicy
 from planner_ext.durable.store import LEASE_SECONDS, JournalStore, opened_store
@@ -41,7 +41,7 @@ from planner_ext.engine.ports import Clock
 if TYPE_CHECKING:
     from planner_ext.durable.dbos import ActivationQueue
 
-__all__ = ["RUN_ID", "Runs", "RunsClient", "SubmittedRun"]
+__all__ = ["Runs", "RunsClient", "SubmittedRun"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
 """How long a worker waits for a server that starts at the same time, or for a store that cannot be used."""
-RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 
 class RunsClient:
@@ -195,6 +194,31 @@ class RunsClient:
         """
         return await self._store.load(run_id)
 
+    async def fork(self, run_id: str, *, at: int, new_run_id: str | None = None, instruction: str = "") -> str:
+        """Add a run that goes on from an iteration of this one: stopped, until it is resumed with `Runs.resume`.
+
+        What the run had spent by then counts. Results of earlier iterations are kept, and those functions are not
+        called again; functions of later ones are called anew, and take effect again. A decision that was made later is
+        not in the fork, nor does an approval for the rest of the run hold in it; its policies do.
+
+        Args:
+            run_id: The run, in any state; it is not changed.
+            at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is one, and nothing after it.
+            new_run_id: The fork's name, as of `submit`. None generates one.
+            instruction: A message of the user that is added.
+
+        Returns:
+            The fork's name.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            InvalidForkError: If the run made no request after this iteration; names where it can be forked.
+            RunConflictError: If the store has a run of the new name.
+            StoreError: If the new name cannot be used.
+        """
+        name, now = _run_name(new_run_id), self._clock.now()
+        return await fork_run(self._store, run_id, at=at, new_run_id=name, now=now, instruction=instruction)
+
     async def notices(self, run_id: str) -> tuple[NoticeRecord, ...]:
         """List the notices of a run, the oldest first: which were delivered, and why others were not."""
         return await notices_of(self._store, run_id)
@@ -292,8 +316,7 @@ class RunsClient:
             StoreError: If the name or the store cannot be used.
         """
         _check_goal(goal)
-        expected = "run_id must be 1 to 200 characters, without / and control characters"
-        name = checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)
+        name = _run_name(run_id)
         status, text = ("running", None) if inputs is None else ("queued", inputs.to_json())
         at = self._clock.now()
         if await self._store.create(name, goal, owner=owner, at=at, status=status, inputs=text):
@@ -309,6 +332,16 @@ class RunsClient:
                 "name, or change that one's budget."
             )
         return name
+
+
+def _run_name(run_id: str | None) -> str:
+    """Return the name of a new run, generated if it is None.
+
+    Raises:
+        StoreError: If it is no name.
+    """
+    expected = "run_id must be 1 to 200 characters, without / and control characters"
+    return checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)
 
 
 class SubmittedRun:

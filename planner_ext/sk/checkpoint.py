@@ -116,6 +116,11 @@ class Checkpoint:
         """The id of its run."""
         return next((fact.run_id for fact in self.facts if isinstance(fact, RunStarted)), "")
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether it has a signature, which need not be the right one."""
+        return self._signature is not None
+
     def state(self) -> State:
         """Fold the facts.
 

@@ -1,6 +1,7 @@
 """Scripted models for tests, as a service or as an OpenAI-compatible server; and real ones, recorded and replayed."""
 
 from planner_ext.testing.cassette import CassetteError, Difference, ReplayDifferenceError
+from planner_ext.testing.fork import fork
 from planner_ext.testing.script import (
     Script,
     ScriptedAnswer,
@@ -34,6 +35,7 @@ __all__ = [
     "Tape",
     "call",
     "calls",
+    "fork",
     "record",
     "replay",
     "say",

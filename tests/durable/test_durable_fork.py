@@ -1,0 +1,49 @@
+"""Forks of runs in a store: added beside the run, stopped until they are resumed, under names of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from planner_ext import Budget
+from planner_ext.durable import RunConflictError, StoreError, UnknownRunError
+from planner_ext.engine.journal import dump_facts
+from planner_ext.errors import InvalidForkError
+from planner_ext.testing import call, say
+from support.durable import effects_in, open_runs, world
+
+BOOK, LABEL = call("shop-book", {"order": 1}), call("shop-label", {"order": 2})
+
+
+async def test_a_kept_run_is_forked_and_resumed(store: str, tmp_path: Path) -> None:
+    """A fork is stopped, and no worker takes it; resumed, it goes on with what was spent. The run stays as it was."""
+    effects = tmp_path / "effects"
+    planner, kernel = world(effects, [BOOK, LABEL, say("Both.")])
+    async with open_runs(store) as runs:
+        first = await (await runs.start(planner, kernel, "Settle.", run_id="order-7")).result()
+        name = await runs.fork("order-7", at=0, new_run_id="order-7b", instruction="No label.")
+        assert name == "order-7b"
+        record = (await runs.load(name)).record
+        assert (record.status, record.goal) == ("stopped", "Settle.")
+        assert await runs.recover(planner, kernel) == []
+        other, kernel = world(effects, [say("Booked, no label.")])
+        handle = await runs.resume(name, other, kernel, budget=Budget(max_iterations=5))
+        forked = await handle.result()
+        assert (forked.final_answer, forked.iterations, forked.tool_calls) == ("Booked, no label.", 2, 1)
+        assert dump_facts((await runs.load("order-7")).facts) == dump_facts(first.facts)
+    assert effects_in(effects) == ["book 1", "label 2"]
+
+
+async def test_forks_that_cannot_be_are_refused(store: str, tmp_path: Path) -> None:
+    """An unknown run, an iteration without a next request, a name that is taken or none: refused, nothing is added."""
+    planner, kernel = world(tmp_path / "effects", [BOOK, say("Booked.")])
+    async with open_runs(store) as runs:
+        await (await runs.start(planner, kernel, "Settle.", run_id="order-7")).result()
+        with pytest.raises(UnknownRunError):
+            await runs.fork("order-8", at=0)
+        with pytest.raises(InvalidForkError, match="it can after -1, 0"):
+            await runs.fork("order-7", at=1)
+        with pytest.raises(RunConflictError, match="another name"):
+            await runs.fork("order-7", at=0, new_run_id="order-7")
+        with pytest.raises(StoreError, match="run_id must be"):
+            await runs.fork("order-7", at=0, new_run_id="a/b")
+        assert await runs.count() == 1
