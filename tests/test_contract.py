@@ -85,6 +85,10 @@ MODULES = {
         RunsClient StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
         NoticeRecord RunNotice WorkerOptions
         """,
+    "planner_ext.timeline": """
+        CallAttempt CallOutcome EventKind FailedRequest Gap ModelRequest Spending Timeline TimelineCall TimelineEvent
+        TimelineIteration TimelineMessage fragment_of page_of timeline_of
+        """,
 }
 """The public modules, and the names that each exports at least."""
 

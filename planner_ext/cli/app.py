@@ -264,8 +264,9 @@ def show_result(
 def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By) -> cli.Exit:
     """Change limits of a run that has not ended, also while a worker drives it.
 
-    Its other limits stay; of a run that is still queued, those that it was submitted with. What the run spent still
-    counts: a limit that is used up ends it before its next step.
+    Its other limits stay; of a run that is still queued, those that it was submitted with. One that was submitted
+    without limits has only these from now on, and no longer those of the worker's planner: give all that it shall have.
+    What the run spent still counts: a limit that is used up ends it before its next step.
 
     Examples:
       planner-ext runs budget order-7 --store runs.db --max-iterations 30
@@ -302,17 +303,23 @@ def print_stats(store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
 
 @cli.command(runs, name="show")
 def show_run(
-    run: RunName, store: cli.Store, follow: Annotated[bool, typer.Option("--follow")] = False, as_json: cli.Json = False
+    run: RunName,
+    store: cli.Store,
+    follow: Annotated[bool, typer.Option("--follow")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    as_json: cli.Json = False,
 ) -> cli.Exit:
     """Show what happened in a run, what waits, and its answer.
 
     Examples:
       planner-ext runs show order-7 --store runs.db
       planner-ext runs show order-7 --store runs.db --follow
+      planner-ext runs show order-7 --store runs.db --html order-7.html
 
     Options:
         follow: Show what happens from now on, too, whichever process drives the run, until it ends or waits for a
             decision. Ctrl-C ends only the view.
+        html: Write a page with the run's timeline, too: requests, calls, decisions, and every message.
 
     Exit codes:
       0    done; with --follow: answered
@@ -324,7 +331,7 @@ def show_run(
     """
     from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
 
-    return stored.show_run(run, store, follow=follow, as_json=as_json)
+    return stored.show_run(run, store, follow=follow, html=html, as_json=as_json)
 
 
 @cli.command(runs, exit_codes=RUN_EXIT_CODES, name="resume")

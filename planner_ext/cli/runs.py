@@ -11,6 +11,7 @@ from contextlib import redirect_stdout, suppress
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 from rich.text import Text
@@ -37,12 +38,14 @@ from planner_ext.durable import (
     UnknownRunError,
     WorkerOptions,
 )
+from planner_ext.durable.claims import PARKED
 from planner_ext.durable.records import RunRecord, fold_journal
 from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import Fact
 from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.planner.run import result_of
+from planner_ext.timeline import page_of
 
 __all__ = ["resume_run", "show_run", "start_run", "work"]
 
@@ -73,7 +76,7 @@ class StoreRun(CliRun):
         """Print the command that resumes the run, if it is already in the store."""
         if self.run_id:
             status = asyncio.run(_stored(self.run_id, self.store)).record.status
-            who = "This resumes it" if status == "failed" else "A planner-ext worker resumes it, or"
+            who = "This resumes it" if status in PARKED else "A planner-ext worker resumes it, or"
             self.console.say(f"The run is kept. {who}:")
             self.console.print_command(command_on(self.store, "runs", "resume", self.run_id, *self.resume_words()))
 
@@ -129,8 +132,12 @@ def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterat
     return run.execute(first)
 
 
-async def show_run(run_id: str, store: str, *, follow: bool, as_json: bool) -> int:
-    """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status."""
+async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, as_json: bool) -> int:
+    """Print a run from its journal, without resuming it; if it is followed, return the exit code for its status.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the page cannot be written.
+    """
     console = Terminal(sys.stderr)
     stored = await _stored(run_id, store)
     record, facts = stored.record, stored.facts
@@ -142,7 +149,17 @@ async def show_run(run_id: str, store: str, *, follow: bool, as_json: bool) -> i
             if follow:
                 record, facts = await _followed(stored, store, progress)
     await _print_run(record, facts, store, as_json=as_json)
+    if html is not None:
+        _write_page(html, page_of([replace(stored, record=record, facts=facts).timeline(now=time.time())]))
+        console.say(f"Written: {printable(str(html))}", "dim")
     return result_code(record.status) if follow else ExitCode.ANSWERED
+
+
+def _write_page(file: Path, page: str) -> None:
+    try:
+        file.write_text(page, "utf-8")
+    except OSError as error:
+        raise PlannerInvalidConfigurationError(f"--html {file} cannot be written: {error}.") from error
 
 
 async def _followed(stored: StoredRun, store: str, progress: Progress) -> tuple[RunRecord, tuple[Fact, ...]]:
@@ -187,7 +204,7 @@ async def _print_run(record: RunRecord, facts: tuple[Fact, ...], store: str, *, 
         console.say(f"{state}, of {what}: {decision_text(one)}")
     if record.problem:
         console.say(f"Problem: {printable(record.problem)}", "red")
-    if record.unfinished or record.status in ("failed", "quarantined"):
+    if record.unfinished or record.status in PARKED:
         await _print_waiting(run_id, result, store)
         console.say(spent_line(result, ended=record.status), "dim")
     else:

@@ -268,7 +268,7 @@ class _Drawn:
 
 _LEFT: Mapping[str, Callable[[float], str]] = {
     "max_iterations": lambda left: counted(int(left), "round trip"),
-    "max_tool_calls": lambda left: counted(int(left), "call"),
+    "max_tool_calls": lambda left: counted(int(left), "function call"),
     "max_total_tokens": lambda left: counted(int(left), "token"),
     "max_cost": lambda left: f"${left:,.4f}",
 }

@@ -48,7 +48,9 @@ CallOutcome: TypeAlias = Literal["ok", "failed", "timed_out", "cancelled"]
 """How a started call ended; ``timed_out`` at its own timeout, or at a time limit of the run."""
 
 
-_IN_NO_LINE = frozenset({"type", "at", "seconds", "digest", "signature", "parameters", "fingerprint", "run_id"})
+_IN_NO_LINE = frozenset(
+    {"type", "at", "seconds", "digest", "signature", "parameters", "fingerprint", "run_id", "trace"}
+)
 LINE_WIDTH = 120
 """The most characters of an event's line."""
 
@@ -140,6 +142,7 @@ class RunStarted(EventLine):
     Attributes:
         guards: What could decide its calls; None if that is not recorded: the run is not kept in a store, or it
             began in a version of this package that did not record it.
+        trace: The W3C ``traceparent`` of the span that started it; "" if nothing traced it.
     """
 
     run_id: str
@@ -147,6 +150,7 @@ class RunStarted(EventLine):
     messages: tuple[Message, ...]
     goal: str = ""
     guards: Guards | None = None
+    trace: str = ""
     at: float
     type: Literal["RunStarted"] = "RunStarted"
 
@@ -446,8 +450,13 @@ class BudgetChanged(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(EventLine):
-    """The run waits for a person; it executes nothing until it is resumed."""
+    """The run waits for a person; it executes nothing until it is resumed.
 
+    Attributes:
+        trace: The W3C ``traceparent`` of the span in which it paused; "" if nothing traced it.
+    """
+
+    trace: str = ""
     at: float
     seconds: float
     type: Literal["Paused"] = "Paused"
@@ -455,9 +464,14 @@ class Paused(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(EventLine):
-    """A paused or ended run was resumed; new limits replace the old ones, what was spent stays spent."""
+    """A paused or ended run was resumed; new limits replace the old ones, what was spent stays spent.
+
+    Attributes:
+        trace: The W3C ``traceparent`` of the span that resumed it; "" if nothing traced it.
+    """
 
     limits: Budget | None = None
+    trace: str = ""
     at: float
     type: Literal["Resumed"] = "Resumed"
 

@@ -31,17 +31,22 @@ _UNSEEN = re.compile(
 """Characters that are drawn as nothing although some of them count as letters: ``Default_Ignorable_Code_Point`` of the
 Unicode Character Database (DerivedCoreProperties.txt, 15.1), and the letters and symbols whose glyph is blank."""
 
-_RUN = re.compile(r" {3,}")
+_BLANKS = 2
+"""The most blanks in a row that are shown as they are where a decision is made: more would hide what follows them."""
 _MOST_MARKS = 2
 """The most combining marks that a language puts on one character; more of them are drawn over other lines."""
 
 
-def visible(text: str) -> str:
+def visible(text: str, *, blanks: int = _BLANKS) -> str:
     """Escape control and invisible characters as JSON does; line ends stay, and runs of blanks are counted.
 
     A character is shown if it has a glyph. A combining mark is shown on the character that it belongs to.
+
+    Args:
+        text: The text.
+        blanks: The most blanks in a row that stay; where no decision is made, a text may have its indents.
     """
-    return "\n".join(map(_visible, text.split("\n")))
+    return "\n".join(_visible(line, blanks) for line in text.split("\n"))
 
 
 def exact(text: str) -> str:
@@ -56,10 +61,10 @@ def exact_json(value: object, *, indent: int | None = None) -> str:
     return "\n".join(" " * (len(line) - len(own)) + _visible(own) for line, own in zip(lines, written, strict=True))
 
 
-def _visible(line: str) -> str:
+def _visible(line: str, blanks: int = _BLANKS) -> str:
     if not (line.isascii() and line.isprintable()):
         line = "".join(_escaped(line))
-    return _RUN.sub(lambda run: f"\\<{len(run[0])} blanks>", line)
+    return re.sub(f" {{{blanks + 1},}}", lambda run: f"\\<{len(run[0])} blanks>", line)
 
 
 def _escaped(line: str) -> Iterator[str]:

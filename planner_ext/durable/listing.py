@@ -188,7 +188,7 @@ def with_waits(
         numbers[str(run_id)] = int(number or 0)
     return [
         replace(one, waits_for=_calls_text(calls[one.run_id], numbers[one.run_id]))
-        if one.run_id in calls
+        if one.run_id in calls and one.unfinished
         else replace(one, waits_for=_worker_text(one, lost, now))
         for one in records
     ]

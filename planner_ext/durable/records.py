@@ -29,6 +29,7 @@ from planner_ext.durable.database import Row, Value
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError
 from planner_ext.durable.inputs import RunInputs
 from planner_ext.engine.journal import check_schema, load_facts
+from planner_ext.timeline import Timeline, timeline_of
 
 __all__ = [
     "RUN_COLUMNS",
@@ -141,6 +142,21 @@ class StoredRun:
     record: RunRecord
     facts: tuple[Fact, ...]
     inputs: RunInputs
+
+    def timeline(self, *, now: float | None = None) -> Timeline:
+        """Compute what happened in the run, with what the store knows of it: its status and its last problem.
+
+        Args:
+            now: The time to which a run under way is shown, see `planner_ext.timeline.timeline_of`.
+
+        Raises:
+            InvalidJournalError: If the facts contradict each other, or belong to another run.
+        """
+        record = self.record
+        fold_journal(record.run_id, self.facts)
+        timeline = timeline_of(self.facts, now=now)
+        reason = record.problem or timeline.reason
+        return replace(timeline, run_id=record.run_id, goal=record.goal, status=record.status, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

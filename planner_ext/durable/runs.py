@@ -461,6 +461,8 @@ class Runs(RunsClient):
         queue: "ActivationQueue | None" = None,
     ) -> AsyncGenerator["Runs", None]:
         """Work on a store, and leave it at the end of the block."""
+        from planner_ext.durable.gauge import waiting_reported  # noqa: PLC0415  (workers alone load OpenTelemetry)
+
         runner = Runner(store, settings.in_doubt, settings.clock or SystemClock(), settings.authorize)
         pool = WorkerPool(
             runner=runner,
@@ -475,7 +477,8 @@ class Runs(RunsClient):
         runs = cls(pool, notifier)
         try:
             await notifier.open(store, where=redacted(where), clock=runner.clock, poll_seconds=settings.poll_seconds)
-            yield runs
+            with waiting_reported(redacted(where), lambda: store.open_approvals_at(runner.clock.now())):
+                yield runs
         finally:
             await runs.close()
 

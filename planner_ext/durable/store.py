@@ -78,6 +78,9 @@ ADD_NOTICE = """
 _EVENT_OF: Mapping[str, str] = {"paused": "paused", "failed": "failed", "quarantined": "failed"}
 """The event of a status; that of any other one at which nothing more runs is ``ended``."""
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
+_COUNT_OPEN = "SELECT COUNT(*) FROM planner_approvals WHERE"
+_COUNT_SECONDS = 5.0
+"""How long a server that does not answer may hold up the collection of metrics."""
 
 
 LEASE_SECONDS = 30.0
@@ -410,8 +413,16 @@ class JournalStore:
 
     async def count_open_approvals(self, now: float, *, run_id: str | None = None) -> int:
         """Count the open questions, of all runs or of one."""
-        statement = f"SELECT COUNT(*) FROM planner_approvals WHERE {_of_run(run_id)} {OPEN}"
-        return await self._number(statement, now=now, run_id=run_id)
+        return await self._number(f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id)
+
+    def open_approvals_at(self, now: float) -> int:
+        """Count the open questions of all runs, in a session of its own; blocks its thread.
+
+        Raises:
+            StoreError: If the store cannot be used.
+        """
+        with self.database.session(timeout=_COUNT_SECONDS) as execute:
+            return int(execute(f"{_COUNT_OPEN} {OPEN}", {"now": now})[0][0] or 0)
 
     async def approval(self, key: str) -> tuple[Row | None, Sequence[Row]]:
         """Read the row of one question, open or not, and the rows of its refused decisions."""

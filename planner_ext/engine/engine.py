@@ -73,14 +73,16 @@ class Engine:
             CallFailedError: If a function failed and ``raise_errors`` is set.
             Exception: Whatever the connector or the store raises.
         """
+        tracing = self._ports.tracing
+        perform = self._perform if tracing is None else tracing.around(self._perform)
         self._journal.lap()
         try:
             while (action := await self._next()) is not None:
-                await self._perform(action)
+                await perform(action)
         except BaseException as error:
             if machine.may_have_asked(self.state):
                 await self._record_failed(error)
-            if self.state.batch is not None and self._running and self._ports.store is None:
+            if self.state.batch is not None and self.is_running and self._ports.store is None:
                 cancelled = isinstance(error, asyncio.CancelledError)
                 reason = "The run was cancelled." if cancelled else "The run failed."
                 await self._journal.terminate(reason, spent=self.account.unrecorded())
@@ -88,13 +90,14 @@ class Engine:
         return self.state
 
     @property
-    def _running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether the run has begun, and neither waits nor has ended."""
         return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
 
     async def _next(self, *, waits: bool = True) -> machine.Action | None:
-        if self._stop.reason is not None and self._running and self.state.stopping is None:
+        if self._stop.reason is not None and self.is_running and self.state.stopping is None:
             await self.record(facts.StopRequested(reason=self._stop.reason, at=self._journal.now()))
-        if self._ports.new_budget is not None and self._running and (new := self._ports.new_budget()) is not None:
+        if self._ports.new_budget is not None and self.is_running and (new := self._ports.new_budget()) is not None:
             at, seconds = self._journal.now(), self._journal.lap()
             limits, by = new
             await self.record(facts.BudgetChanged(limits=limits, by=by, at=at, seconds=seconds))
@@ -123,7 +126,9 @@ class Engine:
             case machine.WithholdCalls():
                 await self.record(plain_fact(action, at=self._journal.now()))
             case machine.Pause():
-                await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap()))
+                traced = {} if self._ports.tracing is None else {"trace": self._ports.tracing.trace}
+                at, seconds = self._journal.now(), self._journal.lap()
+                await self.record(plain_fact(action, at=at, seconds=seconds, **traced))
             case machine.Finish():
                 at, seconds = self._journal.now(), self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds))

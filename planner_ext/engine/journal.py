@@ -90,8 +90,8 @@ def check_schema(schema: object) -> None:
         )
 
 
-_OMITTED = ("roles", "parameters")
-"""Fields that are written only where they say something: most calls are decided without a person."""
+_OMITTED = ("roles", "parameters", "trace")
+"""Fields that are written only where they say something: most calls are decided without a person, and untraced."""
 
 
 def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:

@@ -11,7 +11,7 @@ from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.accounts import Tab
 from planner_ext.core.facts import CallOutcome, EventLine, Fact
 from planner_ext.core.limits import Budget
-from planner_ext.core.machine import AskModel, AskPerson
+from planner_ext.core.machine import Action, AskModel, AskPerson
 from planner_ext.core.state import State
 from planner_ext.core.values import Message, Reply, RequestedCall, ResolvedCall, TranscriptItem, Usage
 
@@ -23,11 +23,13 @@ __all__ = [
     "Finished",
     "Functions",
     "Observer",
+    "Perform",
     "Ports",
     "Prompts",
     "RunInfo",
     "RunStore",
     "TextDelta",
+    "Tracing",
 ]
 
 
@@ -204,6 +206,23 @@ class Clock(Protocol):
         ...
 
 
+Perform = Callable[[Action], Awaitable[None]]
+"""Performs the next action of a run."""
+
+
+class Tracing(Protocol):
+    """The telemetry of a run while it is driven."""
+
+    @property
+    def trace(self) -> str:
+        """The W3C ``traceparent`` of the span around the run; "" without one."""
+        ...
+
+    def around(self, perform: Perform) -> Perform:
+        """Surround each action with the span that it belongs to."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """The run that a fact is of."""
@@ -238,6 +257,7 @@ class Ports:
         min_iteration_seconds: Least time from the start of one request to the start of the next.
         within: The call of another run in which this run is made, and to which it is charged; None outside of one.
         new_budget: Returns limits that replace the run's, once, and who set them; asked before each next action.
+        tracing: Surrounds the actions with spans; None if nothing records them.
     """
 
     chat: Chat
@@ -259,3 +279,4 @@ class Ports:
     min_iteration_seconds: float = 0.0
     within: Tab | None = None
     new_budget: Callable[[], tuple[Budget, str] | None] | None = None
+    tracing: Tracing | None = None

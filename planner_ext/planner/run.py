@@ -45,6 +45,7 @@ from planner_ext.sk.outcome import chat_history, raise_at_limit, status_of
 from planner_ext.sk.prompts import ResponseForm
 from planner_ext.sk.questions import UserInteraction
 from planner_ext.sk.run_context import RunContext
+from planner_ext.timeline import page_of, timeline_of
 
 __all__ = [
     "FunctionCallingStepwisePlannerResult",
@@ -108,6 +109,17 @@ class FunctionCallingStepwisePlannerResult(KernelBaseModel):
     def decisions(self) -> tuple[DecisionRecord, ...]:
         """The decisions on the run's calls with author, time and arguments, in the order in which they were taken."""
         return decisions_of(self.facts)
+
+    def to_html(self, *, title: str = "") -> str:
+        """Write what happened in the run as one HTML file, with nothing to fetch and no script.
+
+        Args:
+            title: The page's title; "" is the goal.
+
+        Raises:
+            PlannerExtError: If jinja2 is not installed: extra ``cli`` or ``inbox``.
+        """
+        return page_of([timeline_of(self.facts)], title=title)
 
     def raise_for_status(self) -> Self:
         """Return this result if the run was answered; also works for a result that was stored and loaded.
@@ -260,8 +272,7 @@ class PlannerRun:
         context = self.context
         engine = context.engine(self.facts, emit=emit, stop=self.stop, budget=self.budget)
         with self.taking.reserve(engine):
-            await engine.begin(self.new)
-            await context.drive(engine)
+            await context.drive(engine, self.new)
         key = context.options.checkpoint_key
         raise_at_limit(engine.state, engine.facts, key)
         written = context.chat.messages(engine.state.transcript)

@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any, Literal, Protocol, cast
 from uuid import uuid4
 
-from opentelemetry.trace import get_tracer
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
-from semantic_kernel.const import AUTO_FUNCTION_INVOCATION_SPAN_NAME
 from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
-from semantic_kernel.utils.telemetry.model_diagnostics.gen_ai_attributes import AVAILABLE_FUNCTIONS
+from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
 
 from planner_ext.approval.policy import guard_name
 from planner_ext.core.accounts import Tab
@@ -28,6 +26,7 @@ from planner_ext.core.state import State
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.engine.ports import Clock, Emit, Ports, Prompts, RunStore
+from planner_ext.engine.telemetry import Invocation, is_listening
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, report_unused_rules
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.chat import KernelChat
@@ -56,7 +55,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-tracer = get_tracer("planner_ext")
 
 
 class Tape(Protocol):
@@ -122,6 +120,7 @@ class RunContext:
     store: RunStore | None = None
     chat: KernelChat = field(init=False)
     functions: KernelFunctions = field(init=False)
+    _invocation: Invocation | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if isinstance(self.behavior, BoundedFunctionChoiceBehavior) and self.behavior.pre_invoke_callback is not None:
@@ -248,6 +247,9 @@ class RunContext:
         if self.functions.parent is not None:  # what stops this run stops the runs inside its functions, too
             self.functions.parent = partial(self.functions.parent, stop=stop)
         completed, clarifier = options.iteration_completed, options.clarifier
+        if is_listening():
+            self._invocation = tracing = self._new_invocation()
+            follow = tracing.following(follow)
         ports = Ports(
             chat=chat,
             functions=self.functions,
@@ -272,10 +274,20 @@ class RunContext:
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
             within=None if parent is None else parent.tab,
             new_budget=None if budget is None else partial(self._new_budget, budget),
+            tracing=self._invocation,
         )
         if self.tape is not None:
             ports = self.tape.ports(ports, facts)
         return Engine(facts, ports, emit=emit, stop=stop)
+
+    def _new_invocation(self) -> Invocation:
+        provider = getattr(self.service, "MODEL_PROVIDER_NAME", type(self.service).__name__)
+        return Invocation(
+            _SERVICE_NAME if self.planner is None else type(self.planner).__name__,
+            provider=_PROVIDERS.get(provider, provider),
+            model=self.service.ai_model_id,
+            sensitive=are_sensitive_events_enabled(),
+        )
 
     def _new_budget(self, handle: BudgetHandle) -> tuple[Budget, str] | None:
         """Take a new budget, if one was set, and count and price the further requests as it needs.
@@ -294,8 +306,8 @@ class RunContext:
         self.chat.meter = self._meter(limits)
         return replace(limits, price=None), by
 
-    async def drive(self, engine: Engine) -> None:
-        """Run an engine to its next pause or end, under the span that Semantic Kernel's own loop has.
+    async def drive(self, engine: Engine, first: Sequence[Fact]) -> None:
+        """Record the first new facts, and run an engine to its next pause or end.
 
         Raises:
             ToolExecutionError: If a function failed and the execution is set to raise.
@@ -303,21 +315,29 @@ class RunContext:
             BaseException: On a fault or a cancellation; any exception carries the history and a checkpoint as
                 attributes.
         """
+        invocation = self._invocation
+        if invocation is None or not (first or engine.is_running):
+            await self._drive(engine, first)
+            return
+        with invocation.of(engine):
+            await self._drive(engine, invocation.stamped(first))
+
+    async def _drive(self, engine: Engine, first: Sequence[Fact]) -> None:
+        await engine.begin(first)
         if (limit := engine.account.open()) is not None:
             raise nothing_left(limit)
-        names, key = ",".join(self.tools.functions), self.options.checkpoint_key
-        with tracer.start_as_current_span(AUTO_FUNCTION_INVOCATION_SPAN_NAME, attributes={AVAILABLE_FUNCTIONS: names}):
-            try:
-                await engine.run()
-            except CallFailedError as error:
-                failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
-                carry_run(failed, engine.state, engine.facts, key)
-                raise failed from error.__cause__
-            except BaseException as error:
-                carry_run(error, engine.state, engine.facts, key)
-                raise
-            finally:
-                engine.account.close()
+        key = self.options.checkpoint_key
+        try:
+            await engine.run()
+        except CallFailedError as error:
+            failed = ToolExecutionError(f"{error}. Its batch is answered and in the history.")
+            carry_run(failed, engine.state, engine.facts, key)
+            raise failed from error.__cause__
+        except BaseException as error:
+            carry_run(error, engine.state, engine.facts, key)
+            raise
+        finally:
+            engine.account.close()
 
     def _check_names(self) -> None:
         offered, timeout = self.tools.functions.keys(), self.options.execution.timeout
@@ -328,6 +348,19 @@ class RunContext:
             )
         if isinstance(timeout, Mapping):
             refuse_unknown("ToolExecution.timeout", timeout, function_names(self.kernel) | offered)
+
+
+_SERVICE_NAME = "FunctionInvokingChatCompletion"
+"""The agent that a service is, and a handler or session above it."""
+
+_PROVIDERS = {
+    "azureai": "azure.ai.inference",
+    "bedrock": "aws.bedrock",
+    "googleai": "gcp.gemini",
+    "mistralai": "mistral_ai",
+    "vertexai": "gcp.vertex_ai",
+}
+"""The names that the OpenTelemetry conventions have for providers, where Semantic Kernel's differ."""
 
 
 def _parent_run(

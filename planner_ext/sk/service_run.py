@@ -128,8 +128,7 @@ class ServiceRun:
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
                 bring_up_to_date(self.history, self.transcript, engine.state, self.facts, returned)
-            await engine.begin(self.first)
-            await self.context.drive(engine)
+            await self.context.drive(engine, self.first)
         return engine
 
     def _returned(self, engine: Engine) -> ChatMessageContent:

@@ -18,6 +18,7 @@ from planner_ext.timeline.model import (
     TimelineIteration,
     TimelineMessage,
 )
+from planner_ext.timeline.page import fragment_of, page_of
 from planner_ext.timeline.reader import timeline_of
 
 __all__ = [
@@ -33,5 +34,7 @@ __all__ = [
     "TimelineEvent",
     "TimelineIteration",
     "TimelineMessage",
+    "fragment_of",
+    "page_of",
     "timeline_of",
 ]

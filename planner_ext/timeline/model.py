@@ -210,15 +210,17 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A time in which the run did not work: paused, ended, between two attempts, or without a process.
+    """A time in which the run did not work.
 
     Attributes:
         ended: None if the run still waits.
+        kind: ``paused``; ``left``: it had ended, or its process had left it; ``crashed``: its process had ended;
+            ``retry``: between two attempts of a request.
     """
 
     started: float
     ended: float | None
-    kind: Literal["paused", "ended", "crashed", "retry"]
+    kind: Literal["paused", "left", "crashed", "retry"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ class _Reader:
         event = TimelineEvent(at=at, kind=kind, **more)
         self._change(events=(*self.iterations[-1].events, event))
 
-    def _gap(self, kind: Literal["paused", "ended", "crashed", "retry"], started: float, ended: float | None) -> None:
+    def _gap(self, kind: Literal["paused", "left", "crashed", "retry"], started: float, ended: float | None) -> None:
         gaps = self.iterations[-1].gaps
         if gaps and gaps[-1].ended is None:
             gaps = gaps[:-1]
@@ -316,8 +316,8 @@ class _Reader:
     def _resumed(self, fact: facts.Resumed) -> None:
         self.lives += 1
         self._resume_gap(fact.at)
-        if self.state.ended is not None:
-            self._gap("ended", self.state.ended.at, fact.at)
+        if self.state.phase is not Phase.PAUSED and self.iterations:
+            self._gap("left", self.state.at, fact.at)
         changed = "" if fact.limits is None else _changed(self.state.rules.limits, fact.limits)
         self._event(fact.at, "resumed", text=changed)
 

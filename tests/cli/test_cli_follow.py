@@ -26,8 +26,8 @@ def test_a_run_is_followed_from_the_queue_to_its_answer(command: Command, here: 
     session.see("queued, waits for a worker")
     assert command(*WORK).code == 0
     assert session.end() == 4
-    assert "Round trip 1 of 9 (3 calls, 90,000 tokens left)" in session.shown
-    assert "waits for the model (8 round trips, 2 calls, 89," in session.shown
+    assert "Round trip 1 of 9 (3 function calls, 90,000 tokens left)" in session.shown
+    assert "waits for the model (8 round trips, 2 function calls, 89," in session.shown
     assert '? shop-refund(order="A-1007", amount=98.0) waits for a decision' in session.shown
     assert f"planner-ext approvals approve {CALL} --store runs.db" in session.shown
     assert command("approvals", "approve", CALL, *STORE).code == 0

@@ -244,6 +244,25 @@ def test_a_fault_leaves_the_run_in_its_store(command: Command, here: Path) -> No
 
 
 @pytest.mark.usefixtures("paused")
+def test_a_run_in_quarantine_is_shown_and_resumed(command: Command, here: Path) -> None:
+    """The list, the result and the run itself say why; no worker takes it; resumed, it continues where it was."""
+    problem = "Its worker's process ended 3 times while it was driven, in the call shop-refund (refund)."
+    with closing(sqlite3.connect(here / "runs.db")) as database, database:
+        database.execute("UPDATE planner_runs SET status = 'quarantined', problem = ?", (json.dumps(problem),))
+    listed = command("runs", "list", "--status", "quarantined", *STORE)
+    assert (listed.code, problem in listed.out) == (0, True)
+    shown = command("runs", "show", "order-7", *STORE)
+    assert (shown.code, f"Problem: {problem}" in shown.err, "quarantined" in shown.err) == (0, True, True)
+    result = command("runs", "result", "order-7", *STORE)
+    assert (result.code, result.out, problem in result.err) == (3, "", True)
+    assert command("worker", *STORE, "--app", "till:kernel", "--once").code == 0
+    assert json.loads(command("runs", "stats", *STORE, "--json").out)["by_status"]["quarantined"] == 1
+    assert command("approvals", "approve", CALL, "--by", "ann", *STORE).code == 0
+    assert resumed(command)[0] == 0
+    assert len(refunds(here)) == 1
+
+
+@pytest.mark.usefixtures("paused")
 def test_a_run_is_cancelled_once(command: Command, here: Path) -> None:
     """Nothing that waits is run; the second time there is nothing to cancel."""
     assert command("runs", "cancel", "order-7", "--reason", "changed my mind", "--by", "ann", *STORE).code == 0

@@ -202,8 +202,8 @@ async def test_each_round_trip_says_what_is_left_of_the_other_limits() -> None:
     script = [call("shop-price", {"article": "lamp"}), say("It is 42.")]
     await show(script, on=on, budget=replace(budget, price=lambda model, usage: 0.125))
     first, second = (line for line in lines_of(on) if line.startswith("Round trip"))
-    assert first == "Round trip 1 of 15 (3 calls, 900,000 tokens, $0.5000, 116 minutes left)"
-    assert re.fullmatch(r"Round trip 2 of 15 \(2 calls, 899,\d+ tokens, \$0.3750, 116 minutes left\)", second)
+    assert first == "Round trip 1 of 15 (3 function calls, 900,000 tokens, $0.5000, 116 minutes left)"
+    assert re.fullmatch(r"Round trip 2 of 15 \(2 function calls, 899,\d+ tokens, \$0.3750, 116 minutes left\)", second)
 
 
 def test_a_terminal_shows_the_time_that_is_left_at_this_moment() -> None:

@@ -1,10 +1,11 @@
 """What goes wrong outside has a name, loses nothing, and can be gone on from; and the pace of requests."""
 
+import threading
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, Timeout
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
 from semantic_kernel.exceptions import (
@@ -118,6 +119,30 @@ async def test_a_request_that_reaches_no_server_is_not_charged(streamed: bool) -
     async with openai_kernel([ADD, say("It is 3.")]) as (kernel, server):
         result = await resume(planner_with(plan=False), kernel, caught.checkpoint, streamed=streamed)
     assert (result.final_answer, result.iterations, len(server.requests)) == ("It is 3.", 2, 2)
+
+
+@both_ways
+@pytest.mark.parametrize("kind", [408, 429, 503, "read timeout"])
+async def test_a_request_that_a_server_has_seen_is_charged(kind: int | str, streamed: bool) -> None:
+    """A refusal of a busy server, and a reply that did not come in time, cost the trip, and no more than that."""
+    released = threading.Event()
+
+    def late(_: ScriptedRequest) -> ScriptedReply:
+        released.wait(30)
+        return say("Too late.")
+
+    fault = [ScriptedFault(status=kind)] if isinstance(kind, int) else late
+    with ScriptedOpenAIServer(fault) as server:
+        timeout = Timeout(30, read=0.2)
+        async with AsyncOpenAI(base_url=server.url, api_key="any", max_retries=0, timeout=timeout) as client:
+            kernel = kernel_of(OpenAIChatCompletion(ai_model_id="scripted", async_client=client))
+            with pytest.raises(ServiceCallError) as raised:
+                await invoke(planner_with(plan=False, max_iterations=2), kernel, streamed=streamed)
+        released.set()
+    caught = run_of(raised.value)
+    assert caught.checkpoint is not None
+    (failed,) = [fact for fact in caught.checkpoint.facts if isinstance(fact, RequestFailed)]
+    assert failed.iterations == caught.checkpoint.state().ledger.iterations == 1
 
 
 async def test_the_tokens_of_a_failed_request_are_estimated_where_they_are_limited() -> None:

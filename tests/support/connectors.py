@@ -4,6 +4,7 @@ import base64
 import json
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,7 +29,7 @@ class Turn:
 
 
 @dataclass
-class Api:
+class Api(ABC):
     """A server of one API. It plays the turns in order, the last one for ever, and calls nothing that is not offered.
 
     Attributes:
@@ -74,11 +75,13 @@ class Api:
     def streams(self, request: HttpRequest, body: dict[str, Any]) -> bool:
         return bool(body.get("stream"))
 
+    @abstractmethod
     def reply(self, turn: Turn) -> Any:
-        raise NotImplementedError
+        """Write a turn as one JSON value."""
 
+    @abstractmethod
     def stream(self, turn: Turn) -> HttpResponse:
-        raise NotImplementedError
+        """Write a turn as a stream."""
 
 
 def events(*parts: bytes) -> HttpResponse:

@@ -76,6 +76,7 @@ RULES = Rules(
 USAGE = Usage(prompt_tokens=1, completion_tokens=2, cost=0.1, active_seconds=0.30000000000000004)
 
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CALL = RequestedCall(id="c0", name="plugin-f", arguments='{"a": "\\u00fc"}')
 
 
@@ -86,6 +87,7 @@ FACTS: tuple[Fact, ...] = (
         messages=({"role": "user"}, "text", None, 3),
         goal="Grüße 🙂",
         guards=Guards(interceptors=("{}",), filters=("{}",), unmatched="defer", expires_in=9.5, marked=("plugin-f",)),
+        trace=TRACE,
         at=1e9 + 0.1,
     ),
     Planned(plan="p", messages=({"a": [1, {"b": None}]},), iterations=2, usage=USAGE, at=1.0, seconds=0.1),
@@ -158,9 +160,9 @@ FACTS: tuple[Fact, ...] = (
     ),
     IterationCompleted(iteration=1, called=False, messages=None, at=8.0, seconds=0.3),
     StopRequested(reason="enough", at=9.0),
-    Paused(at=10.0, seconds=0.4),
-    Resumed(limits=LIMITS, at=11.0),
-    Resumed(limits=None, at=11.0),
+    Paused(trace=TRACE, at=10.0, seconds=0.4),
+    Resumed(limits=LIMITS, trace=TRACE, at=11.0),
+    Resumed(limits=None, trace=TRACE, at=11.0),
     AnswerChecked(answer="a", problem="p", at=11.0),
     Ended(
         status="limit_reached",

@@ -270,7 +270,7 @@ def test_changes_from_outside_are_events() -> None:
         ("ended", "enough", ""),
         ("resumed", "", ""),
     ]
-    assert timeline.iterations[0].gaps == (Gap(started=3.0, ended=4.0, kind="ended"),)
+    assert timeline.iterations[0].gaps == (Gap(started=3.0, ended=4.0, kind="left"),)
     assert timeline.ended is None
 
 

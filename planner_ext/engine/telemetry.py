@@ -1,0 +1,337 @@
+"""The OpenTelemetry spans and metrics of a run, named by the GenAI conventions; ``adr/0015`` lists every name.
+
+Promises that a run without a tracer or meter provider passes no code of this module but `is_listening`; that spans and
+metrics hold no goal, argument, result, answer or message unless the application allows sensitive data; and that a span
+is current while its request is made or its calls run, so that the spans of connectors and functions become its
+children. Uses the OpenTelemetry API alone: the application configures the SDK and its exporters.
+"""
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Final, TypeAlias
+
+from opentelemetry.context import Context
+from opentelemetry.metrics import get_meter, get_meter_provider
+from opentelemetry.trace import Link, Span, StatusCode, get_current_span, get_tracer, get_tracer_provider, use_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from planner_ext.approval.decisions import only_asks, waiting_calls
+from planner_ext.core import facts, machine
+from planner_ext.core.state import Phase, State
+from planner_ext.core.values import Usage
+from planner_ext.engine.engine import Engine
+from planner_ext.engine.ports import Perform
+
+__all__ = ["Invocation", "is_listening"]
+
+_TRACER: Final = get_tracer("planner_ext")
+_TRACEPARENT: Final = TraceContextTextMapPropagator()
+
+_Attributes: TypeAlias = dict[str, Any]
+_Follow: TypeAlias = Callable[[State, facts.Fact], None]
+
+
+def is_listening() -> bool:
+    """Whether a tracer or meter provider is set; those of the API itself record nothing."""
+    return _is_set(get_tracer_provider()) or _is_set(get_meter_provider())
+
+
+def _is_set(provider: object) -> bool:
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+
+
+# The metrics. Instruments that are made before the application sets its provider work from then on.
+
+_METER: Final = get_meter("planner_ext")
+_CALLS: Final = [2.0**n for n in range(8)]
+_SECONDS: Final = [0.01 * 2**n for n in range(14)]
+_TOKENS: Final = [4.0**n for n in range(14)]
+_WAITS: Final = [1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 604800.0]
+
+_HISTOGRAMS: Final = {
+    name: _METER.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=boundaries)
+    for name, unit, description, boundaries in (
+        ("gen_ai.invoke_agent.duration", "s", "Duration of an invocation of an agent.", [10 * s for s in _SECONDS]),
+        ("gen_ai.invoke_agent.inference_calls", "{inference_call}", "Requests of an invocation to a model.", _CALLS),
+        ("gen_ai.invoke_agent.tool_calls", "{tool_call}", "Functions that an invocation started.", _CALLS),
+        ("gen_ai.client.operation.duration", "s", "Duration of a request to a model.", _SECONDS),
+        ("gen_ai.client.token.usage", "{token}", "Tokens of a request, by type.", _TOKENS),
+        ("planner_ext.run.iterations", "{iteration}", "Round trips of a run that has ended, by status.", _CALLS),
+        ("planner_ext.decision.wait", "s", "Time from a question to the decision of a person.", _WAITS),
+    )
+}
+_COST: Final = _METER.create_counter("planner_ext.cost", "USD", "Price of the requests to models.")
+
+
+def _record(name: str, value: float, attributes: _Attributes) -> None:
+    _HISTOGRAMS[name].record(value, _given(attributes))
+
+
+# The attributes and events.
+
+
+def _given(attributes: _Attributes) -> _Attributes:
+    return {name: value for name, value in attributes.items() if value not in (None, "")}
+
+
+def _message(role: str, text: str) -> str:
+    """Write one message of text as the conventions' JSON."""
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}], ensure_ascii=False)
+
+
+def _tokens(usage: Usage) -> _Attributes:
+    return {"gen_ai.usage.input_tokens": usage.prompt_tokens, "gen_ai.usage.output_tokens": usage.completion_tokens}
+
+
+def _status_of(state: State) -> str:
+    """Name a run's status: ``running`` where its journal stays open, to be continued."""
+    if state.ended is not None:
+        return state.ended.status
+    return "asked" if only_asks(state) else "paused" if state.phase is Phase.PAUSED else "running"
+
+
+def _links_to(journal: Sequence[facts.Fact]) -> list[Link]:
+    """Link to the span of the activation before this one; empty without one."""
+    known = (facts.RunStarted, facts.Resumed, facts.Paused)
+    trace = next((fact.trace for fact in reversed(journal) if isinstance(fact, known) and fact.trace), "")
+    earlier = get_current_span(_TRACEPARENT.extract({"traceparent": trace}, Context())).get_span_context()
+    return [Link(earlier)] if earlier.is_valid else []
+
+
+def _event_of(fact: facts.Fact, *, sensitive: bool) -> tuple[str, _Attributes] | None:
+    """Return the name and the attributes of the event for a fact; None for most facts."""
+    match fact:
+        case facts.CallDecided() if fact.verdict in ("answer", "deny", "defer") or fact.binds:
+            # The name of a function that does not exist is text of the model, which no span holds.
+            return "planner_ext.decision", {
+                "gen_ai.tool.name": None if fact.kind == "unknown" else fact.function,
+                "gen_ai.tool.call.id": fact.call_id,
+                "planner_ext.iteration": fact.iteration,
+                "planner_ext.decision.verdict": fact.verdict,
+                "planner_ext.decision.person": fact.person,
+                "planner_ext.decision.edited": fact.edited is not None,
+                "planner_ext.decision.by": fact.by,
+                "planner_ext.decision.reason": fact.reason if sensitive else None,
+            }
+        case facts.Clarified(answer=str()):
+            return "planner_ext.decision", {
+                "planner_ext.iteration": fact.iteration,
+                "planner_ext.decision.verdict": "answer" if fact.denied is None else "deny",
+                "planner_ext.decision.person": not fact.iterations,
+                "planner_ext.decision.by": fact.by,
+            }
+        case facts.CallsWithheld(iteration=iteration, indexes=indexes, limit=limit):
+            attributes = {"planner_ext.iteration": iteration, "planner_ext.calls": len(indexes)}
+            return "planner_ext.withheld", {**attributes, "planner_ext.limit": limit}
+        case facts.StopRequested(reason=reason):
+            return "planner_ext.stop", {"planner_ext.stop.reason": reason if sensitive else None}
+        case _:
+            return None
+
+
+# The spans.
+
+_SPENDS: Final = (facts.Planned, facts.ModelReplied, facts.RequestFailed, facts.Clarified)
+
+
+class Invocation:
+    """The spans and metrics of one activation of a run: from its start or resumption to its next pause or end.
+
+    Implements `planner_ext.engine.ports.Tracing`.
+
+    Attributes:
+        trace: The ``traceparent`` of the activation's span; "" without one.
+    """
+
+    trace: str = ""
+
+    def __init__(self, agent: str, *, provider: str, model: str, sensitive: bool) -> None:
+        """Describe the agent that is invoked.
+
+        Args:
+            agent: Its name: ``gen_ai.agent.name``.
+            provider: The connector's provider: ``gen_ai.provider.name``.
+            model: The model that is asked: ``gen_ai.request.model``.
+            sensitive: Whether spans may hold goals, answers, reasons and the messages of errors.
+        """
+        self._agent = {"gen_ai.agent.name": agent}
+        self._model = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
+        self._sensitive = sensitive
+        self._span: Span
+        self._iteration: Span | None = None
+        self._run: _Attributes = {}
+        self._asked: dict[int | None, float] = {}
+        self._limit: str | None = None
+        self._error = ""
+        self._performs = self._records = False
+
+    def stamped(self, first: Sequence[facts.Fact]) -> Sequence[facts.Fact]:
+        """Write the span into the fact that begins an activation."""
+        begins = (facts.RunStarted, facts.Resumed)
+        return [replace(fact, trace=self.trace) if isinstance(fact, begins) else fact for fact in first]
+
+    @contextmanager
+    def of(self, engine: Engine) -> Generator[None]:
+        """Surround an activation with its span, and measure it."""
+        before, began = engine.state, perf_counter()
+        self._asked = {c.index: before.at if c.in_doubt else c.decided.at for c in waiting_calls(before)}
+        self._span = self._start("invoke_agent", self._model, _links_to(engine.facts))
+        self._records = self._span.is_recording() or _is_set(get_meter_provider())
+        failure: BaseException | None = None
+        with use_span(self._span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            carrier: dict[str, str] = {}
+            _TRACEPARENT.inject(carrier)
+            self.trace = carrier.get("traceparent", "")
+            self._name_run(before)
+            try:
+                yield
+            except BaseException as error:
+                failure = error
+                self._fail(self._span, error)
+                raise
+            finally:
+                self._end_iteration()
+                self._finish(before, engine.state, perf_counter() - began, failure)
+
+    def following(self, follow: _Follow | None) -> _Follow:
+        """Return a function that takes each fact: first for ``follow``, then for the spans."""
+
+        def take(state: State, fact: facts.Fact) -> None:
+            if follow is not None:
+                follow(state, fact)
+            if self._records:
+                self._take(state, fact)
+
+        return take
+
+    def around(self, perform: Perform) -> Perform:
+        """Surround each action with the span of its iteration."""
+        self._performs = True
+
+        async def performed(action: machine.Action) -> None:
+            asks = isinstance(action, machine.AskPlan | machine.AskModel)
+            if asks or (self._iteration is None and isinstance(action, machine.ReviewCalls | machine.RunCalls)):
+                self._begin_iteration(action)
+            span, self._error, began = self._iteration or self._span, "", perf_counter()
+            try:
+                with use_span(span, record_exception=False, set_status_on_exception=False):
+                    await perform(action)
+            except BaseException as error:
+                self._fail(span, error)
+                raise
+            finally:
+                if self._error:
+                    span.set_attribute("error.type", self._error)
+                if asks:
+                    chat = {"gen_ai.operation.name": "chat", "error.type": self._error, **self._model}
+                    _record("gen_ai.client.operation.duration", perf_counter() - began, chat)
+            if isinstance(action, machine.AskPlan | machine.CompleteIteration):
+                self._end_iteration()
+
+        return performed
+
+    def _start(self, operation: str, attributes: _Attributes, links: Sequence[Link] = ()) -> Span:
+        """Start the span of an operation that the conventions name."""
+        name = f"{operation} {self._agent['gen_ai.agent.name']}"
+        own = {"gen_ai.operation.name": operation, **self._agent, **attributes}
+        return _TRACER.start_span(name, attributes=own, links=links)
+
+    def _begin_iteration(self, action: machine.Action) -> None:
+        self._end_iteration()
+        if isinstance(action, machine.AskPlan):
+            self._iteration = self._start("plan", self._run)
+        else:
+            attributes = {"planner_ext.iteration": getattr(action, "iteration", 0), **self._run}
+            self._iteration = _TRACER.start_span("planner_ext.iteration", attributes=attributes)
+
+    def _end_iteration(self) -> None:
+        if self._iteration is not None:
+            self._iteration.end()
+        self._iteration = None
+
+    def _take(self, state: State, fact: facts.Fact) -> None:
+        """Add what a fact says to spans and metrics."""
+        match fact:
+            case facts.RunStarted():
+                self._name_run(state)
+            case facts.RequestFailed() if self._performs:
+                self._error = self._error or "timeout"
+            case facts.RequestFailed():
+                self._span.add_event("planner_ext.crash", {"planner_ext.iteration": fact.iteration})
+            case facts.ModelReplied() if self._iteration is not None:
+                finish = [fact.finish_reason] if fact.finish_reason else None
+                reply = {"gen_ai.response.finish_reasons": finish, "planner_ext.calls": len(fact.calls)}
+                self._iteration.set_attributes(_given({**_tokens(fact.usage), **reply}))
+            case facts.Paused():
+                self._span.add_event("planner_ext.pause", {"planner_ext.calls": len(waiting_calls(state))})
+            case _:
+                self._add_event(fact)
+        if isinstance(fact, _SPENDS):
+            self._spend(fact.usage)
+        limit = state.limit or getattr(fact, "limit", None) or getattr(fact, "withheld", None)
+        if limit is not None and limit != self._limit:
+            self._limit = limit
+            self._span.add_event("planner_ext.limit", {"planner_ext.limit": limit})
+
+    def _add_event(self, fact: facts.Fact) -> None:
+        if (event := _event_of(fact, sensitive=self._sensitive)) is None:
+            return
+        name, attributes = event
+        asked = self._asked.pop(fact.index, None) if isinstance(fact, facts.CallDecided | facts.Clarified) else None
+        if asked is not None and attributes["planner_ext.decision.person"]:
+            attributes["planner_ext.decision.wait"] = waited = max(fact.at - asked, 0.0)
+            verdict = {"planner_ext.decision.verdict": attributes["planner_ext.decision.verdict"]}
+            _record("planner_ext.decision.wait", waited, verdict)
+        self._span.add_event(name, _given(attributes))
+
+    def _name_run(self, state: State) -> None:
+        if not state.run_id:
+            return
+        self._run = {"gen_ai.conversation.id": state.run_id}
+        self._span.set_attributes(self._run)
+        if self._sensitive:
+            self._span.set_attribute("gen_ai.input.messages", _message("user", state.goal))
+
+    def _fail(self, span: Span, error: BaseException) -> None:
+        """Mark a span; a cancellation is not an error."""
+        self._error = type(error).__qualname__
+        if isinstance(error, Exception):
+            span.set_status(StatusCode.ERROR, str(error) if self._sensitive else None)
+            if self._sensitive:
+                span.record_exception(error)
+            else:
+                span.add_event("exception", {"exception.type": self._error})
+
+    def _spend(self, usage: Usage) -> None:
+        for kind, tokens in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
+            if tokens:
+                chat = {"gen_ai.operation.name": "chat", "gen_ai.token.type": kind, **self._model}
+                _record("gen_ai.client.token.usage", tokens, chat)
+        if usage.cost:
+            _COST.add(usage.cost, self._model)
+
+    def _finish(self, before: State, state: State, seconds: float, failure: BaseException | None) -> None:
+        """Write how an activation ended, what it spent, and what its run has spent so far."""
+        ledger, earlier, agent = state.ledger, before.ledger, self._agent
+        answer = state.ended.answer if state.ended is not None and self._sensitive else ""
+        error = {"error.type": None if failure is None else type(failure).__qualname__}
+        ended = {"planner_ext.run.status": "failed" if isinstance(failure, Exception) else _status_of(state)}
+        attributes = {
+            **ended,
+            **error,
+            **_tokens(ledger.usage + -earlier.usage),
+            "planner_ext.limit": self._limit,
+            "planner_ext.run.iterations": ledger.iterations,
+            "planner_ext.run.tool_calls": ledger.tool_calls,
+            "planner_ext.run.cost": ledger.usage.cost,
+            "gen_ai.output.messages": answer and _message("assistant", answer),
+        }
+        self._span.set_attributes(_given(attributes))
+        _record("gen_ai.invoke_agent.duration", seconds, {**agent, **ended, **error})
+        _record("gen_ai.invoke_agent.inference_calls", ledger.iterations - earlier.iterations, agent)
+        _record("gen_ai.invoke_agent.tool_calls", ledger.tool_calls - earlier.tool_calls, agent)
+        if state.ended is not None:
+            _record("planner_ext.run.iterations", ledger.iterations, {**agent, **ended})

@@ -1,0 +1,493 @@
+"""The timeline of a run as a page: self-contained, without a script; light and dark, wide and narrow.
+
+The templates escape every text for HTML, and no invisible character passes. They use no ``style`` attribute, so that
+the strictest content security policy holds. The same fragment is part of the inbox.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Literal, cast
+
+from planner_ext.approval.decisions import DecisionRecord
+from planner_ext.core.errors import PlannerExtError, counted
+from planner_ext.core.limits import Consumption
+from planner_ext.core.text import exact, exact_json, one_line, visible
+from planner_ext.core.values import Usage
+from planner_ext.timeline.model import CallOutcome, Spending, Timeline, TimelineCall, TimelineEvent, TimelineIteration
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["fragment_of", "page_of"]
+
+
+def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
+    """Write one HTML file, with nothing to fetch.
+
+    Args:
+        timelines: One run, or two that are shown beside each other: a run and its fork.
+        title: The page's title; "" is the goal of the first run.
+
+    Raises:
+        PlannerExtError: If jinja2 is not installed.
+        ValueError: If there are neither one nor two timelines.
+    """
+    if len(timelines) not in (1, 2):
+        raise ValueError(f"A page shows one run, or two beside each other; got {len(timelines)}.")
+    title = title or one_line(timelines[0].goal) or "Run"
+    return _templates().get_template("page.html.jinja").render(title=title, timelines=timelines)
+
+
+def fragment_of(timeline: Timeline) -> str:
+    """Write one run as HTML to embed in a page that has the stylesheet ``planner_ext/timeline/style.css``.
+
+    Raises:
+        PlannerExtError: If jinja2 is not installed.
+    """
+    return _templates().get_template("fragment.html.jinja").render(timeline=timeline)
+
+
+@cache
+def _templates() -> "Environment":
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise PlannerExtError('A run is drawn with jinja2. Install it with: pip install "planner-ext[cli]"') from error
+    templates = Environment(
+        loader=PackageLoader("planner_ext.timeline", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (jinja2 does not say of what)
+        "prose": _prose,
+        "exact": exact,
+        "exact_json": exact_json,
+        "moment": _moment,
+        "span": _span,
+        "iso": _iso,
+        "pretty": _pretty,
+        "number": "{:,}".format,
+    }
+    templates.globals |= {  # pyright: ignore[reportUnknownMemberType]
+        "call_in_short": _call_in_short,
+        "consumed": _consumed,
+        "counted": counted,
+        "decided": _decided,
+        "event_text": _event_text,
+        "notes": _notes,
+        "outcomes": _OUTCOMES,
+        "is_noted": _is_noted,
+        "own_events": _own_events,
+        "pairs": _pairs,
+        "same": _same,
+        "spent": _spent,
+        "statuses": _STATUSES,
+        "overview": _overview,
+        "tracks": _tracks,
+    }
+    return templates
+
+
+# Time: when the run did not work is drawn short, whatever its length.
+
+
+class _Axis:
+    """Maps times to percent of a width."""
+
+    def __init__(self, start: float, end: float, gaps: Iterable[tuple[float, float]]) -> None:
+        """Shorten the gaps between start and end, which may overlap."""
+        joined: list[tuple[float, float]] = []
+        for left, right in sorted((max(left, start), min(right, end)) for left, right in gaps):
+            if joined and left <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(right, joined[-1][1]))
+            elif left < right:
+                joined.append((left, right))
+        worked = end - start - sum(right - left for left, right in joined)
+        share = min(_WIDEST_GAP, 0.4 / len(joined)) if joined else 0.0
+        widest = worked * share / (1 - share * len(joined)) if worked > 0 else 1.0
+        self._times, self._places = [start], [0.0]
+        for left, right in joined:
+            self._step(left, left - self._times[-1])
+            self._step(right, min(right - left, widest))
+        self._step(end, end - self._times[-1])
+
+    def _step(self, time: float, width: float) -> None:
+        self._times.append(time)
+        self._places.append(self._places[-1] + max(width, 0.0))
+
+    def __call__(self, time: float) -> float:
+        """Return the place of a time, from 0 to 100."""
+        whole = self._places[-1]
+        if whole <= 0:
+            return 0.0
+        place = min(max(bisect_right(self._times, time) - 1, 0), len(self._times) - 2)
+        start, end = self._times[place], self._times[place + 1]
+        share = min(max((time - start) / (end - start), 0.0), 1.0) if end > start else 0.0
+        return 100 * (self._places[place] + share * (self._places[place + 1] - self._places[place])) / whole
+
+
+_WIDEST_GAP = 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A bar of a track: its kind, where it starts and how wide it is, in percent."""
+
+    kind: Literal["asked", "ran", "waits", "failed"]
+    x: str
+    width: str
+
+
+_THINNEST = 0.4
+"""Percent of a track's width that a bar has at least, so that it is seen."""
+
+
+def _bar(axis: _Axis, kind: Literal["asked", "ran", "waits", "failed"], start: float, end: float) -> _Bar:
+    left, right = axis(start), axis(max(start, end))
+    width = max(right - left, _THINNEST)
+    return _Bar(kind, f"{min(left, 100 - width):.4g}", f"{width:.4g}")
+
+
+_Span = tuple[Literal["asked", "ran", "waits", "failed"], float, float]
+
+
+def _request_spans(iteration: TimelineIteration, until: float) -> list[_Span]:
+    request = iteration.request
+    failed: list[_Span] = [("failed", one.started, one.started if one.lost else one.ended) for one in request.failed]
+    return [*failed, ("asked", request.started, until if request.ended is None else request.ended)]
+
+
+def _wait_of(call: TimelineCall, until: float) -> tuple[float, float] | None:
+    """Return from when to when a person was asked about a call."""
+    if call.asked is None:
+        return None
+    if call.outcome in ("waiting", "in_doubt"):
+        return call.asked, until
+    decided = [record.at.timestamp() for record in call.decisions if record.at.timestamp() >= call.asked]
+    ended = decided[0] if decided else call.ended
+    return call.asked, call.asked if ended is None else ended
+
+
+def _call_spans(call: TimelineCall, until: float) -> list[_Span]:
+    wait = _wait_of(call, until)
+    spans: list[_Span] = [] if wait is None else [("waits", *wait)]
+    bad = call.outcome in ("failed", "timed_out", "cancelled")
+    for attempt in call.attempts:
+        running = call.outcome == "running" and attempt is call.attempts[-1]
+        end = attempt.ended if attempt.ended is not None else until if running else attempt.started
+        spans.append(("failed" if bad or (attempt.ended is None and not running) else "ran", attempt.started, end))
+    return spans
+
+
+def _gaps(iteration: TimelineIteration, until: float) -> Iterator[tuple[float, float]]:
+    for gap in iteration.gaps:
+        yield gap.started, until if gap.ended is None else gap.ended
+    for call in iteration.calls:
+        if (wait := _wait_of(call, until)) is not None:
+            yield wait
+
+
+def _end_of(iteration: TimelineIteration, until: float) -> float:
+    """Return when an iteration ended: now, if something of it is under way."""
+    open_gap = any(gap.ended is None for gap in iteration.gaps)
+    running = any(call.outcome == "running" for call in iteration.calls)
+    return until if open_gap or running or iteration.request.ended is None else iteration.ended
+
+
+def _tracks(iteration: TimelineIteration, until: float) -> list[list[_Bar]]:
+    """Return the bars of the request, and of each call."""
+    axis = _Axis(iteration.started, _end_of(iteration, until), _gaps(iteration, until))
+    rows = [_request_spans(iteration, until), *(_call_spans(call, until) for call in iteration.calls)]
+    return [[_bar(axis, *span) for span in row] for row in rows]
+
+
+def _overview(timeline: Timeline) -> list[_Bar]:
+    """Return the bars of the whole run, on one track."""
+    until = timeline.until if timeline.ended is None else timeline.ended
+    gaps = [gap for iteration in timeline.iterations for gap in _gaps(iteration, until)]
+    axis = _Axis(timeline.started or 0.0, until, gaps)
+    spans = [
+        span
+        for iteration in timeline.iterations
+        for row in (_request_spans(iteration, until), *(_call_spans(call, until) for call in iteration.calls))
+        for span in row
+    ]
+    return [_bar(axis, *span) for span in spans]
+
+
+# Words.
+
+
+def _prose(text: str) -> str:
+    """Make a text visible that nobody decides on: it keeps its indents."""
+    return visible(text, blanks=16)
+
+
+def _moment(at: float, day_of: float | None = None) -> str:
+    """Write a time; on the day of another one without the date."""
+    moment = datetime.fromtimestamp(at, UTC)
+    if day_of is not None and moment.date() == datetime.fromtimestamp(day_of, UTC).date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def _span(seconds: float) -> str:
+    """Write a duration with its two greatest units: ``340 ms``, ``1.24 s``, ``3 min 12 s``, ``2 d 4 h``."""
+    seconds = max(seconds, 0.0)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    left, parts = round(seconds), list[str]()
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        parts.append(f"{count} {unit}" if count else "")
+    first = next(place for place, part in enumerate(parts) if part)
+    return " ".join(filter(None, parts[first : first + 2]))
+
+
+def _pretty(arguments: str) -> str:
+    """Write arguments as indented JSON, or as they are if they are not JSON."""
+    try:
+        return exact_json(json.loads(arguments or "{}"), indent=2)
+    except (ValueError, RecursionError):
+        return visible(arguments)
+
+
+_LONGEST = 160
+"""Characters of a call or text in a line; its details have the whole."""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _call_in_short(call: TimelineCall) -> str:
+    """Write the arguments of a call on one line."""
+    try:
+        parsed: object = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        return _short(exact(call.arguments[: 2 * _LONGEST]))
+    values = cast("Mapping[str, object]", parsed)
+    return _short(", ".join(f"{exact(name)}={exact_json(value)}" for name, value in values.items()))
+
+
+def _tokens(usage: Usage) -> str:
+    cost = "" if usage.cost is None else f", ${usage.cost:.4g}"
+    return f"{counted(usage.total_tokens, 'token')}{cost}"
+
+
+def _consumed(spent: Consumption) -> str:
+    """Write what was spent in words."""
+    words = [counted(spent.iterations, "round trip"), counted(spent.tool_calls, "function call"), _tokens(spent.usage)]
+    return ", ".join(words)
+
+
+_LIMITS = {
+    "max_iterations": "round trips",
+    "max_tool_calls": "function calls",
+    "max_total_tokens": "tokens",
+    "max_cost": "cost",
+    "max_active_seconds": "active time",
+    "deadline": "time to the deadline",
+    "max_calls_per_function": "calls of ",
+    "max_consecutive_errors": "errors in a row",
+    "max_repeated_calls": "the same call",
+    "max_repeated_denials": "denials in a row",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What was spent of a limit: in words, and as shares of the limit in percent."""
+
+    label: str
+    text: str
+    own: float
+    nested: float
+    used_up: bool
+
+
+def _spent(spending: Spending) -> _Spent:
+    def amount(value: float) -> str:
+        if spending.name in ("max_active_seconds", "deadline"):
+            return _span(value)
+        return f"${value:.4g}" if spending.name == "max_cost" else f"{value:,.0f}"
+
+    nested = f", {amount(spending.nested)} nested" if spending.nested else ""
+    whole = max(spending.limit, spending.used) or 1.0
+    return _Spent(
+        label=_LIMITS[spending.name] + exact(spending.function),
+        text=f"{amount(spending.used)} of {amount(spending.limit)}{nested}",
+        own=round(100 * max(spending.used - spending.nested, 0) / whole, 2),
+        nested=round(100 * min(spending.nested, spending.used) / whole, 2),
+        used_up=spending.used >= spending.limit,
+    )
+
+
+_OUTCOMES: dict[CallOutcome, tuple[str, str]] = {
+    "requested": ("not decided", ""),
+    "ready": ("not started", ""),
+    "waiting": ("waits", "poor"),
+    "in_doubt": ("in doubt", "bad"),
+    "running": ("runs", ""),
+    "ok": ("ok", "good"),
+    "failed": ("failed", "bad"),
+    "timed_out": ("timed out", "bad"),
+    "cancelled": ("cancelled", "bad"),
+    "denied": ("denied", "poor"),
+    "expired": ("expired", "poor"),
+    "answered": ("answered", "good"),
+    "unknown": ("unknown", "bad"),
+    "invalid": ("invalid", "bad"),
+    "withheld": ("not run", "poor"),
+    "final_answer": ("answer", "good"),
+    "returned": ("returned", ""),
+}
+"""The word for each outcome, and the class of its chip."""
+
+_STATUSES = {
+    "answered": "good",
+    "paused": "poor",
+    "asked": "poor",
+    "incomplete": "poor",
+    "limit_reached": "poor",
+    "stopped": "poor",
+    "failed": "bad",
+    "quarantined": "bad",
+}
+"""The class of the chip of each status."""
+
+_DECIDED = {"approve": "approved", "deny": "denied", "supply": "answered", "expire": "expired"}
+
+
+def _decided(record: DecisionRecord, call: TimelineCall) -> str:
+    """Say who decided what on a call, and how long it had waited."""
+    what = _DECIDED[record.kind]
+    if record.kind == "approve" and record.arguments != record.requested:
+        what += " with other arguments"
+    text = f"{what} by {exact(record.by)}" if record.by else what
+    at = record.at.timestamp()
+    if call.asked is not None and at > call.asked:
+        text += f" after {_span(at - call.asked)}"
+    if record.always is not None:
+        text += f", for the rest of the run: {record.always}"
+    return f"{text}: {_short(exact(record.reason))}" if record.reason else text
+
+
+_EVENTS = {
+    "paused": "paused",
+    "resumed": "resumed",
+    "crashed": "the process ended",
+    "stopped": "stopped",
+    "budget": "the budget was changed",
+    "question": "the model asked",
+    "check": "the answer did not have its form",
+    "callback": "the callback ended the run",
+    "ended": "ended",
+}
+
+
+def _event_text(event: TimelineEvent) -> str:
+    by = f" by {exact(event.by)}" if event.by and event.kind != "question" else ""
+    return f"{_EVENTS[event.kind]}{by}{': ' if event.text else ''}{_short(one_line(_prose(event.text)))}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What a reader looks for first: where it happened, how grave it is, and what it was."""
+
+    iteration: int
+    level: str
+    text: str
+
+
+def _notes(timeline: Timeline) -> list[_Note]:
+    """List decisions, failures, crashes and limits, in order."""
+    return [
+        _Note(iteration.number, level, text) for iteration in timeline.iterations for level, text in _noted(iteration)
+    ]
+
+
+def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
+    request = iteration.request
+    for failed in request.failed:
+        if not failed.lost:
+            yield "bad", f"a request failed: {_short(one_line(_prose(failed.reason)))}"
+    if request.withheld is not None:
+        yield "poor", f"no functions were offered: {request.withheld}"
+    if request.finish_reason in ("length", "content_filter"):
+        yield "bad", f"the reply was cut short: {request.finish_reason}"
+    for call in iteration.calls:
+        yield from _noted_call(call)
+    for event in iteration.events:
+        if event.kind in ("crashed", "stopped", "budget", "question", "check", "callback"):
+            text = _event_text(event)
+            answer = (
+                "" if event.answer is None else f" {exact(event.by) or 'the answer'}: {_short(exact(event.answer))}"
+            )
+            yield "bad" if event.kind == "crashed" else "", text + answer
+
+
+_LIVELY = ("failed", "timed_out", "cancelled", "unknown", "invalid", "withheld", "waiting", "in_doubt")
+
+
+def _noted_call(call: TimelineCall) -> Iterator[tuple[str, str]]:
+    name = exact(call.function)
+    for record in call.decisions:
+        if _is_noted(record, call):
+            yield ("" if record.kind in ("approve", "supply") else "poor"), f"{name} {_decided(record, call)}"
+    if call.outcome in _LIVELY:
+        word, level = _OUTCOMES[call.outcome]
+        why = call.error or (call.prompt if call.outcome == "waiting" else "")
+        yield level, f"{name} {word}{': ' if why else ''}{_short(one_line(_prose(why)))}"
+
+
+def _is_noted(record: DecisionRecord, call: TimelineCall) -> bool:
+    """Whether a decision is shown in a line: what an interceptor or policy allowed by itself is not."""
+    return record.kind != "approve" or call.asked is not None
+
+
+# Two runs beside each other.
+
+
+def _same(timelines: Sequence[Timeline]) -> int:
+    """Count the iterations that the runs have in common: a fork begins with those of its run."""
+
+    def parts(iteration: TimelineIteration | None) -> object:
+        if iteration is None:
+            return None
+        return iteration.number, iteration.messages, iteration.request, iteration.reply, iteration.calls
+
+    one, other = (timeline.iterations for timeline in timelines)
+    pairs = enumerate(zip_longest(one, other))
+    return next((place for place, pair in pairs if parts(pair[0]) != parts(pair[1])), len(one))
+
+
+def _own_events(timelines: Sequence[Timeline], last: int) -> list[list[TimelineEvent]]:
+    """List what happened to each run, and not to the other, after the last iteration that they have in common."""
+    one, other = ([*timeline.iterations[last].events] for timeline in timelines)
+    return [[event for event in one if event not in other], [event for event in other if event not in one]]
+
+
+def _pairs(
+    timelines: Sequence[Timeline], after: int
+) -> list[tuple[TimelineIteration | None, TimelineIteration | None]]:
+    one, other = (timeline.iterations[after:] for timeline in timelines)
+    return list(zip_longest(one, other))
