@@ -29,14 +29,18 @@ _RETRY_SECONDS = 0.001
 _MAX_GROUP = 100
 """The most callers that one transaction serves."""
 
+_INVALID = (sqlite3.IntegrityError, sqlite3.DataError, ValueError, OverflowError)
+"""What a key or a value of one caller raises."""
+
 _Rows: TypeAlias = list[list[Row]]
-_Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows], asyncio.AbstractEventLoop]
+_Work: TypeAlias = tuple[Sequence[Step], asyncio.Future[_Rows]]
 
 
 class SqliteDatabase:
     """One SQLite file; implements `planner_ext.durable.database.Database`.
 
-    The connection lives in a dedicated thread, so that waiting for the disk does not block the event loop.
+    The connection lives in a dedicated thread, so that waiting for the disk does not block the event loop. The steps of
+    all callers of one turn of the event loop go there together, so that they share one wait for the disk.
     """
 
     now: ClassVar[str] = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -47,7 +51,8 @@ class SqliteDatabase:
         self._file = path.stat()
         self._connection = connection
         self._at_rest = _is_at_rest(path)
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._gathered: list[_Work] = []
+        self._work: queue.SimpleQueue[Sequence[_Work] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"planner_ext {path.name}", daemon=True)
         self._closed = False
         self._thread.start()
@@ -86,7 +91,9 @@ class SqliteDatabase:
             raise StoreError(f"The store {_shown(self._path)} was closed. Use it inside its async with block.")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_Rows] = loop.create_future()
-        self._work.put((steps, done, loop))
+        if not self._gathered:
+            loop.call_soon(self._hand_over)
+        self._gathered.append((steps, done))
         return await done
 
     async def backup(self, path: Path) -> None:
@@ -134,22 +141,30 @@ class SqliteDatabase:
         """Finish the transactions that were begun, and close the file."""
         if not self._closed:
             self._closed = True
+            self._hand_over()
             self._work.put(None)
             await asyncio.to_thread(self._thread.join)
+
+    def _hand_over(self) -> None:
+        """Give the gathered steps to the thread."""
+        if self._gathered:
+            self._work.put(self._gathered)
+            self._gathered = []
 
     def _serve(self) -> None:
         """Perform callers' steps until `close`; one wait for the disk serves all callers that are waiting."""
         closing = False
         while not closing:
-            group = [self._work.get()]
-            while len(group) < _MAX_GROUP and not self._work.empty():
-                group.append(self._work.get())
-            work = [one for one in group if one is not None]
-            closing = len(work) < len(group)
-            outcomes = self._transact([steps for steps, _, _ in work]) if work else ()
-            for (_, done, loop), outcome in zip(work, outcomes, strict=True):
+            gathered = [self._work.get()]
+            while not self._work.empty():
+                gathered.append(self._work.get())
+            closing = gathered[-1] is None
+            work = [one for works in gathered for one in works or ()]
+            for first in range(0, len(work), _MAX_GROUP):
+                group = work[first : first + _MAX_GROUP]
+                outcomes = self._transact([steps for steps, _ in group])
                 with suppress(RuntimeError):  # the loop is closed, and its callers have ended
-                    loop.call_soon_threadsafe(_deliver, done, outcome)
+                    group[0][1].get_loop().call_soon_threadsafe(_deliver, group, outcomes)
         self._connection.close()
 
     def _transact(self, group: Sequence[Sequence[Step]]) -> Sequence[_Rows | StoreError]:
@@ -168,8 +183,10 @@ class SqliteDatabase:
                 self._connection = _connect(self._path, create=False)
             with self._connection as connection:
                 _with_retries(lambda: connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE"))
-                return [self._perform(steps) for steps in group]
-        except sqlite3.Error as error:
+                if len(group) == 1:
+                    return [self._perform(group[0])]
+                return [self._perform_apart(steps) for steps in group]
+        except (sqlite3.Error, *_INVALID) as error:
             return [_as_store_error(self._path, error) for _ in group]
         except StoreError as error:
             return [error for _ in group]
@@ -181,13 +198,16 @@ class SqliteDatabase:
         except OSError:
             return False
 
-    def _perform(self, steps: Sequence[Step]) -> _Rows | StoreError:
+    def _perform(self, steps: Sequence[Step]) -> _Rows:
+        return [self._connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
+
+    def _perform_apart(self, steps: Sequence[Step]) -> _Rows | StoreError:
         """Perform one caller's steps; an invalid key or value fails only this caller's steps."""
         connection = self._connection
         connection.execute("SAVEPOINT one")
         try:
-            return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
-        except (sqlite3.IntegrityError, sqlite3.DataError, ValueError, OverflowError) as error:
+            return self._perform(steps)
+        except _INVALID as error:
             connection.execute("ROLLBACK TO one")
             return _as_store_error(self._path, error)
         finally:
@@ -195,13 +215,14 @@ class SqliteDatabase:
                 connection.execute("RELEASE one")
 
 
-def _deliver(done: asyncio.Future[_Rows], outcome: _Rows | StoreError) -> None:
-    if done.done():  # its caller was cancelled
-        return
-    if isinstance(outcome, StoreError):
-        done.set_exception(outcome)
-    else:
-        done.set_result(outcome)
+def _deliver(group: Sequence[_Work], outcomes: Sequence[_Rows | StoreError]) -> None:
+    for (_, done), outcome in zip(group, outcomes, strict=True):
+        if done.done():  # its caller was cancelled
+            continue
+        if isinstance(outcome, StoreError):
+            done.set_exception(outcome)
+        else:
+            done.set_result(outcome)
 
 
 def _with_retries(work: Callable[[], object]) -> None:
@@ -309,11 +330,7 @@ _CONFLICTS = (
 def _as_store_error(path: Path, error: Exception) -> StoreError:
     """Convert an SQLite error to a `StoreError` with the way out."""
     code = getattr(error, "sqlite_errorcode", 0)
-    if code in (
-        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
-        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
-        sqlite3.SQLITE_CONSTRAINT_NOTNULL,
-    ):
+    if code in _CONFLICTS:
         return DuplicateRowError(str(error))
     way_out = _WAYS_OUT.get(code & 0xFF, "")
     return StoreError(f"The store {_shown(path)} cannot be used: {way_out or 'SQLite refused'} ({error}).")
