@@ -63,7 +63,7 @@ async def set_budget(run_id: str, store: str, limits: LimitArgs, *, by: str | No
         raise InvalidLimitError("Expected at least one limit, such as --max-iterations 30; got none.")
     async with opened_store(store, create=False) as opened:
         runs = RunsClient(opened)
-        new, stored = await opened.new_budget(run_id), await runs.load(run_id)
+        stored, new, _ = await opened.load_driven(run_id)
         if new is not None:
             limits_before = new.limits
         elif stored.facts:

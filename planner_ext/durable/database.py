@@ -197,7 +197,7 @@ _OPERATION: tuple[str, ...] = (
     "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
     "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
     "CREATE INDEX planner_runs_by_status_and_update ON planner_runs (status, updated_at, run_id)",
-    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner)",
+    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner) WHERE owner IS NOT NULL",
 )
 
 _SCHEMAS = (_FIRST, _OPERATION)

@@ -187,7 +187,8 @@ class LeasedWorkers:
 
     def _is_late(self) -> bool:
         """Whether the thread did not run for the lease: the process was frozen, or the machine slept."""
-        return any(now - then > self._lease for now, then in zip(_clocks(), self._marked, strict=True))
+        (steady, wall), (steady_then, wall_then) = _clocks(), self._marked
+        return steady - steady_then > self._lease or wall - wall_then > self._lease
 
     def _mark(self) -> None:
         if self._is_late():

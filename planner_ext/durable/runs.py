@@ -250,7 +250,7 @@ class RunsClient:
             StoreError: If the name or the store cannot be used.
         """
         inputs = RunInputs(arguments=arguments or {}, budget=budget)
-        name = await self._create(goal, run_id, owner=None, inputs=inputs)
+        name, _ = await self._create(goal, run_id, owner=None, inputs=inputs)
         try:
             await self._store.database.announce(name)
         except StoreError as error:  # it is stored; a worker looks for queued runs
@@ -307,8 +307,8 @@ class RunsClient:
 
     async def _create(
         self, goal: str, run_id: str | None, *, owner: str | None, inputs: RunInputs | None = None
-    ) -> str:
-        """Create a run if there is none of this name, queued if it has inputs; return its name.
+    ) -> tuple[str, RunRecord | None]:
+        """Create a run, queued if it has inputs; return its name, and the run of this name that was there before.
 
         Raises:
             PlannerInvalidConfigurationError: If the goal is empty, or the inputs cannot be stored.
@@ -320,7 +320,7 @@ class RunsClient:
         status, text = ("running", None) if inputs is None else ("queued", inputs.to_json())
         at = self._clock.now()
         if await self._store.create(name, goal, owner=owner, at=at, status=status, inputs=text):
-            return name
+            return name, None
         if (record := await self._store.record(name)).goal != goal:
             raise RunConflictError(
                 f"Run {name!r} is there already, with another goal: {shown(record.goal)}. Start this one under another "
@@ -331,7 +331,7 @@ class RunsClient:
                 f"Run {name!r} is there already, with other arguments or another budget. Submit this one under another "
                 "name, or change that one's budget."
             )
-        return name
+        return name, record
 
 
 def _run_name(run_id: str | None) -> str:
@@ -508,8 +508,9 @@ class Runs(RunsClient):
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
-        name = await self._create(goal, run_id, owner=self.worker_id)
-        await self._revived(await self._store.record(name))
+        name, before = await self._create(goal, run_id, owner=self.worker_id)
+        if before is not None:
+            await self._revived(before)
         job = Job(run_id=name, planner=planner, kernel=kernel, arguments_for=lambda _: arguments)
         return RunHandle(self._pool, job)
 

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
 _TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "planner_notices")
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
+_GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget FROM planner_runs WHERE run_id = :run_id"
+_JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq"
 _CONTINUES = """
     CASE WHEN status = 'paused' THEN wake_at <= :now OR EXISTS (
         SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'decided'
@@ -77,6 +79,7 @@ ADD_NOTICE = """
 """
 _EVENT_OF: Mapping[str, str] = {"paused": "paused", "failed": "failed", "quarantined": "failed"}
 """The event of a status; that of any other one at which nothing more runs is ``ended``."""
+_DECIDED = f"{_APPROVAL} WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
 _REFUSAL = "SELECT id, decision, problem, at FROM planner_refusals"
 _COUNT_OPEN = "SELECT COUNT(*) FROM planner_approvals WHERE"
 _COUNT_SECONDS = 5.0
@@ -192,12 +195,22 @@ class JournalStore:
             UnknownRunError: If there is no such run.
             InvalidJournalError: If the journal cannot be read.
         """
-        journal = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq"
-        inputs = "SELECT inputs FROM planner_runs WHERE run_id = :run_id"
         values = {"run_id": run_id}
-        runs, facts, given = await self.database.transact((_GET_RUN, values), (journal, values), (inputs, values))
-        record = _read_run(run_id, runs)
-        return StoredRun(record=record, facts=read_facts(run_id, facts), inputs=read_inputs(run_id, given[0][0]))
+        return _read_stored(run_id, *await self.database.transact((_GET_STORED, values), (_JOURNAL, values)))
+
+    async def load_driven(self, run_id: str) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
+        """Read a run and its journal, the budget that it shall take, and the rows of its `decisions`.
+
+        Raises:
+            UnknownRunError: If there is no such run.
+            InvalidJournalError: If the journal cannot be read.
+            StoreError: If the budget is damaged.
+        """
+        values = {"run_id": run_id}
+        runs, facts, decided = await self.database.transact(
+            (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
+        )
+        return _read_stored(run_id, runs, facts), read_new_budget(run_id, runs[0][-1]), decided
 
     async def load_since(self, run_id: str, seen: int, *, now: float) -> tuple[RunRecord, bool, tuple[Fact, ...]]:
         """Read a run without the first facts of its journal, and whether it `continues`.
@@ -300,15 +313,6 @@ class JournalStore:
             WHERE run_id = :run_id AND status NOT IN ({", ".join(map(repr, ENDS))}) RETURNING run_id
         """
         return bool(await self._rows(statement, run_id=run_id, text=text))
-
-    async def new_budget(self, run_id: str) -> NewBudget | None:
-        """Read the budget that a run shall take; None if there is none.
-
-        Raises:
-            StoreError: If it is damaged.
-        """
-        rows = await self._rows("SELECT new_budget FROM planner_runs WHERE run_id = :run_id", run_id=run_id)
-        return read_new_budget(run_id, rows[0][0]) if rows else None
 
     async def claim(self, run_id: str, owner: str, *, seen: str | None, counts: tuple[int, int] | None = None) -> bool:
         """Make a worker the owner of a run, if the owner is still ``seen``; store its deaths and its progress."""
@@ -457,8 +461,7 @@ class JournalStore:
 
     async def decisions(self, run_id: str) -> Sequence[Row]:
         """List the rows of a run's questions whose decisions no worker has taken yet."""
-        chosen = "WHERE run_id = :run_id AND status = 'decided' ORDER BY decided_at, id"
-        return await self._rows(f"{_APPROVAL} {chosen}", run_id=run_id)
+        return await self._rows(_DECIDED, run_id=run_id)
 
     async def reopen(self, key: str, problem: str) -> None:
         """Reopen a question whose decision cannot be taken; keep that decision as refused."""
@@ -599,6 +602,12 @@ def _read_run(run_id: str, rows: Sequence[Row]) -> RunRecord:
     if not rows:
         raise _unknown(run_id)
     return RunRecord.from_row(rows[0])
+
+
+def _read_stored(run_id: str, runs: Sequence[Row], facts: Sequence[Row]) -> StoredRun:
+    """Read the rows of `_GET_STORED` and `_JOURNAL`."""
+    record = _read_run(run_id, [row[:-2] for row in runs])
+    return StoredRun(record=record, facts=read_facts(run_id, facts), inputs=read_inputs(run_id, runs[0][-2]))
 
 
 def _unknown(run_id: str) -> UnknownRunError:

@@ -20,6 +20,7 @@ from planner_ext.core.limits import Budget
 from planner_ext.core.values import Usage
 from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.claims import PARKED, Claims, WorkerRegistry
+from planner_ext.durable.database import Row
 from planner_ext.durable.errors import ApprovalRefusedError, RunFencedError, RunRefusedError, StoreError, kernel_error
 from planner_ext.durable.gate import CallGate, GatedStore
 from planner_ext.durable.log import log_run, one_line
@@ -172,14 +173,15 @@ class Runner:
         arguments = None if job.arguments_for is None else job.arguments_for(run_id)
         seen: set[str] = set()
         while True:
-            stored = await self.store.load(run_id)
+            stored, new, rows = await self.store.load_driven(run_id)
             if not stored.facts:
                 budget = budget or stored.inputs.budget
-            decided = await self._untaken_decisions(run_id)
+            decided = await self._untaken_decisions(run_id, rows)
             keys = {one.key for one in decided.values()}
-            writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim)
+            is_queued = stored.record.status == "queued"
+            writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim, is_queued=is_queued)
             gated = GatedStore(writer, self.gate)
-            if (new := await self.store.new_budget(run_id)) is not None:
+            if new is not None:
                 writer.budget.offer(new)
             decisions = {**{call_id: one.decision for call_id, one in decided.items()}, **own}
             activation = Activation(
@@ -207,13 +209,14 @@ class Runner:
             budget, own = None, {}
             if stored.record.status == "paused":
                 seen |= keys
-            if {one.key for one in (await self._untaken_decisions(run_id)).values()} <= seen:
+            rows = await self.store.decisions(run_id) if writer.state.ended is None else ()
+            if {one.key for one in (await self._untaken_decisions(run_id, rows)).values()} <= seen:
                 return result
 
-    async def _untaken_decisions(self, run_id: str) -> dict[str, _Decided]:
-        """Read the untaken decisions by call id; a damaged one reopens its question, with the problem."""
+    async def _untaken_decisions(self, run_id: str, rows: Sequence[Row]) -> dict[str, _Decided]:
+        """Read the rows of untaken decisions by call id; a damaged one reopens its question, with the problem."""
         decided: dict[str, _Decided] = {}
-        for row in await self.store.decisions(run_id):
+        for row in rows:
             key = str(row[0])
             try:
                 approval, decision = read_approval(row), read_decision(str(row[7]))

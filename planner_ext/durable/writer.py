@@ -54,7 +54,8 @@ _ADD_OWN_FACT = """
 _TOTALS = "updated_at = :at, iterations = :iterations, tool_calls = :tool_calls, tokens = :tokens, cost = :cost"
 _MOVE_RUN = f"""
     UPDATE planner_runs SET status = :status, wake_at = :wake_at, {_TOTALS},
-        problem = CASE WHEN :status = 'running' THEN problem END
+        problem = CASE WHEN :status = 'running' THEN problem END,
+        new_budget = CASE WHEN :status IN ('running', 'paused') THEN new_budget END
     WHERE run_id = :run_id
 """  # noqa: S608  (only this module's own text)
 _COUNT_REPLY = f"UPDATE planner_runs SET {_TOTALS} WHERE run_id = :run_id"  # noqa: S608  (only this module's own text)
@@ -81,8 +82,7 @@ _REFUSE_DECIDED = """
 """Fails with a duplicate key where a question was decided; stands after `_CLOSE_UNDECIDED`, which waits for that."""
 
 
-_DROP_BUDGETS = "UPDATE planner_runs SET new_budget = NULL WHERE run_id = :run_id"
-_DROP_BUDGET = f"{_DROP_BUDGETS} AND new_budget = :text"
+_DROP_BUDGET = "UPDATE planner_runs SET new_budget = NULL WHERE run_id = :run_id AND new_budget = :text"
 
 
 class StoredBudgetHandle(BudgetHandle):
@@ -152,6 +152,7 @@ class JournalWriter:
         *,
         decided: Collection[str] | None = None,
         claim: Claim | None = None,
+        is_queued: bool = False,
     ) -> None:
         """Continue a journal.
 
@@ -162,6 +163,7 @@ class JournalWriter:
             decided: Ids of the decided questions that the caller has read. A question that is decided later is not
                 closed but fences this writer, so that every decision that counts is taken. None closes them all.
             claim: The hold of the worker that drives the run; None writes whoever owns it.
+            is_queued: Whether the run's row says ``queued``, so that its start changes that.
 
         Raises:
             InvalidJournalError: If the facts contradict each other.
@@ -172,6 +174,7 @@ class JournalWriter:
         self._decided = decided
         self.budget = StoredBudgetHandle()
         self._claim = claim
+        self._is_queued = is_queued
         self._started = {(f.iteration, f.index): seq for seq, f in enumerate(facts) if isinstance(f, CallStarted)}
         self._buffered: list[Step] = []
         self._questions = _open_questions(self.state, self._started)
@@ -193,17 +196,15 @@ class JournalWriter:
         closed = [id_ for id_, index in self._questions.items() if not _is_open(state, index)]
         waiting = waiting_calls(state) if isinstance(facts[-1], Paused) else ()
         opened = {_question_id(state, call.index, self._started): call for call in waiting}
-        steps = [*self._buffered]
-        for place, value in enumerate(dump_facts(facts), start=seq):
-            row: dict[str, Value] = {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value)}
-            own = self._claim and (_ADD_OWN_FACT, {**row, "owner": self._claim.owner})
-            steps.append(own or (ADD_FACT, row))
+        steps = [*self._buffered, *self._fact_steps(seq, facts)]
         if closed or state.phase is Phase.COMPLETING or not all(_can_be_computed_again(fact) for fact in facts):
             steps += self._close_steps(closed, facts)
             steps += [_open_step(state, id_, call) for id_, call in opened.items()]
             if any(isinstance(fact, BudgetChanged) for fact in facts):
                 steps.append((_DROP_BUDGET, {"run_id": self.run_id, "text": self.budget.taken}))
-            await self._store.append(self.run_id, *steps, *_run_update(state, facts[-1], waiting))
+            await self._store.append(
+                self.run_id, *steps, *_run_update(state, facts[-1], waiting, is_queued=self._is_queued)
+            )
             log_facts(state, facts)
             steps = []
         self._buffered, self.state = steps, state
@@ -223,6 +224,15 @@ class JournalWriter:
         _, row = _open_step(self.state, _question_id(self.state, call.index, self._started), call)
         columns = ("fingerprint", "call", "asked_at", "expires_at")
         return read_approval((row["id"], self.run_id, "open", *(row[name] for name in columns), None, None, None))
+
+    def _fact_steps(self, seq: int, facts: Sequence[Fact]) -> list[Step]:
+        statement, own = ADD_FACT, dict[str, Value]()
+        if self._claim is not None and not self._buffered:  # what is buffered has it: once in a transaction is enough
+            statement, own = _ADD_OWN_FACT, {"owner": self._claim.owner}
+        return [
+            (statement, {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value), **own})
+            for place, value in enumerate(dump_facts(facts), start=seq)
+        ]
 
     def _close_steps(self, closed: Collection[str], facts: Sequence[Fact]) -> list[Step]:
         """Close questions with the decisions that persons made on them; an unread decision fences this writer."""
@@ -290,7 +300,7 @@ def _open_step(state: State, id_: str, call: WaitingCall) -> Step:
     }
 
 
-def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> list[Step]:
+def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall], *, is_queued: bool) -> list[Step]:
     spent = state.ledger
     values: dict[str, Value] = {
         "run_id": state.run_id,
@@ -305,6 +315,8 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
             return [(_COUNT_REPLY, values)]
         case Paused():
             status = "paused"
+        case RunStarted() if not is_queued:  # its row says so already
+            return []
         case RunStarted() | Resumed():
             status = "running"
         case Ended():
@@ -312,15 +324,13 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall]) -> lis
         case _:
             return []
     expiries = [call.decided.expires_at for call in waiting if call.decided.expires_at is not None]
-    forgotten = [(_DROP_BUDGETS, {"run_id": state.run_id})] if isinstance(last, Ended) else []
     moved = (_MOVE_RUN, {**values, "status": status, "wake_at": min(expiries, default=None)})
     problem = last.reason if isinstance(last, Ended) else ""
     told = [] if status == "running" else [notice_step(state.run_id, status, at=state.at, problem=problem)]
-    return [moved, *forgotten, *told]
+    return [moved, *told]
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _question_id(state: State, index: int | None, started: Mapping[tuple[int, int], int]) -> str:
