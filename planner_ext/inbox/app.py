@@ -1,9 +1,9 @@
 """The application: its routes, what each shows, and what each does."""
 
+import asyncio
 import logging
 import re
 import time
-from asyncio import Lock
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -44,6 +45,7 @@ from planner_ext.inbox.security import (
     person_name,
     visitor_of,
 )
+from planner_ext.timeline import fragment_of
 
 __all__ = ["app"]
 
@@ -60,8 +62,6 @@ _STATIC = {
     "style.css": (_FOLDER.parent / "timeline" / "style.css", "text/css"),
     "inbox.js": (_FOLDER / "inbox.js", "text/javascript"),
 }
-_LATEST = 500
-"""Facts of a run that its page lists as lines."""
 
 _VISITOR = "planner_ext.visitor"
 """The visitor, in the scope of a request."""
@@ -103,7 +103,7 @@ class _Inbox:
     def __init__(self, runs: str | Path | RunsClient, sign_in: SignIn, authorize: Authorize | None) -> None:
         self._given, self._sign_in, self._authorize = runs, sign_in, authorize
         self._client = runs if isinstance(runs, RunsClient) else None
-        self._opening, self._opened = Lock(), AsyncExitStack()
+        self._opening, self._opened = asyncio.Lock(), AsyncExitStack()
         self.live = Live(self._marks)
         self._templates = Environment(
             loader=PackageLoader("planner_ext.inbox"),
@@ -340,12 +340,13 @@ class _Inbox:
         stored = await (await self._runs()).load(request.path_params["id"])
         calls = await (await self._approvals()).pending(stored.record.run_id, limit=PAGE)
         now = time.time()
+        timeline = await asyncio.to_thread(lambda: fragment_of(stored.timeline(now=now)))
         return self._page(
             request,
             "run",
             run=views.run_line(stored.record, now),
             calls=[views.waiting_of(call, now) for call in calls],
-            lines=[visible(str(fact)) for fact in stored.facts[-_LATEST:]],
+            timeline=Markup(timeline),  # noqa: S704  (escaped by its own templates)
         )
 
     # Pages
