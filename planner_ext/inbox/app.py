@@ -241,7 +241,7 @@ class _Inbox:
         if kind not in ("approve", "deny"):
             raise RefusedFormError("Expected the decision approve or deny. Nothing was changed.")
         for item in form.all("item"):
-            fingerprint, _, id = item.partition(" ")
+            fingerprint, id = views.item_of(item)
             try:
                 call = await approvals.show(id)
                 _check_shown(call, fingerprint)

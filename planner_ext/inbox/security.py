@@ -6,9 +6,9 @@ be one of its names: a foreign name that leads here would let a foreign page rea
 """
 
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
@@ -105,7 +105,7 @@ class Token:
 
     def open_session(self, name: str, response: Response, request: Request) -> None:
         """Begin a session, and set its cookie."""
-        now, key = time.monotonic(), secrets.token_urlsafe(32)
+        now, key = monotonic(), secrets.token_urlsafe(32)
         self._sessions = {each: session for each, session in self._sessions.items() if session[1] > now}
         self._sessions[key] = Visitor(name, secrets.token_urlsafe(32)), now + _SESSION_SECONDS
         _set_cookie(response, request, _SESSION, key)
@@ -118,7 +118,7 @@ class Token:
     def visitor_of(self, request: Request) -> Visitor | None:
         """Return who is signed in; None if nobody is, or the session is too old."""
         visitor, until = self._sessions.get(request.cookies.get(_SESSION, ""), (None, 0.0))
-        return visitor if time.monotonic() < until else None
+        return visitor if monotonic() < until else None
 
 
 SignIn: TypeAlias = Token | Callable[[Request], str | Awaitable[str | None] | None]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.facts import (
@@ -40,6 +40,7 @@ __all__ = [
     "approval_href",
     "approval_page",
     "conversation_of",
+    "item_of",
     "moment_of",
     "outcome_of",
     "plan_of",
@@ -77,7 +78,7 @@ class Waiting:
     """A call or question in a list.
 
     Attributes:
-        id: Its id, as a form sends it back.
+        item: Its fingerprint and its id, as the form of a list sends them back; see `item_of`.
         shown_id: Its id, fully visible.
         href: Its page, relative to the application's root.
         run_id: The run, fully visible.
@@ -96,7 +97,7 @@ class Waiting:
         selectable: Whether it may be decided together with others: a call, in full view of the list.
     """
 
-    id: str
+    item: str
     shown_id: str
     href: str
     run_id: str
@@ -258,6 +259,12 @@ def approval_href(id: str) -> str:
     return f"approvals/{quote(id, safe='')}"
 
 
+def item_of(text: str) -> tuple[str, str]:
+    """Return the fingerprint and the id in `Waiting.item`."""
+    fingerprint, _, id = text.partition(" ")
+    return fingerprint, unquote(id)
+
+
 def outcome_of(id: str, *, taken: bool, text: str) -> Outcome:
     """Show what became of one of many decisions."""
     return Outcome(shown_id=exact(id), href=approval_href(id), taken=taken, text=visible(text))
@@ -271,7 +278,7 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     written = exact_json(dict(call.arguments))
     kind: Kind = "question" if asks else "in doubt" if call.in_doubt else "call"
     return Waiting(
-        id=call.id,
+        item=f"{call.fingerprint} {quote(call.id)}",
         shown_id=exact(call.id),
         href=approval_href(call.id),
         run_id=exact(call.run_id),

@@ -22,9 +22,10 @@ TOKEN = "t" * 32
 
 
 @asynccontextmanager
-async def served(application: ASGIApp) -> AsyncGenerator[str]:
+async def served(application: ASGIApp, **options: Any) -> AsyncGenerator[str]:
     """Serve an application on a free port; yield its address."""
-    config = uvicorn.Config(application, log_level="warning", ws="none", timeout_graceful_shutdown=1)
+    given: dict[str, Any] = {"log_level": "warning", "ws": "none", "timeout_graceful_shutdown": 1, **options}
+    config = uvicorn.Config(application, **given)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
