@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +230,11 @@ async def test_an_endless_form_is_refused(store: str, announced: bool) -> None:
     """A body of more than a megabyte is not read to its end, whether or not it says how long it is."""
     async with inbox(store) as base, visitor_at(base) as ann:
 
-        async def parts() -> Any:
+        async def parts() -> AsyncIterator[bytes]:
             for _ in range(40):
                 yield b"reason=" + b"x" * 100_000
 
-        content = b"x" * 2_000_000 if announced else parts()
+        content: Any = b"x" * 2_000_000 if announced else parts()
         headers = {"content-type": "application/x-www-form-urlencoded"}
         response = await ann.client.post(PAY, content=content, headers=headers)
         assert response.status_code == 403 and "may have 1,000,000 bytes" in response.text

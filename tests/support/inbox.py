@@ -14,6 +14,7 @@ import uvicorn
 from semantic_kernel import Kernel
 from starlette.types import ASGIApp
 
+from planner_ext.durable import RunsClient
 from planner_ext.inbox import Token, app
 from planner_ext.testing import Script, ScriptedChatCompletion
 from support.durable import open_runs, planner_of
@@ -87,7 +88,7 @@ async def visitor_at(base: str, name: str | None = "ann") -> AsyncGenerator[Visi
 
 
 @asynccontextmanager
-async def inbox(store: str | Path, **options: Any) -> AsyncGenerator[str]:
+async def inbox(store: str | Path | RunsClient, **options: Any) -> AsyncGenerator[str]:
     """Serve the inbox of a store with the tests' token."""
     given: dict[str, Any] = {"sign_in": Token(TOKEN), **options}
     async with served(app(store, **given)) as base:
