@@ -22,10 +22,10 @@ An interrupt's ``responseSchema`` describes this, with the function's parameters
 the call: an answer binds to the function and the arguments that were shown. Interrupts without an answer stay open, and
 the run ends with them again.
 
-**What the browser is not trusted with.** The checkpoint stays on the server. The messages are the browser's: system
-messages in them are left out, and everything else is text for the model. A browser cannot add a call, an approval or a
-result to a run; it can only continue a conversation, and decide what waits on a thread that it names. Give each user a
-``waiting`` of their own, or thread ids that nobody can guess.
+**What the browser is not trusted with.** The checkpoint stays on the server: a browser decides what waits on the thread
+that it names, and cannot add a call, an approval or a result to a run. Give each user a ``waiting`` of their own, or
+thread ids that nobody can guess. The conversation before a new run is what the browser says it was; system messages in
+it are left out. It is text for the model, whose calls are decided as in every run.
 
 **Tools of the front end** (``RunAgentInput.tools``) are offered to the model beside the kernel's functions, in the
 plugin ``ag_ui``. A call of one ends the run as a success that names it as pending; the front end executes it, and the
@@ -138,7 +138,7 @@ async def ag_ui_events(
     Yields:
         The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after a fault or a refused input. A
         run that was stopped, or that a limit ended without an answer, has the cancelled outcome. Leaving the stream
-        early cancels the run; if none of its functions has started, it waits again.
+        early cancels the run; one that continued, and of which nothing was done so far, waits again.
 
     Raises:
         PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``.
@@ -187,7 +187,8 @@ class _Run:
         self._messages = 0
         self._is_open = False
         self._last_text = ""
-        self._unanswered: list[str] = []
+        self._called: list[str] = []
+        self._answered: set[str] = set()
 
     def close(self) -> None:
         """Let the run that this one continued wait again, unless it has got further."""
@@ -239,6 +240,7 @@ class _Run:
             if _is_tool(call):
                 if result := results.get(self._call_id(call.id)):
                     decisions[call.id] = Supply(result.error or _text(result.content), by=by or None)
+                    self._answered.add(result.tool_call_id)
             elif entry := answers.pop(call.fingerprint, None):
                 if call.roles and not {*call.roles} & {*roles}:
                     raise DecisionRefusedError(f"{call.fully_qualified_name} is for {', '.join(call.roles)} to decide.")
@@ -316,11 +318,9 @@ class _Run:
         return f"{self._input.run_id}/{self._messages}"
 
     def _replied(self, text: str, iteration: int) -> Iterator[BaseEvent]:
-        """End a reply's text; one that was not streamed is sent whole."""
+        """End a reply's text, which has arrived in pieces."""
         yield from self._in_step(iteration)
         self._last_text = text
-        if text and not self._is_open:
-            yield from self._text(text)
         yield from self._message_end()
 
     def _calls(self) -> Iterator[BaseEvent]:
@@ -332,21 +332,21 @@ class _Run:
             if (name := call.request.name) == _FINAL_ANSWER:
                 continue
             id_ = self._call_id(call.request.id)
-            self._unanswered.append(id_)
+            self._called.append(id_)
             shown = self.tools[name].name if name in self.tools else name
             yield ToolCallStartEvent(tool_call_id=id_, tool_call_name=shown, parent_message_id=self._message_id)
             yield ToolCallArgsEvent(tool_call_id=id_, delta=call.request.arguments or "{}")
             yield ToolCallEndEvent(tool_call_id=id_)
 
     def _results(self, before: State, indexes: Iterable[int], text: str) -> Iterator[BaseEvent]:
-        """Send the results of calls of the batch."""
+        """Send the results of calls of the batch, except those that the front end has sent itself."""
         assert before.batch is not None, "a call that has a result is in a batch"
+        self._kept = None
         for index in indexes:
             request = before.batch.calls[index].request
-            if request.name != _FINAL_ANSWER:
-                id_ = _call_key(before.run_id, before.batch.iteration, request.id)
-                if id_ in self._unanswered:
-                    self._unanswered.remove(id_)
+            id_ = _call_key(before.run_id, before.batch.iteration, request.id)
+            if request.name != _FINAL_ANSWER and id_ not in self._answered:
+                self._answered.add(id_)
                 yield ToolCallResultEvent(message_id=f"{id_}-result", tool_call_id=id_, content=text, role="tool")
 
     def _call_id(self, call_id: str) -> str:
@@ -381,7 +381,8 @@ class _Run:
         if interrupts := [self._interrupt(call) for call in result.pending if not _is_tool(call)]:
             return RunFinishedInterruptOutcome(interrupts=interrupts)
         if result.pending or result.final_answer or result.status == "answered":
-            return RunFinishedSuccessOutcome(pending_tool_call_ids=self._unanswered or None)
+            unanswered = [id_ for id_ in self._called if id_ not in self._answered]
+            return RunFinishedSuccessOutcome(pending_tool_call_ids=unanswered or None)
         return RunFinishedCancelledOutcome()
 
     def _interrupt(self, call: PendingCall) -> Interrupt:
@@ -495,7 +496,7 @@ async def _defer_tools(call: ToolCall) -> Defer | None:
 def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator[ChatMessageContent]:
     """Convert the conversation; calls without a result, and what is not for the model, are left out."""
     sent = {tool.name: name for name, tool in tools.items()}
-    results = {one.tool_call_id for one in messages if isinstance(one, ToolMessage)}
+    results = {one.tool_call_id: one for one in messages if isinstance(one, ToolMessage)}
     names: dict[str, str] = {}
     for message in messages:
         match message:
@@ -508,8 +509,9 @@ def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator
                 items += [FunctionCallContent(id=c.id, name=names[c.id], arguments=c.function.arguments) for c in calls]
                 if items:
                     yield ChatMessageContent(role=AuthorRole.ASSISTANT, items=items)
-            case ToolMessage(tool_call_id=id_) if id_ in names:
-                content = message.error or _text(message.content)
+            case ToolMessage(tool_call_id=id_) if id_ in names and id_ in results:
+                newest = results.pop(id_)
+                content = newest.error or _text(newest.content)
                 yield ChatMessageContent(
                     role=AuthorRole.TOOL, items=[FunctionResultContent(id=id_, name=names[id_], result=content)]
                 )

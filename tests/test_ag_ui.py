@@ -1,6 +1,7 @@
 """The run as an AG-UI event stream: its order, its interrupts, and what a browser cannot do to it."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.iteration import StopHandle
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, call, calls, say
 from support.ag_ui import FrontEnd
+from support.stock import scripted_by
 
 PAY = call("shop-pay", {"amount": 5})
 APPROVE = {"approved": True}
@@ -317,14 +319,36 @@ async def test_the_conversation_is_text_for_the_model() -> None:
 
 
 async def test_a_fault_tells_the_browser_nothing_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    """The stream ends with an error of its kind, and the log has the rest; an approval that did not run waits again."""
+    """The stream ends with an error of its kind, and the log has the rest; the conversation can continue."""
     desk = Desk([PAY, ServiceResponseException("at 10.0.0.7"), say("Fine.")])
     await desk.run(desk.front.ask("Pay."))
     await desk.run(desk.front.answer({"approved": False}))
     assert (desk.end.message, desk.end.code) == ("The run failed on the server.", "ServiceCallError")
     assert "A run of an AG-UI front end failed." in caplog.text
-    await desk.run(desk.front.answer({"approved": False}))
+    await desk.run(desk.front.ask("Well?"))
     assert (desk.end.result, desk.waiting) == ("Fine.", {})
+    assert [role for role, _ in desk.sent] == ["user", "assistant", "tool", "user"]
+
+
+@pytest.mark.parametrize(("error", "end"), [(ServiceResponseException("reset"), "RUN_ERROR"), (None, "RUN_FINISHED")])
+async def test_a_text_that_breaks_off_is_ended(error: Exception | None, end: str) -> None:
+    """A reply that fails, or that a limit cuts off while it arrives, leaves no message open."""
+
+    class Broken(ScriptedChatCompletion):
+        async def _inner_get_streaming_chat_message_contents(self, *given: Any) -> AsyncGenerator[Any, Any]:
+            stream: Any = super()._inner_get_streaming_chat_message_contents
+            async for chunk in stream(*given):
+                yield chunk
+                if chunk[0].content:
+                    break
+            if error is not None:
+                raise error
+            await asyncio.Event().wait()
+
+    desk = Desk([], budget=Budget(max_active_seconds=0.2))
+    desk.kernel.add_service(scripted_by(Broken, [say("Half a sentence.")]), overwrite=True)
+    types = await desk.run(desk.front.ask("Go."))
+    assert (types.count("TEXT_MESSAGE_START"), types.count("TEXT_MESSAGE_END"), types[-1]) == (1, 1, end)
 
 
 async def test_leaving_the_stream_cancels_the_run() -> None:

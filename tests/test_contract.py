@@ -79,6 +79,7 @@ MODULES = {
         """,
     "planner_ext.session": "AutomaticToolUseConfig Messages OpenCall ToolUseSession",
     "planner_ext.plugin": "PlannerPlugin",
+    "planner_ext.ag_ui": "ag_ui_events",
     "planner_ext.durable": """
         ApprovalRefusedError Approvals DecisionRecord DecisionRequest NoEffect PendingApproval RetryPolicy
         RunConflictError RunFencedError RunFilters RunHandle RunInputs RunRecord RunRefusedError RunResult RunStats Runs

@@ -118,6 +118,8 @@ class FrontEnd:
                 self._call(event.tool_call_id).function.arguments += event.delta
             case EventType.TOOL_CALL_RESULT:
                 self._call(event.tool_call_id)
+                answered = [one.tool_call_id for one in self.messages if isinstance(one, ToolMessage)]
+                assert event.tool_call_id not in answered, "a call has one result, the front end's own included"
                 message = ToolMessage(id=event.message_id, tool_call_id=event.tool_call_id, content=event.content)
                 self.messages.append(message)
             case _:
