@@ -1,11 +1,9 @@
 """How many runs each worker of a PostgreSQL database drives at once."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from semantic_kernel.functions import kernel_function
 
 from planner_ext.durable.store import opened_store
@@ -15,13 +13,6 @@ from support.processes import Lives
 
 RUNS = 8
 SECONDS = 60
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 class Station:

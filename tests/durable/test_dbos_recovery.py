@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from planner_ext.durable.postgres import DBOS_TABLES
 from planner_ext.durable.store import JournalStore, open_database
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
-from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, turn, world
+from support.durable import GOAL, decide_all, effects_in, open_runs, pays, turn, world
 from support.processes import Lives
 
 RECOVERY_SECONDS = 30
@@ -30,21 +30,9 @@ SOON: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=1)]}
 LATER: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=3600)]}
 
 
-def pays(request: ScriptedRequest) -> ScriptedReply:
-    """Pay, then answer."""
-    return [PAY, say("Paid.")][turn(request)]
-
-
 def labels(request: ScriptedRequest) -> ScriptedReply:
     """Print a label, which may be done twice, then answer."""
     return [call("shop-label", {"order": 1}, id="label"), say("Printed.")][turn(request)]
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ import base64
 import json
 import os
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.durable import Approvals, Runs, StoreError, WorkerInUseError
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, PAY, check_history, decide_all, effects_in, open_runs, world
+from support.durable import GOAL, check_history, decide_all, effects_in, open_runs, pays, world
 from support.postgres import PostgresServer
 from support.processes import Lives
 
@@ -31,18 +31,6 @@ def books(request: ScriptedRequest) -> ScriptedReply:
     """Book four orders at once, four times, then answer."""
     turn = sum(bool(message.get("tool_calls")) for message in request.messages)
     return BATCH if turn < 4 else say("Booked.")
-
-
-def pays(request: ScriptedRequest) -> ScriptedReply:
-    """Pay, then answer."""
-    return say("Paid.") if any(message["role"] == "tool" for message in request.messages) else PAY
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 @asynccontextmanager

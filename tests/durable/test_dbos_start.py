@@ -2,10 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from planner_ext.durable.store import opened_store
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
@@ -15,13 +12,6 @@ from support.processes import Lives
 
 WORKERS = 3
 START_SECONDS = 60
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 def answers(_: ScriptedRequest) -> ScriptedReply:

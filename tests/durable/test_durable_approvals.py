@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +15,14 @@ from planner_ext.durable import ApprovalRefusedError, Approvals, PendingApproval
 from planner_ext.durable.store import open_database
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply
 from planner_ext.planner.run import FunctionCallingStepwisePlannerResult
-from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, PAY, deciding_life, effects_in, open_runs, store_neutral, world
+from planner_ext.testing import call, calls, say
+from support.durable import GOAL, deciding_life, effects_in, open_runs, pays, store_neutral, world
+from support.planner import Clock
 from support.processes import Lives
 from support.stock import every_result
 
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
-
-
 sqlite_alone = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 """For times that a test sets: DBOS wakes a run whose question expired by the machine's clock."""
-
-
-class Clock:
-    """Time that passes only where a test says so, or where somebody waits."""
-
-    def __init__(self) -> None:
-        self.seconds = 1_000_000.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    async def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-
-
-def pays(request: ScriptedRequest) -> ScriptedReply:
-    """Pay, then answer."""
-    return say("Paid.") if any(message["role"] == "tool" for message in request.messages) else PAY
 
 
 async def drive(store: str, tmp_path: Path, **options: Any) -> FunctionCallingStepwisePlannerResult:

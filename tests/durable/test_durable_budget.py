@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from support.engine import FakeStore
 from support.processes import Lives
 
 LABEL = call("shop-label", {"order": 1})
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 def a_cent(model: str, usage: Usage) -> float:

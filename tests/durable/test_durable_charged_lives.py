@@ -1,7 +1,7 @@
 """Real processes that die again and again: the service counts every request, and never more than the run may make."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,6 @@ from support.durable import BATCH, GOAL, PAY, Shop, decide_all, effects_in, open
 from support.processes import Lives
 
 KILLED = -9
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 def counted(requests: Path, request: ScriptedRequest, reply: ScriptedReply) -> ScriptedReply:

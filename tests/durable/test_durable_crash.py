@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,6 @@ from support.processes import Lives
 
 KILLED = -9
 CALLS = ["book", "label", "charge", "pay"]
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 def counted(effects: Path) -> Counter[str]:

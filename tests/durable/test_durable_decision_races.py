@@ -13,24 +13,9 @@ from planner_ext.durable import Approvals
 from planner_ext.durable.worker import Activation, ActivationRun
 from planner_ext.hitl_manager import Defer
 from planner_ext.sk.approval import DecisionRefusedError
-from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
-from support.durable import GOAL, PAY, check_history, effects_in, open_runs, turn, world
-
-
-class Clock:
-    """Time that passes only where a test says so."""
-
-    def __init__(self) -> None:
-        self.seconds = 1_000_000.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    async def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
+from planner_ext.testing import call, calls, say
+from support.durable import GOAL, check_history, effects_in, open_runs, pays, turn, world
+from support.planner import Clock
 
 
 @dataclass
@@ -50,11 +35,6 @@ class Late:
             self.meanwhile = None
             await meanwhile()
         return await self.run.result()
-
-
-def pays(request: ScriptedRequest) -> ScriptedReply:
-    """Pay, then answer."""
-    return [PAY, say("Paid.")][turn(request)]
 
 
 async def decided(store: str, decision: Any, clock: Clock, call_id: str = "pay") -> None:

@@ -10,14 +10,9 @@ from planner_ext import Approve, Deny
 from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRecord
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.hitl_manager import ApprovalSettings, Decision, Supply
-from planner_ext.testing import ScriptedReply, ScriptedRequest, say
-from support.durable import GOAL, PAY, open_runs, store_neutral, turn, world
+from support.durable import GOAL, open_runs, pays, store_neutral, world
 
 ID = "a/0/pay"
-
-
-def pays(request: ScriptedRequest) -> ScriptedReply:
-    return [PAY, say("Paid.")][turn(request)]
 
 
 async def paused(runs: Any, effects: Path, **options: Any) -> Any:

@@ -95,13 +95,6 @@ class Scene:
         until(lambda: all(self.record(name).status == "answered" for name in names))
 
 
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
-
-
 @pytest.fixture
 def scene(lives: Lives, store: str, tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(lives, store, tmp_path)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,6 @@ SECONDS = 40
 LONG, SHORT = 30.0, 0.5
 """Seconds of a call or request that is under way when its process is back, and of one that has ended by then."""
 LABEL = call("post-label", {"order": 1}, id="label")
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 class Post:

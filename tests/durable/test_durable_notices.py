@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,15 @@ from planner_ext.durable.archive import export_run, import_run
 from planner_ext.durable.store import open_database, opened_store
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedReply, ScriptedRequest, say
-from support.durable import GOAL, PAY, decide_all, open_runs, turn, world
+from support.durable import GOAL, decide_all, open_runs, pays, world
 from support.processes import Lives
 from support.webhook import WebhookServer
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry at once; the delays are measured by their own test."""
     monkeypatch.setattr(notices, "_FIRST_DELAY", 0.01)
-
-
-def pays(request: ScriptedRequest) -> ScriptedReply:
-    return [PAY, say("Paid.")][turn(request)]
 
 
 async def drive(runs: Runs, tmp_path: Path, run_id: str = "a") -> Any:

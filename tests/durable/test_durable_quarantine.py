@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -29,13 +29,6 @@ from support.processes import Lives
 LIMIT_SECONDS = 120
 HEALTHY = [f"healthy-{number}" for number in range(5)]
 POISON = "Take the poison."
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 class Pharmacy:

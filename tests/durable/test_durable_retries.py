@@ -1,7 +1,7 @@
 """A fault of the endpoint, of the application or of the store is retried by any worker, and then parked."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,6 @@ from support.processes import Lives
 SOON = RetryPolicy(first_delay=0.05, attempts=4)
 LIMIT_SECONDS = 60
 BUSY, FORBIDDEN = ScriptedFault(status=500), ScriptedFault(status=401)
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 def working_life(store: str, effects: Path, url: str) -> None:

@@ -5,7 +5,7 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +24,6 @@ from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.durable import GOAL, PAY, decide_all, effects_in, open_runs, planner_of, store_neutral, turn, world
 from support.postgres import PostgresServer
 from support.processes import Lives
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 @asynccontextmanager

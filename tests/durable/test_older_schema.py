@@ -6,7 +6,7 @@ worker had taken, and one whose worker was killed between the start and the end 
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,6 @@ def older(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     with psycopg.connect(url) as connection:
         connection.execute((OLDER / "schema1_postgresql.sql").read_bytes())
     return url
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 async def test_an_older_store_is_migrated_and_listed(older: str) -> None:

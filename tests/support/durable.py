@@ -79,6 +79,11 @@ def turn(request: ScriptedRequest) -> int:
     return sum(bool(message.get("tool_calls")) for message in request.messages)
 
 
+def pays(request: ScriptedRequest) -> ScriptedReply:
+    """Call the tool that needs a person, then answer."""
+    return [PAY, say("Paid.")][turn(request)]
+
+
 def settles(request: ScriptedRequest) -> ScriptedReply:
     """Call three tools at once, then the one that needs a person, then answer."""
     return [BATCH, PAY, say("Settled.")][turn(request)]
