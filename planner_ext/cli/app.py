@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 
 runs = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List, show, resume, cancel, delete, move and back up runs."
+    no_args_is_help=True, rich_markup_mode=None, help="List, show, resume, fork, cancel, delete, move and back up runs."
 )
 
 approvals = typer.Typer(
@@ -167,6 +167,28 @@ def compare(args: cli.CompareArgs) -> cli.Exit:
     from planner_ext.cli.compare import run_compare  # noqa: PLC0415  (see above)
 
     return run_compare(args)
+
+
+@cli.command(app)
+def replay(args: cli.ReplayArgs) -> cli.Exit:
+    """Play a recorded run of a planner without its model, and say where the application has come to differ.
+
+    No service is asked. Calls are decided as they were: what did not run then does not run now, and what a person
+    approved then answers as it did, and is not called.
+
+    Examples:
+      planner-ext replay tests/cassettes/refund.json
+      planner-ext replay tests/cassettes/refund.json --kernel shop:make_kernel
+
+    Exit codes:
+      0    as recorded
+      1    a prompt, a function's schema or a result differs
+      2    the cassette or the kernel cannot be used
+      130  interrupted with Ctrl-C
+    """
+    from planner_ext.cli.replay import replay_cassette  # noqa: PLC0415  (see above)
+
+    return replay_cassette(args)
 
 
 @cli.command(app)
@@ -349,6 +371,23 @@ def resume_run(
     from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
 
     return stored.resume_run(run, store, options, max_iterations=max_iterations)
+
+
+@cli.command(runs, exit_codes=RUN_EXIT_CODES, name="fork")
+def fork_run(run: RunName, args: cli.ForkArgs, options: cli.StoredRunOptions) -> cli.Exit:
+    """Go on from an iteration of a run in another way: as a new run, in this process.
+
+    What RUN had spent by then counts, and its results are kept. Functions of later iterations run again and take effect
+    again; a decision that was made later is not taken over. Give the kernel and the --policy or --ask-all that RUN
+    began with. With neither --kernel, --model nor --base-url the fork is only added, and waits to be resumed.
+
+    Examples:
+      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --instruction 'Refund half of it.'
+      planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --model gpt-5 --html fork.html
+    """
+    from planner_ext.cli import runs as stored  # noqa: PLC0415  (see above)
+
+    return stored.fork_run(run, args, options)
 
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="cancel")

@@ -32,12 +32,14 @@ __all__ = [
     "DecisionArgs",
     "Exit",
     "ExitCode",
+    "ForkArgs",
     "GoalArgs",
     "Json",
     "Lease",
     "LimitArgs",
     "ListArgs",
     "MoreIterations",
+    "ReplayArgs",
     "ResumeArgs",
     "RunListArgs",
     "RunOptions",
@@ -293,6 +295,43 @@ class SubmitArgs:
     store: Store
     run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
     argument: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayArgs:
+    """A cassette, and what it is played with.
+
+    Attributes:
+        file: What planner_ext.testing.record wrote.
+        kernel: A Kernel, or a function without arguments, async or not, that returns one; it needs no service. Default:
+            functions that are what the cassette says of them.
+        functions: Whether functions are called, live, or answer as recorded. Default: live with --kernel. Prompts and
+            planners are called in any case.
+    """
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
+    kernel: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY")] = None
+    functions: Annotated[str | None, typer.Option(metavar="live|recorded")] = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+class ForkArgs:
+    """Where a run of a store is forked, and how its fork goes on.
+
+    Attributes:
+        at: The last iteration that is kept, from 0; -1 keeps the plan only.
+        run_id: The fork's name. Default: a new name.
+        instruction: A message of the user that is added.
+        html: Write a page with both timelines side by side.
+    """
+
+    store: Store
+    at: Annotated[int, typer.Option(metavar="K", min=-1)]
+    run_id: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    instruction: Annotated[str, typer.Option(metavar="TEXT")] = ""
+    max_iterations: MoreIterations = None
+    html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,17 @@ from typing import Any, cast
 from rich.text import Text
 from semantic_kernel import Kernel
 
-from planner_ext import ApprovalPolicy, FunctionCallingStepwisePlanner
+from planner_ext import ApprovalPolicy, Budget, FunctionCallingStepwisePlanner
 from planner_ext.cli.kernels import awaited, start_factory
-from planner_ext.cli.options import STORE_VARIABLE, ExitCode, GoalArgs, RunOptions, StoredRunOptions, WorkerArgs
+from planner_ext.cli.options import (
+    STORE_VARIABLE,
+    ExitCode,
+    ForkArgs,
+    GoalArgs,
+    RunOptions,
+    StoredRunOptions,
+    WorkerArgs,
+)
 from planner_ext.cli.run import CliRun, Result, approval_options, document, goal_options, new_limits, print_result
 from planner_ext.cli.show import Progress, print_pending
 from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
@@ -33,6 +41,7 @@ from planner_ext.durable import (
     RunHandle,
     RunRefusedError,
     Runs,
+    RunsClient,
     StoredRun,
     StoreError,
     UnknownRunError,
@@ -47,7 +56,7 @@ from planner_ext.hitl_manager import ApprovalSettings
 from planner_ext.planner.run import result_of
 from planner_ext.timeline import page_of
 
-__all__ = ["resume_run", "show_run", "start_run", "work"]
+__all__ = ["fork_run", "resume_run", "show_run", "start_run", "work"]
 
 _ArgumentsFor = Callable[[str], Any] | None
 _POLL_SECONDS = 0.25
@@ -118,16 +127,46 @@ def resume_run(run_id: str, store: str, options: StoredRunOptions, *, max_iterat
     """Resume a run of a store; return the exit code."""
     facts = asyncio.run(_stored(run_id, store)).facts
     state = fold_journal(run_id, facts)
+    return _resumed(run_id, store, options, facts, new_limits(state, max_iterations))
+
+
+def fork_run(run_id: str, args: ForkArgs, options: StoredRunOptions) -> int:
+    """Fork a run of a store, and resume the fork if there is something to resume it with; return the exit code."""
+    store, console = args.store, Terminal(sys.stderr)
+    name = asyncio.run(_forked(run_id, args))
+    code: int = ExitCode.ANSWERED
+    console.say(f"Forked after iteration {args.at}: {exact(name)}")
+    if options.kernel is None and options.model is None and options.base_url is None:
+        most = ("--max-iterations", str(args.max_iterations or 15))
+        console.print_command(command_on(store, "runs", "resume", name, "--kernel", "MODULE:FACTORY", *most))
+    else:
+        facts = asyncio.run(_stored(name, store)).facts
+        limits = fold_journal(name, facts).rules.limits
+        if args.max_iterations is not None:
+            limits = replace(limits, max_iterations=args.max_iterations)
+        code = _resumed(name, store, options, facts, limits)
+    if args.html is not None:
+        both = [asyncio.run(_stored(one, store)).timeline(now=time.time()) for one in (run_id, name)]
+        _write_page(args.html, page_of(both))
+        console.say(f"Written: {printable(str(args.html))}", "dim")
+    return code
+
+
+async def _forked(run_id: str, args: ForkArgs) -> str:
+    async with opened_store(args.store, create=False) as opened:
+        return await RunsClient(opened).fork(run_id, at=args.at, new_run_id=args.run_id, instruction=args.instruction)
+
+
+def _resumed(run_id: str, store: str, options: StoredRunOptions, facts: tuple[Fact, ...], budget: Budget | None) -> int:
+    """Resume a run in this process, with other limits if they are given; return the exit code."""
     run = StoreRun(store, options, facts=facts)
 
     def first() -> Result:
         if facts:
-            run.reopen(state)
+            run.reopen(fold_journal(run_id, facts))
         else:
             run.open()
-        return run.drive_in_store(
-            lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=new_limits(state, max_iterations))
-        )
+        return run.drive_in_store(lambda runs: runs.resume(run_id, run.planner, run.kernel, budget=budget))
 
     return run.execute(first)
 

@@ -195,7 +195,7 @@ class RunsClient:
         return await self._store.load(run_id)
 
     async def fork(self, run_id: str, *, at: int, new_run_id: str | None = None, instruction: str = "") -> str:
-        """Add a run that goes on from an iteration of this one: stopped, until it is resumed with `Runs.resume`.
+        """Add a run that goes on from an iteration of this one: stopped, until `Runs.resume` is given a budget for it.
 
         What the run had spent by then counts. Results of earlier iterations are kept, and those functions are not
         called again; functions of later ones are called anew, and take effect again. A decision that was made later is

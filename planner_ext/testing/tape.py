@@ -80,6 +80,7 @@ class Tape(ABC):
         services: The model of each service that was put on the tape, by its id.
         runs: The journal so far of each run on the tape, by its id, in the order in which they began.
         differences: In a replay, what differs from the recorded run.
+        as_recorded: In a replay, calls that answer as recorded although functions are live: run, iteration, index.
     """
 
     recording: ClassVar[bool]
@@ -88,6 +89,7 @@ class Tape(ABC):
         self.services: dict[str, str] = {}
         self.runs: dict[str, list[Fact]] = {}
         self.differences: list[Difference] = []
+        self.as_recorded: set[tuple[str, int, int]] = set()
         self._scrub = Scrubber(scrub)
 
     def kernel(self, kernel: Kernel) -> Kernel:
@@ -493,17 +495,18 @@ class _TapedFunctions:
         """Run a function, or answer for it as recorded."""
         batch, tape = state.batch, self._tape
         assert batch is not None, "a function runs while its batch is open"
-        fact = tape.finished.get((state.run_id, batch.iteration, index))
+        place = (state.run_id, batch.iteration, index)
+        fact, recorded = tape.finished.get(place), tape.functions == "recorded" or place in tape.as_recorded
         function = self._inner.tools.functions.get(checked.function)
         asks = checked.nested or (function is not None and function.is_prompt)
-        if fact is not None and fact.function == checked.function and tape.functions == "recorded" and not asks:
+        if fact is not None and fact.function == checked.function and recorded and not asks:
             finished = tape.result(fact, checked)
         else:
             finished = await self._inner.run(call, checked, index=index, state=state)
             if fact is not None and fact.function == checked.function:
                 tape.compare(fact, finished)
         if not self._in_order:
-            await self._turn(state.run_id, batch.iteration, index)
+            await self._turn(*place)
         return finished
 
     async def _turn(self, run_id: str, iteration: int, index: int) -> None:

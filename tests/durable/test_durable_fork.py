@@ -15,7 +15,7 @@ BOOK, LABEL = call("shop-book", {"order": 1}), call("shop-label", {"order": 2})
 
 
 async def test_a_kept_run_is_forked_and_resumed(store: str, tmp_path: Path) -> None:
-    """A fork is stopped, and no worker takes it; resumed, it goes on with what was spent. The run stays as it was."""
+    """A fork is stopped, no worker takes it; resumed with a budget, it goes on with what was spent, beside the run."""
     effects = tmp_path / "effects"
     planner, kernel = world(effects, [BOOK, LABEL, say("Both.")])
     async with open_runs(store) as runs:

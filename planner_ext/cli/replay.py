@@ -1,0 +1,155 @@
+"""``planner-ext replay``: a recorded run of the planner, played and printed, and what has changed since."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing, redirect_stdout
+from dataclasses import asdict
+from typing import Any
+
+from semantic_kernel import Kernel
+from semantic_kernel.functions import KernelFunctionFromMethod, kernel_function
+from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
+
+from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
+from planner_ext.cli.kernels import kernel_of, start_factory
+from planner_ext.cli.options import ExitCode, ReplayArgs, StoredRunOptions
+from planner_ext.cli.run import CliRun, Result, document, print_result
+from planner_ext.core.facts import CallDecided, Clarified, RunStarted
+from planner_ext.core.text import printable
+from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.hitl_manager import Approve, Decision, Supply, ToolCall
+from planner_ext.sk.questions import OWN_PLUGIN
+from planner_ext.testing import ReplayDifferenceError, Tape, replay
+from planner_ext.testing.cassette import Cassette
+
+__all__ = ["replay_cassette"]
+
+
+def replay_cassette(args: ReplayArgs) -> int:
+    """Replay a cassette; return the exit code.
+
+    Raises:
+        CassetteError: If the file is no cassette.
+        PlannerInvalidConfigurationError: If its run was not made by a planner whose options the journal holds.
+    """
+    cassette = Cassette.read(args.file)
+    functions = args.functions or ("recorded" if args.kernel is None else "live")
+    if functions not in ("live", "recorded"):
+        raise PlannerInvalidConfigurationError(f"--functions must be live or recorded; got {functions!r}.")
+    run, out = _ReplayedRun(cassette, args), sys.stdout
+    with (
+        redirect_stdout(sys.stderr),
+        closing(run),
+        replay(args.file, functions=functions, on_difference="collect") as tape,
+    ):
+        try:
+            result = run.played(tape)
+        except ReplayDifferenceError:
+            result = run.stopped("No reply is left on the cassette.")
+        except Exception as error:  # as in the recorded run
+            result = run.stopped(str(error))
+    if args.as_json:
+        found = {"differences": [asdict(one) for one in tape.differences]}
+        out.write(json.dumps({**document(result), **found}, indent=2) + "\n")
+    else:
+        print_result(result, out, run.console, as_json=False)
+    for one in tape.differences:
+        run.console.say(printable(f"Different: {one}"), "red")
+    if not tape.differences:
+        run.console.say(f"As recorded: {len(cassette.exchanges)} requests.", "dim")
+    return ExitCode.NO_ANSWER if tape.differences else ExitCode.ANSWERED
+
+
+class _ReplayedRun(CliRun):
+    """The first run of a cassette, made again with the options in its journal, and decided as it was."""
+
+    def __init__(self, cassette: Cassette, args: ReplayArgs) -> None:
+        super().__init__(StoredRunOptions(kernel=args.kernel))
+        recorded = cassette.runs[0] if cassette.runs else ()
+        started = recorded[0] if recorded else None
+        if not isinstance(started, RunStarted) or not started.goal:
+            raise PlannerInvalidConfigurationError(
+                f"{args.file} has no run of a planner; replay it in a test, with planner_ext.testing.replay."
+            )
+        rules = started.rules
+        if rules.structured or rules.clarifier or rules.close_on_denial or len(started.messages) > 1:
+            raise PlannerInvalidConfigurationError(
+                f"The run of {args.file} had a clarifier, a response_format, a callback or a chat history, which no "
+                "journal holds; replay it in a test, with planner_ext.testing.replay."
+            )
+        self._cassette, self._started, self._recorded = cassette, started, recorded
+
+    def played(self, tape: Tape) -> Result:
+        """Play the run to its end, or to a pause after which it was not continued."""
+        path, started = self.options.kernel, self._started
+        made = _stand_ins(self._cassette) if path is None else start_factory(path)
+        self.kernel = tape.kernel(self._runner.run(kernel_of(made, path or "")))
+        persons = (fact for fact in self._recorded if isinstance(fact, CallDecided) and fact.person)
+        tape.as_recorded |= {(started.run_id, fact.iteration, fact.index) for fact in persons}  # approved for one time
+        rules, service = started.rules, self._cassette.exchanges[0][0].service if self._cassette.exchanges else None
+        self.planner = FunctionCallingStepwisePlanner(
+            service,
+            FunctionCallingStepwisePlannerOptions(
+                plan=rules.plan,
+                charge_plan=rules.charge_plan,
+                control="iterations_metadata" if rules.rounds_per_step is None else "use_attempts",
+                max_iterations=rules.limits.max_iterations,
+                budget=rules.limits,
+                require_final_answer_function=rules.require_final_answer,
+                max_clarifications=rules.max_clarifications,
+                observers=(self._note,),
+                interceptors=(self._decision,),
+            ),
+        )
+        result = self.drive(self.planner.invoke(self.kernel, started.goal))
+        while decisions := self._answers(result):
+            result = self.drive(self.planner.resume(self.kernel, result.checkpoint, decisions))
+        return result
+
+    async def _decision(self, call: ToolCall) -> Decision | None:
+        """Decide a call as it was decided last; what did not run then is answered with what the model read."""
+        place = call.iteration, call.index, call.fully_qualified_name
+        facts = [fact for fact in reversed(self._recorded) if isinstance(fact, CallDecided)]
+        fact = next((fact for fact in facts if (fact.iteration, fact.index, fact.function) == place), None)
+        if fact is None:
+            return None
+        if fact.verdict in ("answer", "deny"):
+            return Supply(fact.answer, by=fact.by)
+        arguments = None if fact.edited is None else json.loads(fact.edited)
+        return Approve(arguments=arguments, by=fact.by) if fact.verdict == "run" else None
+
+    def _answers(self, result: Result) -> Mapping[str, Decision]:
+        """Return the recorded answers to the questions that wait."""
+        answered = {fact.question: fact for fact in self._recorded if isinstance(fact, Clarified)}
+        facts = {call.id: answered.get(call.prompt) for call in result.pending}
+        return {name: Supply(fact.answer, by=fact.by) for name, fact in facts.items() if fact and fact.answer}
+
+
+def _stand_ins(cassette: Cassette) -> Kernel:
+    """Make a kernel with the functions that the recorded requests offered; they cannot be called."""
+    kernel = Kernel()
+    for asked, _ in cassette.exchanges:
+        for tool in asked.tools:
+            described: Mapping[str, Any] = tool.get("function", {})
+            plugin, _, name = str(described.get("name", "")).partition("-")
+            if not name or plugin == OWN_PLUGIN or (plugin in kernel.plugins and name in kernel.plugins[plugin]):
+                continue
+            schema: Mapping[str, Any] = described.get("parameters") or {}
+            required = schema.get("required", ())
+            parameters = [
+                KernelParameterMetadata.model_validate(
+                    {"name": key, "is_required": key in required, "type_": str(part.get("type")), "schema_data": part}
+                )
+                for key, part in schema.get("properties", {}).items()
+            ]
+            method = _absent(name, described.get("description"))
+            kernel.add_function(plugin, KernelFunctionFromMethod(method, plugin, parameters=parameters))
+    return kernel
+
+
+def _absent(name: str, description: str | None) -> Callable[..., Any]:
+    async def absent(**_: Any) -> str:
+        raise LookupError("This function is not here: give --kernel.")
+
+    return kernel_function(name=name, description=description)(absent)
