@@ -12,10 +12,10 @@ from playwright.async_api import Browser, Page, expect
 
 from planner_ext import Deny
 from planner_ext.durable import Approvals, PendingApproval, Runs
-from planner_ext.testing import ScriptedRequest, call, calls, say
+from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from support.browser import chromium, needs_chromium, problems_of, window
 from support.inbox import TOKEN, inbox
-from support.till import GOAL, Till, application, asks, leave_waiting, refunds
+from support.till import GOAL, Till, application, asks, leave_in_doubt, leave_waiting, refunds
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
 
@@ -142,7 +142,7 @@ async def test_a_call_is_denied_with_a_reason(browser: Browser, address: str, st
         await expect(page.get_by_role("status")).to_contain_text("denied")
     heard: list[str] = []
 
-    def listens(request: ScriptedRequest) -> object:
+    def listens(request: ScriptedRequest) -> ScriptedReply:
         heard.extend(str(message["content"]) for message in request.messages if message["role"] == "tool")
         return say("Then not.")
 
@@ -168,6 +168,28 @@ async def test_a_question_is_answered(browser: Browser, address: str, store: Pat
     assert (call.decision.by, call.decision.result) == ("ann", "The green one.")
 
 
+async def test_a_call_in_doubt_is_marked_or_run_again(browser: Browser, address: str, store: Path) -> None:
+    """The page says that it may have taken effect; marked as done, the model reads what came of it."""
+    await leave_in_doubt(store)
+    await leave_in_doubt(store, run_id="again")
+    async with window(browser, address) as page:
+        await sign_in(page)
+        await expect(page.get_by_text("may have taken effect")).to_have_count(2)
+        await page.get_by_role("link", name="till-send").first.click()
+        await page.get_by_label("It is done").fill("sent at noon")
+        await page.get_by_role("button", name="Mark as done").click()
+        await expect(page.get_by_role("status")).to_contain_text("sent at noon")
+        await page.get_by_role("link", name="Back to the inbox").click()
+        await page.get_by_role("link", name="till-send").click()
+        await page.get_by_role("button", name="Run it again").click()
+        await expect(page.get_by_role("status")).to_contain_text("approved")
+    decisions = [(await the_call(store, f"{run}/0/send")).decision for run in ("letter", "again")]
+    assert [one and (one.kind, one.by, one.result) for one in decisions] == [
+        ("supply", "ann", "sent at noon"),
+        ("approve", "ann", None),
+    ]
+
+
 async def test_many_calls_are_decided_at_once(browser: Browser, address: str, store: Path) -> None:
     """The selected ones are, the others are not."""
     await leave_waiting(store, [refunds(*({"order": f"A-{number}", "amount": number} for number in range(5)))])
@@ -186,17 +208,23 @@ async def test_many_calls_are_decided_at_once(browser: Browser, address: str, st
 
 
 async def test_the_second_of_two_people_sees_whose_decision_it_was(browser: Browser, address: str, store: Path) -> None:
-    """Both have the page open; the first decision counts, the second person reads who made it."""
+    """Both have the page open. The first decision counts: a live page says so at once, any other when one is sent."""
     await leave_waiting(store)
-    async with window(browser, address) as first, window(browser, address) as second:
-        for page, name in ((first, "ann"), (second, "bob")):
+    async with (
+        window(browser, address) as first,
+        window(browser, address) as live,
+        window(browser, address, java_script_enabled=False) as plain,
+    ):
+        for page, name in ((first, "ann"), (live, "cleo"), (plain, "bob")):
             await sign_in(page, name)
             await page.get_by_role("link", name="till-refund").click()
-        await second.get_by_label("Reason", exact=True).fill("No.")
+        await plain.get_by_label("Reason", exact=True).fill("No.")
         await first.get_by_role("button", name="Approve", exact=True).click()
-        await expect(first.get_by_role("status")).to_contain_text("approved")
-        await second.get_by_role("button", name="Deny").click()
-        await expect(second.get_by_role("alert")).to_contain_text("ann")
+        await expect(first.get_by_role("status")).to_contain_text("approved by ann")
+        await expect(live.get_by_role("status")).to_contain_text("approved by ann")
+        await expect(live.get_by_role("button", name="Deny")).to_have_count(0)
+        await plain.get_by_role("button", name="Deny").click()
+        await expect(plain.get_by_role("alert")).to_contain_text("ann")
     call = await the_call(store)
     assert call.decision is not None
     assert (call.decision.kind, call.decision.by, call.refused[0].by) == ("approve", "ann", "bob")

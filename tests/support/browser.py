@@ -84,7 +84,7 @@ _AUDIT = """() => {
   const label = el => (named(el) || el.textContent).trim();
   for (const el of all("input:not([type=hidden]), select, textarea"))
     if (!named(el) && ![...el.labels].some(one => one.textContent.trim())) say("no label", el);
-  for (const el of all("button, a, summary")) if (!label(el)) say("no name", el);
+  for (const el of all("button:not([hidden]), a, summary")) if (!label(el)) say("no name", el);
   for (const el of all("nav, section[aria-labelledby], [role=region]")) if (!label(el)) say("no name", el);
   for (const el of all("img, svg:not([aria-hidden=true])"))
     if (!el.querySelector("title") && !named(el) && !el.getAttribute("alt")) say("no text", el);

@@ -69,7 +69,7 @@ def asks(question: str) -> ScriptedReply:
     return call("UserInteraction-AskUser", {"question": question}, id="asks")
 
 
-async def _leave_open(question: str) -> None:
+async def _leave_open(question: object) -> None:
     return None
 
 
