@@ -19,6 +19,7 @@ from planner_ext.core.facts import CallDecided, Clarified, RunStarted
 from planner_ext.core.text import printable
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Decision, Supply, ToolCall
+from planner_ext.sk.messages import part_of
 from planner_ext.sk.questions import OWN_PLUGIN
 from planner_ext.testing import ReplayDifferenceError, Tape, replay
 from planner_ext.testing.cassette import Cassette
@@ -43,8 +44,9 @@ def replay_cassette(args: ReplayArgs) -> int:
         closing(run),
         replay(args.file, functions=functions, on_difference="collect") as tape,
     ):
+        run.open_on(tape)
         try:
-            result = run.played(tape)
+            result = run.played()
         except ReplayDifferenceError:
             result = run.stopped("No reply is left on the cassette.")
         except Exception as error:  # as in the recorded run
@@ -80,8 +82,12 @@ class _ReplayedRun(CliRun):
             )
         self._cassette, self._started, self._recorded = cassette, started, recorded
 
-    def played(self, tape: Tape) -> Result:
-        """Play the run to its end, or to a pause after which it was not continued."""
+    def open_on(self, tape: Tape) -> None:
+        """Make kernel and planner, with the options that the run had.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the kernel cannot be used.
+        """
         path, started = self.options.kernel, self._started
         made = _stand_ins(self._cassette) if path is None else start_factory(path)
         self.kernel = tape.kernel(self._runner.run(kernel_of(made, path or "")))
@@ -102,7 +108,10 @@ class _ReplayedRun(CliRun):
                 interceptors=(self._decision,),
             ),
         )
-        result = self.drive(self.planner.invoke(self.kernel, started.goal))
+
+    def played(self) -> Result:
+        """Play the run to its end, or to a pause after which it was not continued."""
+        result = self.drive(self.planner.invoke(self.kernel, self._started.goal))
         while decisions := self._answers(result):
             result = self.drive(self.planner.resume(self.kernel, result.checkpoint, decisions))
         return result
@@ -131,7 +140,7 @@ def _stand_ins(cassette: Cassette) -> Kernel:
     kernel = Kernel()
     for asked, _ in cassette.exchanges:
         for tool in asked.tools:
-            described: Mapping[str, Any] = tool.get("function", {})
+            described: Any = part_of(tool, "function") or {}
             plugin, _, name = str(described.get("name", "")).partition("-")
             if not name or plugin == OWN_PLUGIN or (plugin in kernel.plugins and name in kernel.plugins[plugin]):
                 continue

@@ -1,0 +1,86 @@
+"""A pytest plugin: the fixture ``tape`` records a test's runs with a real model once, and replays them from then on.
+
+Switch it on in the ``conftest.py`` of your root directory::
+
+    pytest_plugins = ["planner_ext.testing.pytest_plugin"]
+
+A test puts its kernel on the tape; only while it is recorded does it need a service, and a key::
+
+    async def test_refund(tape):
+        kernel = make_kernel()
+        if tape.recording:
+            kernel.add_service(OpenAIChatCompletion(service_id="chat"))
+        result = await make_planner().invoke(tape.kernel(kernel), "Refund order 7.")
+        assert result.final_answer == "Order 7 is refunded."
+
+Record it once, look at the file, and commit it::
+
+    pytest --record tests/test_orders.py::test_refund       # writes tests/cassettes/test_orders/test_refund.json
+    pytest                                                  # replays it: no network, no key
+
+A replay fails where the application has come to differ, and names the place: a prompt, the schema of a function, its
+result. A test that fails while it is recorded leaves its cassette as it was. A marker takes the options of `replay`, of
+`record`, and another file beside the test's::
+
+    @pytest.mark.tape(functions="recorded", scrub=["customer-[0-9]+"], path="refund.json")
+"""
+
+import re
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from planner_ext.testing.tape import Tape, record, replay
+
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_makereport", "tape"]
+
+_PASSED = pytest.StashKey[bool]()
+
+
+class _FailedError(Exception):
+    """The test has failed: nothing is written, and nothing more is compared."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--record``."""
+    group = parser.getgroup("planner_ext")
+    group.addoption("--record", action="store_true", help="Ask the models, and write the cassettes of tests anew.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the marker."""
+    line = "tape(functions, on_difference, scrub, path): options of planner_ext.testing.replay, and the file"
+    config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember whether a test has passed."""
+    report = yield
+    if call.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
+
+
+@pytest.fixture
+def tape(request: pytest.FixtureRequest) -> Generator[Tape]:
+    """Replay the cassette of this test, or with ``--record`` write it."""
+    node: Any = request.node
+    marker = node.get_closest_marker("tape")
+    options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
+    name = re.sub(r"[^\w.-]+", "_", node.name)
+    path = request.path.parent / options.pop("path", f"cassettes/{request.path.stem}/{name}.json")
+    if request.config.getoption("--record"):
+        block = record(path, scrub=options.get("scrub", ()))
+    elif path.is_file():
+        block = replay(path, **options)
+    else:
+        pytest.fail(f"There is no cassette {path}. Record it: pytest --record {node.nodeid}", pytrace=False)
+    with suppress(_FailedError), block as made:
+        yield made
+        if not node.stash.get(_PASSED, False):
+            raise _FailedError

@@ -1,0 +1,109 @@
+"""The pytest plugin, as a user's project has it: recorded once with a key, replayed without anything."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import planner_ext
+from planner_ext.testing import ScriptedOpenAIServer, call, say
+
+CONFTEST = 'pytest_plugins = ["planner_ext.testing.pytest_plugin"]\n'
+TESTS = """
+import asyncio
+
+import pytest
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
+
+
+class Shop:
+    @kernel_function
+    def price(self, article: str) -> str:
+        return f"{article}: 12 EUR"
+
+
+def test_price(tape):
+    kernel = Kernel()
+    kernel.add_plugin(Shop(), "shop")
+    if tape.recording:
+        kernel.add_service(OpenAIChatCompletion(service_id="chat"))
+    planner = FunctionCallingStepwisePlanner(options=FunctionCallingStepwisePlannerOptions(plan=False))
+    result = asyncio.run(planner.invoke(tape.kernel(kernel), "What does a lamp cost?"))
+    assert result.final_answer == "12 EUR."
+"""
+CASSETTE = Path("cassettes", "test_shop", "test_price.json")
+
+
+def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
+    """Run the user's tests in a process of their own, without a word about OpenAI unless it is given."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTEST_"))}
+    own |= {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent), **env}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_shop.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+def recorded(project: Path) -> tuple[int, str]:
+    """Record the user's test against a scripted server."""
+    with ScriptedOpenAIServer([call("shop-price", {"article": "lamp"}), say("12 EUR.")]) as server:
+        env = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": server.url, "OPENAI_CHAT_MODEL_ID": "gpt-4.1"}
+        return run_pytest(project, "--record", **env)
+
+
+def test_a_test_is_recorded_once_and_replayed_without_a_key(project: Path) -> None:
+    """Without a cassette a test fails and says how to record it; recorded, it passes without network and key."""
+    code, out = run_pytest(project)
+    assert code == 1
+    assert "Record it: pytest --record test_shop.py::test_price" in out
+    code, out = recorded(project)
+    assert code == 0, out
+    assert (project / CASSETTE).is_file()
+    code, out = run_pytest(project)
+    assert code == 0, out
+
+
+def test_a_changed_function_fails_the_test_and_is_named(project: Path) -> None:
+    """The failure of the replayed test names the function, what it returned, and what it returns now."""
+    assert recorded(project)[0] == 0
+    (project / "test_shop.py").write_text(TESTS.replace(": 12 EUR", ": 13 EUR"))
+    code, out = run_pytest(project)
+    assert code == 1
+    assert "the result of shop-price: expected 'lamp: 12 EUR', got 'lamp: 13 EUR'" in out
+    assert "1 failed" in out
+    assert "error" not in out.splitlines()[-1]
+
+
+def test_a_test_that_fails_while_it_is_recorded_keeps_its_cassette(project: Path) -> None:
+    """Only a test that passes writes its cassette."""
+    assert recorded(project)[0] == 0
+    before = (project / CASSETTE).read_bytes()
+    (project / "test_shop.py").write_text(TESTS.replace('"12 EUR."', '"13 EUR."'))
+    assert recorded(project)[0] == 1
+    assert (project / CASSETTE).read_bytes() == before
+
+
+def test_a_marker_takes_the_options_of_a_replay(project: Path) -> None:
+    """A marker names another file, and has functions answer as recorded."""
+    marked = TESTS.replace(
+        "def test_price", '@pytest.mark.tape(functions="recorded", path="lamp.json")\ndef test_price'
+    )
+    (project / "test_shop.py").write_text(marked)
+    assert recorded(project)[0] == 0
+    (project / "test_shop.py").write_text(marked.replace(": 12 EUR", ": 13 EUR"))
+    code, out = run_pytest(project, "--strict-markers")
+    assert code == 0, out
+    assert (project / "lamp.json").is_file()
