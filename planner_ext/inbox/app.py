@@ -63,6 +63,15 @@ _STATIC = {
     "inbox.js": (_FOLDER / "inbox.js", "text/javascript"),
 }
 
+_PROBLEMS: Mapping[type[PlannerExtError], tuple[int, str]] = {
+    RefusedFormError: (403, "Not taken"),
+    UnknownRunError: (404, "Not found"),
+    ApprovalRefusedError: (404, "Not found"),
+    StoreError: (503, "The store cannot be used"),
+}
+_UNREADABLE = 500, "The run cannot be read"
+"""What is said of any other error of the package: a journal that is damaged, or newer than this version."""
+
 _VISITOR = "planner_ext.visitor"
 """The visitor, in the scope of a request."""
 
@@ -160,13 +169,11 @@ class _Inbox:
             request.scope[_VISITOR] = visitor
             try:
                 response = await handler(request)
-            except RefusedFormError as error:
-                response = self._problem_page(request, 403, "Not taken", error)
-            except (UnknownRunError, ApprovalRefusedError) as error:
-                response = self._problem_page(request, 404, "Not found", error)
-            except StoreError as error:
-                logger.error("The store of the inbox cannot be used: %s", error)
-                response = self._problem_page(request, 503, "The store cannot be used", error)
+            except PlannerExtError as error:
+                status, title = next((said for kind, said in _PROBLEMS.items() if isinstance(error, kind)), _UNREADABLE)
+                if status >= 500:
+                    logger.error("The inbox cannot show %s: %s", request.url.path, error)
+                response = self._problem_page(request, status, title, error)
             keep_form_token(visitor, response, request, self._sign_in)
             return response
 

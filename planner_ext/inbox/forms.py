@@ -121,7 +121,7 @@ def _type_of(schema: Mapping[str, Any]) -> str:
     """Return the one type of a schema besides null; "" if there are several, or it is not said."""
     types: Any = schema.get("type")
     if isinstance(options := schema.get("anyOf"), list):
-        types = [_type_of(cast("Mapping[str, Any]", one)) for one in cast("list[Any]", options)]
+        types = [_type_of(one) for one in cast("list[Mapping[str, Any]]", options) if one.get("type") != "null"]
     names = {types} if isinstance(types, str) else set(cast("Sequence[str]", types or ()))
     names -= {"null"}
     return names.pop() if len(names) == 1 else ""

@@ -26,6 +26,7 @@ class Live:
 
     Attributes:
         poll_seconds: How often the store is polled.
+        viewers: How many streams are open.
     """
 
     def __init__(self, read: Callable[[], Awaitable[StoreMarks]], *, poll_seconds: float = _POLL_SECONDS) -> None:
@@ -33,13 +34,13 @@ class Live:
         self._read = read
         self._marks: StoreMarks | None = None
         self._changed = asyncio.Event()
-        self._viewers = 0
+        self.viewers = 0
         self._polling: asyncio.Task[None] | None = None
         self._closed = False
 
     async def events(self, topic: Topic) -> AsyncGenerator[bytes]:
         """Yield an event at once, and one for each change: its data is the mark of what is shown now, and a number."""
-        self._viewers += 1
+        self.viewers += 1
         self._polling = self._polling or asyncio.create_task(self._poll())
         sent: str | None = None
         try:
@@ -56,8 +57,8 @@ class Live:
                 except TimeoutError:
                     yield b": nothing new\n\n"
         finally:
-            self._viewers -= 1
-            if not self._viewers:
+            self.viewers -= 1
+            if not self.viewers:
                 self._polling.cancel()
                 self._polling, self._marks = None, None
 
@@ -76,6 +77,8 @@ class Live:
                 marks = await self._read()
             except StoreError as error:  # a database that restarts, for instance
                 logger.warning("The inbox cannot follow its store: %s", error)
+            except Exception:
+                logger.exception("The inbox cannot follow its store.")
             else:
                 if marks != self._marks:
                     self._marks = marks

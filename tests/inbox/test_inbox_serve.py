@@ -1,0 +1,81 @@
+"""``planner-ext serve``: a process that prints where to sign in, and serves until it is told to end."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from planner_ext.cli.app import app as commands
+from support.inbox import Visitor
+
+
+@asynccontextmanager
+async def serving(store: str, *options: str) -> AsyncGenerator[tuple[str, Process]]:
+    """Start the command; yield the address that it prints, and its process."""
+    words = ("-m", "planner_ext", "serve", "--store", store, "--port", "0", *options)
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    try:
+        yield (await process.stdout.readline()).decode().strip(), process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+async def test_serve_prints_an_address_that_signs_in(store: str, ending: signal.Signals) -> None:
+    """The address works as printed, an open stream does not hold up the end, and nothing is written of the token."""
+    async with serving(store, "--user", "ann") as (address, process):
+        match = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/sign-in\?token=([\w-]{43})", address)
+        assert match is not None, address
+        async with httpx.AsyncClient(base_url=f"{match[1]}/", timeout=30) as client:
+            visitor = Visitor(client)
+            await visitor.get(address)
+            response = await visitor.send("sign-in", {"token": visitor.hidden("token"), "next": ""})
+            assert response.status_code == 200 and "shop-pay" in response.text and "<bdi>ann</bdi>" in response.text
+            async with client.stream("GET", "events") as stream:
+                assert stream.status_code == 200
+                os.kill(process.pid, ending)
+                assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert process.stderr is not None
+        complaints = (await process.stderr.read()).decode()
+        assert match[2] not in complaints and "Traceback" not in complaints
+
+
+def refused(*options: str) -> str:
+    outcome = CliRunner().invoke(commands, ["serve", *options])
+    assert outcome.exit_code == 2
+    return " ".join(outcome.output.split())
+
+
+def test_other_machines_need_an_explicit_choice(store: str) -> None:
+    """An address that other machines reach is refused, unless the name under which they do is given."""
+    for host in ("0.0.0.0", "::", "192.0.2.1", "inbox.example.com"):
+        problem = refused("--store", store, "--host", host)
+        assert f"--host {host} lets other machines reach the inbox" in problem and "--allow-host" in problem
+
+
+def test_what_cannot_be_served_is_said(store: str) -> None:
+    """A missing store, and an address that is not this machine's, are named."""
+    assert "There is no store" in refused("--store", store + ".nothing")
+    problem = refused("--store", store, "--host", "192.0.2.1", "--allow-host", "inbox.example.com")
+    assert "192.0.2.1, port 8321, cannot be used" in problem
+
+
+async def test_an_allowed_name_is_served(store: str) -> None:
+    """Browsers reach the inbox under a name that was allowed, and under no other."""
+    async with serving(store, "--allow-host", "inbox.example.com") as (address, _):
+        match = re.fullmatch(r"http://inbox\.example\.com:(\d+)/sign-in\?token=[\w-]{43}", address)
+        assert match is not None, address
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{match[1]}") as client:
+            for host, status in (("inbox.example.com", 200), ("evil.example", 403)):
+                assert (await client.get("/sign-in", headers={"host": host})).status_code == status
