@@ -14,14 +14,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from planner_ext.cli.kernels import kernel_of, openai_service, start_factory
+from planner_ext.cli.kernels import imported_object, kernel_of, openai_service, start_factory
 from planner_ext.cli.options import CompareArgs, ExitCode
 from planner_ext.cli.text import Terminal
-from planner_ext.compare import Comparison, Live, OptionInfo, Run, ScriptInfo, run_comparison
+from planner_ext.compare import Comparison, Live, OptionInfo, Run, Scenario, ScriptInfo, run_comparison
 from planner_ext.compare.markdown import markdown_of, with_table
 from planner_ext.compare.page import page_of
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.compare.strategies import OPTIONS
+from planner_ext.compare.trial import option_of
 from planner_ext.core.errors import counted, seconds
 from planner_ext.core.text import one_line
 from planner_ext.errors import PlannerInvalidConfigurationError
@@ -53,7 +54,7 @@ def run_compare(args: CompareArgs) -> int:
     if args.as_json:
         print(json.dumps(comparison.as_dict(), indent=2))
     else:
-        print_comparison(Terminal(), comparison)
+        print_comparison(Terminal(), comparison, details=args.details)
     for file in filter(None, (args.html, args.markdown)):
         errors.print(f"Written: {file}", style="dim", soft_wrap=True)
     return 0 if comparison.holds else 1
@@ -87,24 +88,37 @@ def _check(args: CompareArgs) -> None:
 def _measure(args: CompareArgs, console: Console) -> Comparison:
     """Run the comparison; a terminal shows its progress."""
     made = None if args.kernel is None else start_factory(args.kernel)
+    options = [option_of(imported_object(path, option="--option"), path) for path in args.option or ()]
+    scripts = [_own_script(path) for path in args.script or ()]
     status = console.status("compares", spinner="line") if console.is_interactive else None
 
     def progress(done: int, total: int, name: str) -> None:
         if status is not None:
             status.update(f"{done} of {total}: {name}")
+        elif done % _NEWS == 0:
+            console.print(f"{done} of {total} runs", style="dim")
 
     async def run() -> Comparison:
         async with AsyncExitStack() as stack:
             return await run_comparison(
                 max_iterations=args.max_iterations,
-                options=[key for key in args.only or () if key in OPTIONS],
-                scripts=[key for key in args.only or () if key in SCRIPTS],
+                options=[*(key for key in args.only or () if key in OPTIONS), *options],
+                scripts=[*(key for key in args.only or () if key in SCRIPTS), *scripts],
                 live=await _live(args, made, stack),
                 progress=progress,
             )
 
     with status or nullcontext():
         return asyncio.run(run())
+
+
+def _own_script(path: str) -> Scenario:
+    found = imported_object(path, option="--script")
+    if not isinstance(found, Scenario):
+        raise PlannerInvalidConfigurationError(
+            f"--script {path} must be made with planner_ext.compare.scenario; got {type(found).__name__}."
+        )
+    return found
 
 
 async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live | None:
@@ -117,6 +131,8 @@ async def _live(args: CompareArgs, made: object, stack: AsyncExitStack) -> Live 
     return Live(kernel=kernel, service=service, goal=args.goal) if kernel or service else None
 
 
+_NEWS = 25
+"""Runs between two lines of progress, where no terminal shows it."""
 _WIDE = 88
 """Columns of a terminal in which the options' whole names fit; narrower ones get short names, and nothing is cut."""
 
@@ -124,34 +140,39 @@ _BAD, _POOR, _GOOD, _QUIET = "bold red", "yellow", "green", "dim"
 _STYLES = {"bad": _BAD, "poor": _POOR, "": ""}
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print a table for each script, then where each option goes wrong, and last the verdict."""
-    for script in comparison.scripts:
-        _print_script(console, comparison, script)
-    legend = (
-        f"trips: requests that the endpoint answered, +over: of them beyond the budget of {comparison.max_iterations}. "
-        "charged: what the option believes. tools: functions started, +past: of them when no trip was left to read "
-        "the result. tokens summed: of all trips, told: to the option's caller. history valid: every call has its one "
-        "result."
-    )
-    console.print(Text(legend, _QUIET))
-    console.print(Text(one_line(f"Answered by {comparison.endpoint}."), _QUIET))
-    console.print()
+def print_comparison(console: Console, comparison: Comparison, *, details: bool = True) -> None:
+    """Print where each option goes wrong, the verdict and, on request, a table for each script."""
     if len(comparison.scripts) > 1:
         _print_summary(console, comparison)
+    if details or len(comparison.scripts) == 1:
+        for script in comparison.scripts:
+            _print_script(console, comparison, script)
+        console.print(Text(_LEGEND, _QUIET), "")
+    for sentence in comparison.verdict:
+        console.print(Padding(Text(sentence), (0, 0, 0, 2)))
     _print_verdict(console, comparison)
+    console.print(Text(one_line(f"Answered by {comparison.endpoint}."), _QUIET))
+
+
+_LEGEND = (
+    "trips: requests that the endpoint answered, +over: of them beyond the budget. charged: what the option believes. "
+    "tools: functions started, +past: of them when no trip was left to read the result. tokens summed: of all trips, "
+    "told: to the option's caller. history valid: every call has its one result."
+)
 
 
 def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) -> None:
     """Print the results of all options for one script, and below them the faults of their histories."""
     console.print(Text.assemble((script.name, "bold"), (f"  {script.about}", _QUIET)))
+    if script.entitled:
+        console.print(Text(f"{script.entitled} ({script.source})", _QUIET))
     table = _table(console)
     for head in ("trips\n+over", "charged", "tools\n+past", "tokens\nsummed", "tokens\ntold"):
         table.add_column(head, justify="right", no_wrap=True)
     for head in ("status", "answer", "history"):
         table.add_column(head, no_wrap=True)
     table.add_column("sec", justify="right", no_wrap=True)
-    runs = comparison.of_script(script.key)
+    runs = [run for run in comparison.of_script(script.key) if run.offered]
     for run in runs:
         table.add_row(_name(console, comparison.option(run.option)), *_figures(run))
     console.print(table)
@@ -194,33 +215,39 @@ def _note(run: Run) -> str:
     parts = [run.first_violation + (f" (and {more} more)" if more > 0 else "")]
     if run.refused:
         parts.append(f"OpenAI would refuse {len(run.refused)} of the {run.trips} requests")
-    parts.append(run.error)
+    parts += [*run.breaches, run.error]
     return "; ".join(filter(None, parts))
 
 
 def _print_summary(console: Console, comparison: Comparison) -> None:
-    """Print where each option goes wrong, all scripts side by side."""
+    """Print what goes wrong: a row for each script, a column for each option."""
     plain = not console.encoding.lower().startswith("utf")
     broken, silent, unfinished, fine = ("X", "0", "~", ".") if plain else ("✗", "∅", "~", "·")
-    signs = {"broken": (broken, _BAD), "failed": (broken, _BAD), "silent": (silent, _POOR)}
+    signs = {"breach": ("!", _BAD), "broken": (broken, _BAD), "failed": (broken, _BAD), "silent": (silent, _POOR)}
     signs |= {"unfinished": (unfinished, _POOR)}
 
     def faults(run: Run) -> Text:
+        if not run.offered:
+            return Text("-", _QUIET)
         over = [(f"+{run.over_budget}", _BAD)] if run.over_budget else []
         kinds = [finding.kind for finding in comparison.findings(run)]
         found = dict.fromkeys((*over, *(signs[kind] for kind in kinds if kind in signs)))
         return Text.assemble(*(found or [(fine, _GOOD)]))
 
     console.print(Text(f"What goes wrong, with {comparison.max_iterations} round trips allowed", "bold"))
-    table = _table(console)
-    for script in comparison.scripts:
-        table.add_column(script.short, justify="right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("situation", no_wrap=True)
     for option in comparison.options:
-        table.add_row(_name(console, option), *map(faults, comparison.of_option(option.key)))
+        name = Text(option.short.replace(" ", "\n"), "bold" if option.corrected else "")
+        table.add_column(name, justify="right", overflow="fold")
+    for script in comparison.scripts:
+        table.add_row(script.name, *map(faults, comparison.of_script(script.key)))
     console.print(table)
+    names = ", ".join(f"{option.short}: {option.name}" for option in comparison.options if option.short != option.name)
     legend = (
-        f"+n  round trips over the budget     {broken}  history broken     {silent}  no answer\n"
-        f"{unfinished}  ran out where another option finished     {fine}  nothing wrong"
+        f"+n  round trips over the budget     {broken}  history broken, or failed     !  another promise broken\n"
+        f"{silent}  no answer     {unfinished}  ran out where another option finished     -  not offered     "
+        f"{fine}  nothing wrong\n{names}"
     )
     console.print(Padding(Text(legend, _QUIET), (0, 0, 1, 2)))
 

@@ -29,26 +29,39 @@ from planner_ext.core.errors import shown
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.sk.transport import kernel_with_service, select_service
 
-__all__ = ["SERVICE_ID", "awaited", "kernel_of", "openai_service", "start_factory", "with_service"]
+__all__ = ["SERVICE_ID", "awaited", "imported_object", "kernel_of", "openai_service", "start_factory", "with_service"]
 
 SERVICE_ID = "planner-ext"
 """The id of the service of ``--base-url`` and ``--model`` in the copy of the kernel."""
 
 
 def start_factory(path: str, *, option: str = "--kernel") -> object:
-    """Import the object that an option names, and call it if it is a function; the current directory is importable.
+    """Import the object that an option names, and call it if it is a function; see `imported_object`.
 
     Call this before an event loop runs, so that module and factory may run their own.
-
-    Args:
-        path: ``module:name``, dots allowed in both.
-        option: The option's name, for errors.
 
     Returns:
         The factory's result, which may be awaitable; see `kernel_of` and `awaited`.
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such module or name, or either fails.
+    """
+    found = imported_object(path, option=option)
+    if isinstance(found, Kernel) or not callable(found):
+        return found
+    with _blamed(f"{option} {path}: the factory"):
+        return found()
+
+
+def imported_object(path: str, *, option: str) -> object:
+    """Import the object that an option names; the current directory is importable.
+
+    Args:
+        path: ``module:name``, dots allowed in both.
+        option: The option's name, for errors.
+
+    Raises:
+        PlannerInvalidConfigurationError: If there is no such module or name, or the module fails.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
@@ -64,16 +77,12 @@ def start_factory(path: str, *, option: str = "--kernel") -> object:
         problem = f"{given}: there is no module {module_name!r}, neither installed nor in {here}."
         raise PlannerInvalidConfigurationError(problem)
     try:
-        found: object = attrgetter(name)(module)
+        return attrgetter(name)(module)
     except AttributeError:
         near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         problem = f"{given}: the module {module.__name__!r} has no {name!r}.{hint}"
         raise PlannerInvalidConfigurationError(problem) from None
-    if isinstance(found, Kernel) or not callable(found):
-        return found
-    with _blamed(f"{given}: the factory"):
-        return found()
 
 
 def _imported(name: str) -> ModuleType | None:

@@ -401,8 +401,13 @@ class CompareArgs:
 
     Attributes:
         max_iterations: Round trips that each run is allowed: requests to the model.
-        only: Only this option or script, such as option-2, iterations_metadata, never-ending or chain; may be given
+        only: Only this option or script, such as option-2, option-2-corrected, never-ending or chain; may be given
             several times. A key that does not exist is answered with the list.
+        option: A loop of your own beside the others: an async function of a planner_ext.compare.Trial. May be given
+            several times.
+        script: A situation of your own beside the others, made with planner_ext.compare.scenario. May be given several
+            times.
+        details: Print a table for each script, too, with all figures.
         as_json: Print everything as one JSON document on stdout.
         html: Write a page with charts, tables and every message.
         markdown: Write the tables into this document, between the lines <!-- table: planner-ext compare --> and
@@ -416,6 +421,9 @@ class CompareArgs:
 
     max_iterations: Annotated[int, typer.Option(metavar="N", min=1)] = 5
     only: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None
+    option: Annotated[list[str] | None, typer.Option(metavar="MODULE:FUNCTION")] = None
+    script: Annotated[list[str] | None, typer.Option(metavar="MODULE:NAME")] = None
+    details: bool = False
     as_json: Annotated[bool, typer.Option("--json")] = False
     html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None

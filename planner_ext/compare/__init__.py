@@ -16,19 +16,28 @@ from planner_ext.compare.report import (
     Violation,
     find_violations,
 )
-from planner_ext.compare.trial import Live, Progress, run_comparison
+from planner_ext.compare.runner import Live, Progress, run_comparison
+from planner_ext.compare.scenarios import Scenario, scenario
+from planner_ext.compare.trial import Ability, Option, Strategy, Trial, option
 
 __all__ = [
+    "Ability",
     "Comparison",
     "Live",
+    "Option",
     "OptionInfo",
     "Progress",
     "Run",
+    "Scenario",
     "ScriptInfo",
     "ShownCall",
     "ShownMessage",
     "ShownResult",
+    "Strategy",
+    "Trial",
     "Violation",
     "find_violations",
+    "option",
     "run_comparison",
+    "scenario",
 ]

@@ -28,11 +28,9 @@ _WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
 def page_of(comparison: Comparison) -> str:
     """Write the page."""
     template = TEMPLATES.get_template("compare/page.html.jinja")
-    # The script with the greatest excess shows the most.
-    worst = max(comparison.scripts, key=lambda script: max(run.over_budget for run in comparison.of_script(script.key)))
     functions = {"scale": _scale, "signature": _signature, "counted": counted, "seconds": seconds}
     return template.render(
-        comparison=comparison, worst=worst, width=_WIDTH, left=_LEFT, number="{:,}".format, **functions
+        comparison=comparison, first=comparison.scripts[0], width=_WIDTH, left=_LEFT, number="{:,}".format, **functions
     )
 
 

@@ -157,14 +157,14 @@ def _pairing_faults(messages: Sequence[ShownMessage]) -> Iterator[tuple[int, str
                 yield place, problems[problem]
 
 
-SCHEMA = 1
-"""Version of the JSON document. 1: the first one."""
+SCHEMA = 2
+"""Version of the JSON document. 2: situations say what a user is entitled to, and corrected options have new keys."""
 
 FindingKind: TypeAlias = Literal[
-    "over budget", "tools past budget", "broken", "failed", "silent", "unfinished", "miscounted", "untold"
+    "over budget", "tools past budget", "breach", "broken", "failed", "silent", "unfinished", "miscounted", "untold"
 ]
 
-_GRAVE: tuple[FindingKind, ...] = ("over budget", "tools past budget", "broken", "failed")
+_GRAVE: tuple[FindingKind, ...] = ("over budget", "tools past budget", "breach", "broken", "failed")
 
 
 class Finding(NamedTuple):
@@ -198,6 +198,8 @@ class OptionInfo:
         short: Its name in narrow tables.
         about: What it does, in a sentence or two.
         corrected: Whether it is one of this package's own, which may neither exceed the budget nor break a history.
+        offers: What it offers beyond a budget of round trips.
+        code: The source of its strategy, "" if that cannot be read.
     """
 
     key: str
@@ -205,6 +207,8 @@ class OptionInfo:
     short: str
     about: str
     corrected: bool
+    offers: tuple[str, ...] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +221,9 @@ class ScriptInfo:
         short: The head of a narrow column, in one or two lines.
         about: The behaviour of the model.
         goal: The goal given to the model.
+        entitled: What a user is entitled to in it.
+        source: Where that is written, or "".
+        answers: Whether that is an answer, too.
     """
 
     key: str
@@ -224,6 +231,9 @@ class ScriptInfo:
     short: str
     about: str
     goal: str
+    entitled: str = ""
+    source: str = ""
+    answers: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,12 +252,14 @@ class Run:
         tokens_past_budget: Tokens of the round trips beyond the budget.
         tokens_told: The tokens that the option reports to its caller: the usage of its result or, if it has no result,
             of the last message. None if it reports nothing.
-        status: How it ended, in the option's words: ``answered``, ``limit_reached``, ``failed`` or another end.
+        status: How it ended, in the option's words: ``answered``, ``limit_reached``, ``failed`` or another end;
+            ``not offered`` if the situation needs what the option does not offer: then it did not run.
         answer: The text that the caller gets, or "".
         error: Why it failed, or "".
         refused: Requests that OpenAI's rules refuse, each with the reason. The scripted endpoint answers them
             nevertheless, as some endpoints do.
         violations: The faults of the final history, in order.
+        breaches: What the situation entitles a user to and the run did not keep, beyond the budget of round trips.
         wall_seconds: Time from the first request to the end.
         messages: The final history.
     """
@@ -267,8 +279,14 @@ class Run:
     error: str = ""
     refused: tuple[str, ...] = ()
     violations: tuple[Violation, ...] = ()
+    breaches: tuple[str, ...] = ()
     wall_seconds: float = 0.0
     messages: tuple[ShownMessage, ...] = ()
+
+    @property
+    def offered(self) -> bool:
+        """Whether the option offers what the situation needs, so that it ran."""
+        return self.status != "not offered"
 
     @property
     def over_budget(self) -> int:
@@ -322,6 +340,7 @@ class Run:
         return {
             **values,
             "over_budget": self.over_budget,
+            "offered": self.offered,
             "answer_present": bool(self.answer),
             "history_valid": self.history_valid,
             "first_violation": self.first_violation or None,
@@ -371,18 +390,21 @@ class Comparison:
 
     def unfinished(self, run: Run) -> bool:
         """Whether the budget ran out in this run, although another option finished the same work within it."""
-        others = (other for other in self.of_script(run.script) if other.status == "answered")
+        others = (other for other in self.of_script(run.script) if other.status == "answered" and not other.breaches)
         return run.status == "limit_reached" and any(not other.over_budget for other in others)
 
     def findings(self, run: Run) -> tuple[Finding, ...]:
         """List the faults of a run, the worst first."""
+        if not run.offered:
+            return ()
         over, past, told, summed = run.over_budget, run.tools_past_budget, run.tokens_told, run.tokens_summed
         possible: dict[FindingKind, tuple[object, str]] = {
             "over budget": (over, f"{counted(over, 'round trip')} over the budget"),
             "tools past budget": (past, f"{counted(past, 'function call')} past the budget"),
+            "breach": (run.breaches, "; ".join(run.breaches)),
             "broken": (run.broken, "history broken"),
             "failed": (run.status == "failed", "failed"),
-            "silent": (not run.answer, "no answer"),
+            "silent": (not run.answer and self.script(run.script).answers, "no answer"),
             "unfinished": (run.answer and self.unfinished(run), "ran out where another option finished"),
             "miscounted": (run.charged != run.trips, f"believes it made {counted(run.charged, 'round trip')}"),
             "untold": (told not in (None, summed), f"tells of {told or 0:,} of {summed:,} tokens"),
@@ -390,10 +412,31 @@ class Comparison:
         return tuple(Finding(kind, text, kind in _GRAVE) for kind, (applies, text) in possible.items() if applies)
 
     @property
+    def verdict(self) -> tuple[str, ...]:
+        """What the numbers decide, a sentence each; empty where a run that they need was not made."""
+        runs = {(run.option, run.script): run for run in self.runs}
+        try:
+            closing, chained = (runs[f"option-{number}-corrected", "chain"] for number in (1, 2))
+            written, alone = runs["option-2", "never-ending"], runs["option-3-alone", "asks-a-model-inside"]
+            inside, veto = runs["option-2-corrected", "asks-a-model-inside"], runs["option-3-corrected", "veto"]
+        except KeyError:
+            return ()
+        return (
+            "Chosen: the corrected option 2 is the budget, option 3's callback a gate on top of it, option 1 a preset.",
+            f"Option 1 pays for a reply after each call: of the chain of three calls it had {closing.tools_run} after "
+            f"{closing.trips} round trips; option 2 needed {chained.trips} for the whole of it.",
+            f"Option 3's callback is not asked about requests that functions make: alone it let {alone.trips} round "
+            f"trips pass where {alone.budget} were allowed. Option 2 charged them, and made {inside.trips}.",
+            f"Only that callback can forbid one function and let the others run: {veto.tools_run} of 2 started.",
+            f"Option 2 as written makes {written.trips} round trips of {written.budget}. So the last one is kept for "
+            "the answer; the price is one round of functions.",
+        )
+
+    @property
     def corrected_runs(self) -> tuple[Run, ...]:
         """The runs of this package's own options."""
         corrected = {option.key for option in self.options if option.corrected}
-        return tuple(run for run in self.runs if run.option in corrected)
+        return tuple(run for run in self.runs if run.option in corrected and run.offered)
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -411,6 +454,8 @@ class Comparison:
             yield f"{where}: {run.trips} round trips where {run.budget} were allowed."
         if run.broken:
             yield f"{where}: the history is broken: {run.first_violation}."
+        if run.breaches:
+            yield f"{where}: {'; '.join(run.breaches)}."
         if run.status == "failed":
             yield f"{where}: it failed: {run.error}"
 
@@ -423,6 +468,7 @@ class Comparison:
             "live": self.live,
             "versions": dict(self.versions),
             "holds": self.holds,
+            "verdict": list(self.verdict),
             "failures": list(self.failures),
             "wall_seconds": self.wall_seconds,
             "options": [asdict(option) for option in self.options],

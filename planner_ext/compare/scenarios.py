@@ -1,21 +1,20 @@
-"""The situations in which every option runs: a goal, a scripted model, and the functions that it may call.
+"""The situations in which every option runs: a goal, a scripted model, and what a user is entitled to.
 
 A scripted model reads the request: it calls functions only if they are offered, and takes its knowledge from their
 results. So one script fits every option, whatever the number of round trips. If the final-answer function of the
 removed planner is offered, a model that has called functions passes its answer to it; one that only talks, talks.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, TypeAlias
-
-from semantic_kernel.functions import kernel_function
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from planner_ext.compare.report import ScriptInfo
+from planner_ext.compare.trial import Ability
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
 
-__all__ = ["FINAL_ANSWER", "SCRIPTS", "OrderDeskPlugin", "Scenario"]
+__all__ = ["FINAL_ANSWER", "SCRIPTS", "Model", "Scenario", "scenario"]
 
 FINAL_ANSWER = "UserInteraction-SendFinalAnswer"
 """The function by which the removed planner takes its answer."""
@@ -29,37 +28,86 @@ class Scenario:
     """A situation.
 
     Attributes:
-        info: Its names, and the goal given to the model.
+        info: Its names, the goal given to the model, and what a user is entitled to.
         model: The scripted model.
+        functions: The functions offered, of those of the desk.
         streaming: Whether replies are streamed.
         reports: Whether replies carry metadata: the number of round trips, and of tokens.
+        needs: What a loop must offer to run here; None is no more than a budget of round trips.
+        limits: The limits beside ``max_iterations``: fields of a `Budget`; ``seconds`` is the time from now.
+        vetoed: The function that must not run, or "".
+        gated: The function that needs a person's consent, which is given when the first process has ended, or "".
+        kills_at: The function that takes effect and in which the first process is then killed, or "".
+        stops_at: The function whose start makes the caller cancel the run, or "".
+        cut: Whether the reply breaks off, so that it is no answer.
+        delegates: Whether the model may hand a goal to a second run: ``helper-reach_goal``.
     """
 
     info: ScriptInfo
     model: Model
+    functions: tuple[str, ...] = ("export_status", "stock", "customer", "order", "parcel")
     streaming: bool = False
     reports: bool = True
+    needs: Ability | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    vetoed: str = ""
+    gated: str = ""
+    kills_at: str = ""
+    stops_at: str = ""
+    cut: bool = False
+    delegates: bool = False
+
+    @property
+    def lives(self) -> int:
+        """The number of processes that the run takes."""
+        return 2 if self.gated or self.kills_at else 1
 
 
-SCRIPTS: dict[str, Scenario] = {}
-"""The scenarios by key, in the order in which they are shown."""
+def scenario(
+    name: str, *, goal: str, entitled: str, source: str, short: str = "", answers: bool = True, **special: Any
+) -> Callable[[Model], Scenario]:
+    """Make a situation of a scripted model, whose docstring becomes the description.
 
-_EXPORT = "Wait until the export E-7 is finished, then say so."
+    Args:
+        name: Its name in tables; with hyphens in place of spaces, its key on the command line.
+        goal: The goal given to the model.
+        entitled: What a user is entitled to here, in a sentence.
+        source: Where that is written: a title and an address.
+        short: The head of a narrow column, in one or two lines.
+        answers: Whether a user is entitled to an answer.
+        **special: Fields of `Scenario`.
+    """
 
-
-def _scenario(name: str, short: str, goal: str, **special: bool) -> Callable[[Model], Model]:
-    """Add a scripted model to `SCRIPTS`; its docstring becomes the description."""
-
-    def add(model: Model) -> Model:
+    def make(model: Model) -> Scenario:
+        about = " ".join((model.__doc__ or "").split())
         key = name.replace(" ", "-")
-        info = ScriptInfo(key=key, name=name, short=short, about=model.__doc__ or "", goal=goal)
-        SCRIPTS[key] = Scenario(info=info, model=model, **special)
-        return model
+        info = ScriptInfo(
+            key=key,
+            name=name,
+            short=short or name.replace(" ", "\n", 1),
+            about=about,
+            goal=goal,
+            entitled=entitled,
+            source=source,
+            answers=answers,
+        )
+        return Scenario(info=info, model=model, **special)
 
-    return add
+    return make
 
 
-@_scenario("never-ending", "never-\nending", _EXPORT)
+_BUDGET = "The run makes no more round trips than were allowed, and ends with an answer."
+_ADR = (
+    "Semantic Kernel's ADR, Automatic Tool Calling Controls: https://github.com/microsoft/semantic-kernel/issues/4300"
+)
+_SK_ANSWER = "an answer after the last attempt: https://github.com/microsoft/semantic-kernel/issues/7175"
+_SK_STREAM = "the same for streams: https://github.com/microsoft/semantic-kernel/issues/13006"
+_OPENAI = "OpenAI's API reference: https://platform.openai.com/docs/api-reference/chat"
+_EXPORT = "Wait until the export E-7 is finished, then say so."
+_SITES = ("Hamburg", "Lyon", "Turin")
+
+
+@scenario("never-ending", short="never-\nending", goal=_EXPORT, entitled=_BUDGET, source=f"{_ADR}; {_SK_ANSWER}")
 def _never_ending(request: ScriptedRequest) -> ScriptedReply:
     """The model calls a function in every reply, as long as it is offered any."""
     if request.tools:
@@ -67,15 +115,26 @@ def _never_ending(request: ScriptedRequest) -> ScriptedReply:
     return say("E-7 is not finished: it was still running when I last looked.")
 
 
-@_scenario("batch of 3", "batch\nof 3", "Count the lamps in Hamburg, Lyon and Turin until the count stays the same.")
+@scenario(
+    "batch of 3",
+    short="batch\nof 3",
+    goal="Count the lamps in Hamburg, Lyon and Turin until the count stays the same.",
+    entitled=_BUDGET,
+    source=_ADR,
+)
 def _batches(request: ScriptedRequest) -> ScriptedReply:
     """The model calls three functions in every reply, as long as it is offered any."""
     if request.tools:
-        return calls(*(call("desk-stock", {"site": site}) for site in _STOCK))
+        return calls(*(call("desk-stock", {"site": site}) for site in _SITES))
     return say("There were 11 lamps when I last counted.")
 
 
-@_scenario("chain", "chain", "Where is Ann's parcel?")
+@scenario(
+    "chain",
+    goal="Where is Ann's parcel?",
+    entitled="Four round trips are enough: three calls, and the answer.",
+    source=f"{_ADR}, option 2: calls are chained rather than having a chat response in between each one",
+)
 def _chain(request: ScriptedRequest) -> ScriptedReply:
     """Three calls, each of which needs the result of the one before, then the answer: four round trips."""
     known = results_of(request)
@@ -90,13 +149,19 @@ def _chain(request: ScriptedRequest) -> ScriptedReply:
     return call("desk-customer", {"name": "Ann"})
 
 
-@_scenario("direct answer", "direct\nanswer", "Good morning!")
+@scenario("direct answer", short="direct\nanswer", goal="Good morning!", entitled=_BUDGET, source=_ADR)
 def _direct(_: ScriptedRequest) -> ScriptedReply:
     """The model answers at once and calls nothing."""
     return say("Good morning! What may I look up for you?")
 
 
-@_scenario("function error", "func.\nerror", "Where is the parcel of the order A-3070 (or so)?")
+@scenario(
+    "function error",
+    short="func.\nerror",
+    goal="Where is the parcel of the order A-3070 (or so)?",
+    entitled="The model reads the error and recovers from it within the budget.",
+    source=_ADR,
+)
 def _mistaken(request: ScriptedRequest) -> ScriptedReply:
     """The first call fails; the model reads the error, calls again with another argument, and answers."""
     known = results_of(request)
@@ -107,67 +172,245 @@ def _mistaken(request: ScriptedRequest) -> ScriptedReply:
     return call("desk-parcel", {"order": "A-3007" if "desk-parcel" in known else "A-3070"})
 
 
-@_scenario("refusal", "refusal", "Write me something that you may not write.")
+@scenario(
+    "refusal",
+    goal="Write me something that you may not write.",
+    entitled="The caller gets the refusal as the answer, after one round trip.",
+    source=_OPENAI,
+)
 def _refusing(_: ScriptedRequest) -> ScriptedReply:
     """The model refuses, in plain text."""
     return ScriptedReply(refusal="I can't help with that.")
 
 
-@_scenario("streaming", "stream-\ning", _EXPORT, streaming=True)
+@scenario(
+    "streaming", short="stream-\ning", goal=_EXPORT, entitled=_BUDGET, source=f"{_ADR}; {_SK_STREAM}", streaming=True
+)
 def _streaming(request: ScriptedRequest) -> ScriptedReply:
     """The never-ending model, with every reply streamed."""
-    return _never_ending(request)
+    return _never_ending.model(request)
 
 
-@_scenario("absent metadata", "absent\nmeta.", _EXPORT, reports=False)
+@scenario("absent metadata", short="absent\nmeta.", goal=_EXPORT, entitled=_BUDGET, source=_ADR, reports=False)
 def _unreported(request: ScriptedRequest) -> ScriptedReply:
     """The never-ending model behind a service that reports neither round trips nor tokens."""
-    return _never_ending(request)
+    return _never_ending.model(request)
 
 
-@_scenario("clarifying question", "question", "Where is the parcel of my order?")
+@scenario(
+    "clarifying question", short="question", goal="Where is the parcel of my order?", entitled=_BUDGET, source=_ADR
+)
 def _asking(_: ScriptedRequest) -> ScriptedReply:
     """Instead of calling a function the model asks the user something, in plain text."""
     return say("Which of the two orders do you mean: A-3007 or A-3008?")
+
+
+@scenario(
+    "unknown function",
+    short="unknown\nname",
+    goal="Where is the parcel of the order A-3007?",
+    entitled="The call is answered with an error, the model calls again, and the history stays valid.",
+    source=_OPENAI,
+)
+def _inventing(request: ScriptedRequest) -> ScriptedReply:
+    """The first call names a function that does not exist; the model then calls one that does, and answers."""
+    known = results_of(request)
+    if "desk-parcel" in known:
+        return _finish(request, f"The parcel is in {known['desk-parcel']}.")
+    if not request.tools:
+        return say("I do not know.")
+    return call("desk-parcel" if known else "desk-track", {"order": "A-3007"})
+
+
+@scenario(
+    "cut short",
+    short="cut\nshort",
+    goal="Report on the order A-3007, at length.",
+    entitled="The caller can tell an answer that was cut from a whole one.",
+    source=f"{_OPENAI}, finish_reason length",
+    answers=False,
+    cut=True,
+)
+def _cut(_: ScriptedRequest) -> ScriptedReply:
+    """The reply breaks off because it reached the length limit of a reply."""
+    return ScriptedReply(text="The order A-3007 was placed in", finish_reason="length")
+
+
+@scenario(
+    "asks a model inside",
+    short="asks\ninside",
+    goal="Ask for opinions on A-3007 until two of them agree.",
+    entitled=f"{_BUDGET} Requests that functions make themselves cost as much, so they count.",
+    source=f"{_ADR}: MaxIterations is there to control cost and time",
+    functions=("opinion",),
+)
+def _opinions(request: ScriptedRequest) -> ScriptedReply:
+    """The model calls, as long as it can, a function that makes a request of its own."""
+    if any(str(message.get("content")).startswith("Judge ") for message in request.messages):
+        return say("Fine.")
+    return call("desk-opinion", {"order": "A-3007"}) if request.tools else say("No two of them agreed.")
+
+
+@scenario(
+    "nested run",
+    short="nested\nrun",
+    goal="Have the stock counted in each town.",
+    entitled=f"{_BUDGET} The round trips of a run inside the run count.",
+    source=f"{_ADR}: MaxIterations is there to control cost and time",
+    functions=("stock",),
+    delegates=True,
+)
+def _delegating(request: ScriptedRequest) -> ScriptedReply:
+    """The model hands the goal to a second run, again and again; in that one it calls a function, then answers."""
+    if any(message.get("content") == "Count the lamps in Lyon." for message in request.messages):
+        counted = results_of(request) or "desk-stock" not in request.tools
+        return say("Nine.") if counted else call("desk-stock", {"site": "Lyon"})
+    if "helper-reach_goal" in request.tools:
+        return call("helper-reach_goal", {"goal": "Count the lamps in Lyon."})
+    return say("Nine lamps in Lyon; I counted no further.")
+
+
+@scenario(
+    "limit of calls",
+    short="limit of\ncalls",
+    goal="Count the lamps in Hamburg, Lyon and Turin.",
+    entitled="With two function calls allowed, at most two functions start, also of a reply with three.",
+    source="pydantic-ai, https://github.com/pydantic/pydantic-ai/issues/2593: requests alone do not bound the calls",
+    needs="tool calls",
+    limits={"max_tool_calls": 2},
+)
+def _many_calls(request: ScriptedRequest) -> ScriptedReply:
+    """The model calls three functions in each reply, as long as it can."""
+    return _batches.model(request)
+
+
+@scenario(
+    "limit of tokens",
+    short="limit of\ntokens",
+    goal=_EXPORT,
+    entitled="Once 500 tokens are used up, no more than one request follows: the one for the answer.",
+    source="pydantic-ai, UsageLimits.total_tokens_limit: https://ai.pydantic.dev/api/usage",
+    needs="tokens",
+    limits={"max_total_tokens": 500},
+)
+def _many_tokens(request: ScriptedRequest) -> ScriptedReply:
+    """The never-ending model."""
+    return _never_ending.model(request)
+
+
+@scenario(
+    "tokens unreported",
+    short="tokens\nunrep.",
+    goal=_EXPORT,
+    entitled="A limit of tokens holds, or is refused, where the service does not report them. It is never ignored.",
+    source="pydantic-ai, UsageLimits.total_tokens_limit: https://ai.pydantic.dev/api/usage",
+    needs="tokens",
+    limits={"max_total_tokens": 500},
+    reports=False,
+)
+def _unreported_tokens(request: ScriptedRequest) -> ScriptedReply:
+    """The never-ending model behind a service that reports no tokens."""
+    return _never_ending.model(request)
+
+
+@scenario(
+    "limit of time",
+    short="limit of\ntime",
+    goal="Is the order A-3007 in order?",
+    entitled="With half a second allowed, the run ends within that and one second more, whatever a function does.",
+    source=f"{_ADR}: MaxIterations is there to control cost and time",
+    functions=("audit",),
+    answers=False,
+    needs="time",
+    limits={"max_active_seconds": 0.5},
+)
+def _slow(request: ScriptedRequest) -> ScriptedReply:
+    """The model calls a function that takes three seconds."""
+    return call("desk-audit", {"order": "A-3007"}) if request.tools else say("The audit did not end in time.")
+
+
+@scenario(
+    "repeats itself",
+    short="repeats\nitself",
+    goal=_EXPORT,
+    entitled="With two equal calls allowed, the third does not start.",
+    source="LangGraph, https://github.com/langchain-ai/langgraph/issues/6731: it ends at the recursion limit only",
+    needs="repeats",
+    limits={"max_repeated_calls": 2},
+)
+def _repeating(request: ScriptedRequest) -> ScriptedReply:
+    """The never-ending model, whose calls are all the same."""
+    return _never_ending.model(request)
+
+
+@scenario(
+    "veto",
+    goal="Find the order of C-3, and tidy up.",
+    entitled="A function that the caller forbids does not start; the others do, and the history stays valid.",
+    source=f"{_ADR}, option 3: the callback is told which function is called, with which arguments",
+    functions=("order", "delete"),
+    needs="veto",
+    vetoed="desk-delete",
+)
+def _deleting(request: ScriptedRequest) -> ScriptedReply:
+    """The model calls a harmless function and one that may not run, in one reply, then answers."""
+    known = results_of(request)
+    if not known and request.tools:
+        return calls(call("desk-order", {"customer": "C-3"}), call("desk-delete", {"order": "A-3007"}))
+    return _finish(request, f"The order is {known.get('desk-order', 'unknown')}.")
+
+
+@scenario(
+    "approval",
+    goal="Refund the order A-3007.",
+    entitled="The function does not start before a person agrees; another process then continues, and it starts once.",
+    source="openai-agents, https://github.com/openai/openai-agents-python/issues/636: pause, save, decide, resume",
+    functions=("order", "refund"),
+    needs="approval",
+    gated="desk-refund",
+)
+def _refunding(request: ScriptedRequest) -> ScriptedReply:
+    """The model calls a function that needs a person's consent; the process ends before it is given."""
+    known = results_of(request)
+    if "desk-refund" in known:
+        return _finish(request, "The order A-3007 is refunded.")
+    if not request.tools:
+        return say("Nothing was refunded.")
+    return call("desk-refund", {"order": "A-3007"}) if known else call("desk-order", {"customer": "C-3"})
+
+
+@scenario(
+    "crash",
+    goal="Refund the order A-3007.",
+    entitled="The refund is made once, although the process was killed before its result was recorded; the run ends.",
+    source="LangGraph, Durable execution: https://docs.langchain.com/oss/python/langgraph/durable-execution",
+    functions=("order", "refund"),
+    needs="recovery",
+    kills_at="desk-refund",
+)
+def _crashing(request: ScriptedRequest) -> ScriptedReply:
+    """The process is killed after a function took effect, before its result is recorded; another one continues."""
+    return _refunding.model(request)
+
+
+@scenario(
+    "cancelled",
+    short="can-\ncelled",
+    goal="Is the order A-3007 in order?",
+    entitled="After a cancellation nothing more is asked or started, and the history that is left can be continued.",
+    source="openai-agents, https://github.com/openai/openai-agents-python/issues/1895: a cancelled turn is lost",
+    functions=("audit",),
+    answers=False,
+    stops_at="desk-audit",
+)
+def _cancelled(request: ScriptedRequest) -> ScriptedReply:
+    """The caller cancels the run while a function runs."""
+    return _slow.model(request)
 
 
 def _finish(request: ScriptedRequest, answer: str) -> ScriptedReply:
     return call(FINAL_ANSWER, {"answer": answer}) if FINAL_ANSWER in request.tools else say(answer)
 
 
-_STOCK = {"Hamburg": 2, "Lyon": 9, "Turin": 0}
-
-
-class OrderDeskPlugin:
-    """The functions that the scripts call; each always gives the same answer."""
-
-    @kernel_function(description="Tell how far an export is.")
-    def export_status(self, export: Annotated[str, "The export's name"]) -> str:
-        """Report an export as running: none of them ever finishes."""
-        return f"{export} is still running."
-
-    @kernel_function(description="Count the lamps in a warehouse.")
-    def stock(self, site: Annotated[str, "Where the warehouse is"]) -> int:
-        """Count the lamps."""
-        return _STOCK.get(site, 0)
-
-    @kernel_function(description="Find a customer's number by name.")
-    def customer(self, name: Annotated[str, "First name"]) -> str:
-        """Find the customer."""
-        return f"C-{len(name)}"
-
-    @kernel_function(description="Find the newest order of a customer.")
-    def order(self, customer: Annotated[str, "The customer's number"]) -> str:
-        """Find the order."""
-        return f"A-{customer.removeprefix('C-')}007"
-
-    @kernel_function(description="Tell where the parcel of an order is.")
-    def parcel(self, order: Annotated[str, "The order's number"]) -> str:
-        """Locate the parcel.
-
-        Raises:
-            LookupError: There is no such order.
-        """
-        if order != "A-3007":
-            raise LookupError(f"There is no order {order}.")
-        return "Lyon"
+SCRIPTS: dict[str, Scenario] = {one.info.key: one for one in tuple(vars().values()) if isinstance(one, Scenario)}
+"""The scenarios by key, in the order in which they are shown."""

@@ -16,31 +16,40 @@ port reads it most favourably: text is the answer, unless the model had no choic
 withdrawn; such text closes the step. When the iterations are used up, the caller gets the text of the last step.
 """
 
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import reduce
+from importlib import import_module
 from itertools import count
 from operator import add
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from semantic_kernel import Kernel
-from semantic_kernel.connectors.ai import FunctionChoiceBehavior, PromptExecutionSettings
-from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent, StreamingChatMessageContent
-from semantic_kernel.functions import KernelPlugin
+from semantic_kernel.connectors.ai import FunctionChoiceBehavior
+from semantic_kernel.contents import AuthorRole, ChatMessageContent
+from semantic_kernel.filters import AutoFunctionInvocationContext, FilterTypes
+from semantic_kernel.functions import FunctionResult, KernelPlugin
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
-from planner_ext.compare.report import OptionInfo
-from planner_ext.compare.scenarios import FINAL_ANSWER, Scenario
+from planner_ext import (
+    Approve,
+    Budget,
+    Defer,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionCallingStepwisePlannerResult,
+    Supply,
+)
+from planner_ext.compare.scenarios import FINAL_ANSWER
+from planner_ext.compare.trial import Ability, Option, Trial, option, option_of
 from planner_ext.core.limits import Ledger
-from planner_ext.core.values import Usage
+from planner_ext.durable import Approvals, Runs
 from planner_ext.events import ResultReady
 from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.messages import calls_of
 from planner_ext.sk.questions import own_function
 
-__all__ = ["OPTIONS", "Option", "Trial"]
+__all__ = ["OPTIONS", "load_option"]
 
 _ITERATIONS = "Iterations"
 """The metadata key that the ADR's option 2 adds."""
@@ -48,117 +57,52 @@ _ITERATIONS = "Iterations"
 _NEXT_STEP = "Take the next step. When nothing is left to do, give the final answer."
 """The message that opens each step; the ADR calls it the stepwise user message."""
 
+_Next: TypeAlias = Callable[[AutoFunctionInvocationContext], Awaitable[None]]
+
 _NO_CALL = "That function call is invalid. Try something else!"
 """The removed planner's reply to a message without calls, word for word."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Trial:
-    """One run of one option: its inputs, and its report.
-
-    Attributes:
-        kernel: A copy for this run, with the functions and the service.
-        service: The connector.
-        settings: The settings of each request; not to be changed.
-        scenario: The goal, and how the service replies.
-        max_iterations: Round trips allowed.
-        history: The history so far; it begins with the goal.
-        charged: Round trips that the option itself has counted so far.
-        status: How it ended: ``answered``, ``limit_reached`` or another end.
-        answer: The text that the caller gets, or "".
-        usage: The usage of the option's result; None if its only result is the last message.
-    """
-
-    kernel: Kernel
-    service: ChatCompletionClientBase
-    settings: PromptExecutionSettings
-    scenario: Scenario
-    max_iterations: int
-    history: ChatHistory = field(default_factory=ChatHistory)
-    charged: int = 0
-    status: str = "limit_reached"
-    answer: str = ""
-    usage: Usage | None = None
-
-    def __post_init__(self) -> None:
-        self.history.add_user_message(self.scenario.info.goal)
-
-    async def ask(self, *, functions: bool = True) -> ChatMessageContent:
-        """Make one round trip; the option itself must run the calls in the reply.
-
-        Args:
-            functions: Whether the kernel's functions are offered.
-
-        Raises:
-            ServiceResponseException: If the endpoint refuses the request.
-        """
-        behavior = FunctionChoiceBehavior.Auto(auto_invoke=False) if functions else None  # pyright: ignore[reportUnknownMemberType]
-        settings = self.settings.model_copy(update={"function_choice_behavior": behavior})
-        if self.scenario.streaming:
-            return reduce(add, await self.chunks(settings))
-        return (await self.service.get_chat_message_contents(self.history, settings, kernel=self.kernel))[0]
-
-    async def chunks(self, settings: PromptExecutionSettings) -> list[StreamingChatMessageContent]:
-        """Collect a streamed reply; if the settings invoke functions, with the chunks of all round trips."""
-        stream = self.service.get_streaming_chat_message_contents(self.history, settings, kernel=self.kernel)
-        return [chunk async for chunks in stream for chunk in chunks]
-
-
-Strategy: TypeAlias = Callable[[Trial], Awaitable[None]]
-"""Pursues the goal of a trial as one option does, and notes the outcome in it; the error of a request is raised."""
-
-
-class Option(NamedTuple):
-    """One of the options compared: its description, and its strategy."""
-
-    info: OptionInfo
-    strategy: Strategy
-
-
-OPTIONS: dict[str, Option] = {}
-"""By key, in the order in which they are shown."""
-
-
-def _option(key: str, name: str, short: str, *, corrected: bool = False) -> Callable[[Strategy], Strategy]:
-    """Add a strategy to `OPTIONS`; its docstring becomes the description."""
-
-    def add_option(strategy: Strategy) -> Strategy:
-        about = " ".join((strategy.__doc__ or "").split())
-        info = OptionInfo(key=key, name=name, short=short, about=about, corrected=corrected)
-        OPTIONS[key] = Option(info=info, strategy=strategy)
-        return strategy
-
-    return add_option
-
-
-@_option("option-1", "option 1, as written", "1 as written")
+@option("option-1", "option 1, as written", short="1")
 async def _option_1(trial: Trial) -> None:
     """One tool round for each chat request, and a closing reply. A step is one such request, and charged as one."""
     await _take_steps(trial, lambda _: _chat_request(trial, attempts=1))
 
 
-@_option("option-2", "option 2, as written", "2 as written")
+@option("option-2", "option 2, as written", short="2")
 async def _option_2(trial: Trial) -> None:
     """As many tool rounds for a chat request as iterations remain; the response's metadata tell how many were made."""
-    await _take_steps(trial, lambda remaining: _chat_request(trial, attempts=remaining, counted=trial.scenario.reports))
+    await _take_steps(trial, lambda remaining: _chat_request(trial, attempts=remaining, counted=trial.reports))
 
 
-@_option("option-3", "option 3, as written", "3 as written")
+@option("option-3", "option 3, as written", short="3", offers=("veto",))
 async def _option_3(trial: Trial) -> None:
     """A callback lets calls proceed while iterations remain. When it says no, the calls are returned as they are."""
-    await _take_steps(trial, lambda remaining: _chat_request(trial, proceed=lambda iteration: iteration < remaining))
+
+    async def step(remaining: int) -> _StepReply:
+        return await _chat_request(trial, proceed=lambda turn, name: turn < remaining and name != trial.vetoed)
+
+    await _take_steps(trial, step)
 
 
-@_option("stock-loop", "stock loop", "stock loop")
+@option("stock-loop", "stock loop", short="stock", offers=("veto",))
 async def _stock_loop(trial: Trial) -> None:
     """Semantic Kernel's own loop with its default of 5 tool rounds, under a planner that cannot count inside it."""
     behavior = FunctionChoiceBehavior.Auto()  # pyright: ignore[reportUnknownMemberType]
     settings = trial.settings.model_copy(update={"function_choice_behavior": behavior})
 
+    async def refuse(context: AutoFunctionInvocationContext, next: _Next) -> None:
+        if context.function.fully_qualified_name != trial.vetoed:
+            await next(context)
+        else:
+            context.function_result = FunctionResult(function=context.function.metadata, value="It may not run.")
+
+    trial.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, refuse)  # pyright: ignore[reportUnknownMemberType]
+
     async def step(_: int) -> _StepReply:
         known, message = len(trial.history.messages), None
-        chunks = await trial.chunks(settings) if trial.scenario.streaming else []
-        if not trial.scenario.streaming:
+        chunks = await trial.chunks(settings) if trial.streaming else []
+        if not trial.streaming:
             message = await trial.service.get_chat_message_content(trial.history, settings, kernel=trial.kernel)
         rounds = sum(bool(calls_of(added)) for added in trial.history.messages[known:])
         if last := [one for one in chunks if (one.role, one.function_invoke_attempt) == (AuthorRole.ASSISTANT, rounds)]:
@@ -168,7 +112,7 @@ async def _stock_loop(trial: Trial) -> None:
     await _take_steps(trial, step)
 
 
-@_option("removed-planner", "removed planner", "removed planner")
+@option("removed-planner", "removed planner", short="removed")
 async def _removed_planner(trial: Trial) -> None:
     """The planner that Semantic Kernel removed: one request for each iteration, answers by a function call only."""
     # Our own code that reproduces its behaviour, without the request for a plan, which no option makes here.
@@ -189,7 +133,26 @@ async def _removed_planner(trial: Trial) -> None:
             await trial.kernel.invoke_function_call(call, trial.history)
 
 
-@_option("use_attempts", "option 1, corrected", "1 corrected", corrected=True)
+@option("while-loop", "hand-written loop", short="loop")
+async def _while_loop(trial: Trial) -> None:
+    """The loop that people write themselves: it asks and runs what is called; the last request offers no functions."""
+    while trial.charged < trial.max_iterations:
+        trial.charged += 1
+        message = await trial.ask(functions=trial.charged < trial.max_iterations)
+        trial.history.add_message(message)
+        if not (calls := calls_of(message)):
+            trial.status = "answered" if trial.charged < trial.max_iterations else "limit_reached"
+            trial.answer = message.content
+            return
+        for call in calls:
+            await trial.kernel.invoke_function_call(call, trial.history)
+
+
+_OURS: tuple[Ability, ...] = ("tool calls", "tokens", "time", "repeats", "approval", "recovery")
+"""What this package's budget, approvals and kept runs offer under each control."""
+
+
+@option("option-1-corrected", "option 1, corrected", short="1 corr.", offers=_OURS, corrected=True)
 async def _use_attempts(trial: Trial) -> None:
     """This package, control use_attempts: one tool round for each step.
 
@@ -198,7 +161,7 @@ async def _use_attempts(trial: Trial) -> None:
     await _planner(trial, "use_attempts")
 
 
-@_option("iterations_metadata", "option 2, corrected", "2 corrected", corrected=True)
+@option("option-2-corrected", "option 2, corrected", short="2 corr.", offers=_OURS, corrected=True)
 async def _iterations_metadata(trial: Trial) -> None:
     """This package's default, control iterations_metadata: tool rounds follow each other freely.
 
@@ -207,10 +170,16 @@ async def _iterations_metadata(trial: Trial) -> None:
     await _planner(trial, "iterations_metadata")
 
 
-@_option("pre_invoke", "option 3, corrected", "3 corrected", corrected=True)
+@option("option-3-corrected", "option 3, corrected", short="3 corr.", offers=(*_OURS, "veto"), corrected=True)
 async def _pre_invoke(trial: Trial) -> None:
     """This package, control pre_invoke: the same budget, and the callback on top of it. A refused call is answered."""
-    await _planner(trial, "pre_invoke", lambda iteration, _name, _arguments: iteration < trial.max_iterations)
+    await _planner(trial, "pre_invoke", _callback_of(trial))
+
+
+@option("option-3-alone", "option 3, alone", short="3 alone", offers=("veto",))
+async def _callback_alone(trial: Trial) -> None:
+    """This package without its budget: the callback lets calls proceed while iterations are left, and nothing else."""
+    await _planner(trial, "pre_invoke", _callback_of(trial), limits=Budget())
 
 
 class _StepReply(NamedTuple):
@@ -251,7 +220,7 @@ async def _chat_request(
     trial: Trial,
     *,
     attempts: int | None = None,
-    proceed: Callable[[int], bool] = lambda _: True,
+    proceed: Callable[[int, str], bool] = lambda _turn, _name: True,
     counted: bool = False,
 ) -> _StepReply:
     """Loop inside one chat request, as the .NET connector does.
@@ -259,7 +228,7 @@ async def _chat_request(
     Args:
         trial: Its history gets the messages with calls and their results.
         attempts: Maximum number of tool rounds; None means no limit.
-        proceed: Whether a call of this iteration is invoked.
+        proceed: Whether a call of this iteration, to this function, is invoked.
         counted: Whether the metadata report the iterations.
     """
     for iteration in count(1):
@@ -268,7 +237,7 @@ async def _chat_request(
         if counted:
             message.metadata = {**message.metadata, _ITERATIONS: iteration}
         calls = calls_of(message)
-        if not calls or not proceed(iteration):
+        if not all(proceed(iteration, call.name or "") for call in calls) or not calls:
             return _StepReply(message, free)
         trial.history.add_message(message)
         for call in calls:
@@ -276,28 +245,81 @@ async def _chat_request(
     raise AssertionError("counting has no end")
 
 
+def _callback_of(trial: Trial) -> Callable[[int, str, object], bool]:
+    return lambda iteration, name, _: iteration < trial.max_iterations and name != trial.vetoed
+
+
 async def _planner(
     trial: Trial,
     control: Literal["use_attempts", "iterations_metadata", "pre_invoke"],
     pre_invoke: Callable[[int, str, object], bool] | None = None,
+    *,
+    limits: Budget | None = None,
 ) -> None:
     """Run this package's planner under one of its controls; it makes no plan, so the work is the same."""
+    budget = limits or trial.budget
     options = FunctionCallingStepwisePlannerOptions(
-        max_iterations=trial.max_iterations, control=control, plan=False, pre_invoke=pre_invoke
+        max_iterations=budget.max_iterations,
+        budget=budget,
+        control=control,
+        plan=False,
+        pre_invoke=pre_invoke,
+        interceptors=(lambda call: Defer() if call.fully_qualified_name == trial.gated else None,),
     )
     planner = FunctionCallingStepwisePlanner(trial.service.service_id, options)
-    goal = trial.scenario.info.goal
     try:
-        if trial.scenario.streaming:
-            async with aclosing(planner.invoke_stream(trial.kernel, goal)) as events:
-                (result,) = [event.result async for event in events if isinstance(event, ResultReady)]
-        else:
-            result = await planner.invoke(trial.kernel, goal)
-    except PlannerException as error:
-        ledger = error.checkpoint.state().ledger if error.checkpoint is not None else Ledger()
+        result = await _result_of(planner, trial)
+    except (PlannerException, CancelledError) as error:
+        checkpoint, history = getattr(error, "checkpoint", None), getattr(error, "chat_history", None)
+        ledger = checkpoint.state().ledger if checkpoint is not None else Ledger()
         trial.charged, trial.usage = ledger.iterations, ledger.usage
-        trial.history = error.chat_history or trial.history
+        trial.history = history or trial.history
         raise
     trial.status, trial.answer = result.status, result.final_answer
     trial.charged, trial.usage = result.iterations, result.usage
     trial.history = result.chat_history or trial.history
+
+
+async def _result_of(planner: FunctionCallingStepwisePlanner, trial: Trial) -> FunctionCallingStepwisePlannerResult:
+    if trial.folder is not None:
+        return await _kept(planner, trial, trial.folder / "runs.db")
+    if not trial.streaming:
+        return await planner.invoke(trial.kernel, trial.goal)
+    async with aclosing(planner.invoke_stream(trial.kernel, trial.goal)) as events:
+        (result,) = [event.result async for event in events if isinstance(event, ResultReady)]
+        return result
+
+
+async def _kept(
+    planner: FunctionCallingStepwisePlanner, trial: Trial, file: Path
+) -> FunctionCallingStepwisePlannerResult:
+    """Begin a run that survives its process, or continue it; in the second process a person has decided."""
+    async with Runs.sqlite(file) as runs, Approvals.connect(file) as approvals:
+        if trial.life == 1:
+            handle = await runs.start(planner, trial.kernel, trial.goal)
+            return await handle.result()
+        await _decide(approvals)
+        (handle,) = await runs.recover(planner, trial.kernel)
+        while (result := await handle.result()).status == "paused":
+            await _decide(approvals)
+        return result
+
+
+async def _decide(approvals: Approvals) -> None:
+    """Decide as a person would: what waits for consent is approved, and what is in doubt was done, as the desk says."""
+    for call in await approvals.pending():
+        await approvals.decide(
+            call.id, Supply("It is done.", by="a person") if call.in_doubt else Approve(by="a person")
+        )
+
+
+OPTIONS: dict[str, Option] = {one.info.key: one for one in tuple(vars().values()) if isinstance(one, Option)}
+"""By key, in the order in which they are shown."""
+
+
+def load_option(path: str) -> Option:
+    """Find an option by its key, or import it: ``module:name`` of an `Option`, or of a strategy."""
+    if path in OPTIONS:
+        return OPTIONS[path]
+    module, _, name = path.partition(":")
+    return option_of(getattr(import_module(module), name), path)

@@ -1,6 +1,8 @@
 """One comparison of everything, made once, and one that went wrong."""
 
 import asyncio
+import fcntl
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -9,9 +11,14 @@ from planner_ext.compare import Comparison, Run, Violation, run_comparison
 
 
 @pytest.fixture(scope="session")
-def comparison() -> Comparison:
-    """Every option in every script, with five round trips allowed."""
-    return asyncio.run(run_comparison())
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Every option in every script, with five round trips allowed; one process of the tests makes it for all."""
+    kept = tmp_path_factory.getbasetemp().parent / "comparison.pickle"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_bytes(pickle.dumps(asyncio.run(run_comparison())))
+    return pickle.loads(kept.read_bytes())
 
 
 @pytest.fixture
@@ -19,9 +26,9 @@ def spoilt(comparison: Comparison) -> Comparison:
     """The same, but a corrected option exceeded its budget, another broke a history, and texts contain markup."""
 
     def spoil(run: Run) -> Run:
-        if (run.script, run.option) == ("chain", "use_attempts"):
+        if (run.script, run.option) == ("chain", "option-1-corrected"):
             return replace(run, trips=run.budget + 2)
-        if (run.script, run.option) == ("chain", "pre_invoke"):
+        if (run.script, run.option) == ("chain", "option-3-corrected"):
             return replace(run, violations=(Violation(place=1, text="message 1: <script>alert(1)</script>\x1b[2J"),))
         if (run.script, run.option) == ("chain", "option-1"):
             return replace(run, error="<b>", messages=(replace(run.messages[0], text="</p><script src='x'>&"),))

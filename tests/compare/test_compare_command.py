@@ -67,7 +67,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
 
 def test_it_compares_and_exits_with_0() -> None:
     """The table stands on stdout; options as written that overshoot change nothing."""
-    result = run("--only", "never-ending", "--only", "option-2", "--only", "iterations_metadata")
+    result = run("--only", "never-ending", "--only", "option-2", "--only", "option-2-corrected")
     assert result.exit_code == 0, result.stderr
     rows = [line.split()[:6] for line in result.stdout.splitlines() if line.startswith("option 2")]
     assert rows == [["option", "2,", "as", "written", "6", "+1"], ["option", "2,", "corrected", "5", "5", "4"]]
@@ -77,7 +77,7 @@ def test_it_compares_and_exits_with_0() -> None:
 def test_the_number_of_round_trips_is_the_callers() -> None:
     """Every run is allowed as many."""
     result = run("--only", "never-ending", "--max-iterations", "2", "--json")
-    assert {run["trips"] for run in json.loads(result.stdout)["runs"] if run["option"] == "pre_invoke"} == {2}
+    assert {run["trips"] for run in json.loads(result.stdout)["runs"] if run["option"] == "option-3-corrected"} == {2}
 
 
 def test_a_corrected_option_that_goes_wrong_exits_with_1(monkeypatch: pytest.MonkeyPatch, spoilt: Comparison) -> None:
@@ -127,7 +127,7 @@ def test_a_real_endpoint_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the scripts' goals and functions; its key comes from the environment."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with ScriptedOpenAIServer(SCRIPTS["never-ending"].model) as server:
-        only = ("--only", "never-ending", "--only", "pre_invoke", "--only", "option-2")
+        only = ("--only", "never-ending", "--only", "option-3-corrected", "--only", "option-2")
         result = run("--base-url", server.url, "--model", "m", "--json", *only)
         assert result.exit_code == 0, result.stderr
         assert [one["trips"] for one in json.loads(result.stdout)["runs"]] == [6, 5]
@@ -142,6 +142,9 @@ def test_a_real_endpoint_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--goal", "Switch."], "--goal needs --kernel"),
         (["--kernel", "nowhere:make", "--goal", "Switch."], "no module 'nowhere'"),
         (["--kernel", "own_lights:make", "--goal", "Switch.", "--only", "chain"], "takes the place of the scripts"),
+        (["--option", "own_lights:Lights"], "must be an async function of a planner_ext.compare.Trial"),
+        (["--option", "own_lights"], "--option must be module:"),
+        (["--script", "own_lights:make"], "must be made with planner_ext.compare.scenario"),
         (["--html", "nowhere/page.html"], "there is no directory nowhere"),
         (["--markdown", "missing.md"], "missing.md"),
         (["--markdown", "own_lights.py"], "table: planner-ext compare"),
@@ -158,6 +161,54 @@ def test_what_cannot_be_used_exits_with_2(arguments: list[str], message: str) ->
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())
     assert result.stdout == ""
+
+
+LOOP = """
+from semantic_kernel.contents import FunctionCallContent
+from planner_ext.compare import Trial, scenario
+from planner_ext.testing import say
+
+
+async def plain_loop(trial: Trial) -> None:
+    'Asks until nothing is called.'
+    while True:
+        reply = await trial.ask()
+        trial.charged += 1
+        trial.history.add_message(reply)
+        calls = [item for item in reply.items if isinstance(item, FunctionCallContent)]
+        if not calls or trial.charged > 30:
+            trial.status, trial.answer = "answered", reply.content
+            return
+        for call in calls:
+            await trial.kernel.invoke_function_call(call, trial.history)
+
+
+@scenario("greeting", goal="Hello!", entitled="One round trip is enough.", source="")
+def greeting(request):
+    'The model greets.'
+    return say("Hello!")
+"""
+
+
+def test_a_loop_of_ones_own_is_judged_beside_the_others(here: Path) -> None:
+    """Twenty lines in a module are enough; nothing of it is believed, all is counted where it arrives."""
+    (here / "own_loops.py").write_text(LOOP)
+    only = ("--only", "never-ending", "--only", "option-2-corrected")
+    result = run("--option", "own_loops:plain_loop", "--script", "own_loops:greeting", *only, "--json")
+    assert result.exit_code == 0, result.stderr
+    runs = {(one["option"], one["script"]): one for one in json.loads(result.stdout)["runs"]}
+    assert (runs["plain-loop", "never-ending"]["trips"], runs["plain-loop", "never-ending"]["over_budget"]) == (31, 26)
+    assert runs["option-2-corrected", "greeting"]["answer"] == runs["plain-loop", "greeting"]["answer"] == "Hello!"
+
+
+def test_figures_are_printed_on_request(monkeypatch: pytest.MonkeyPatch, comparison: Comparison) -> None:
+    """Without --details the matrix and the verdict stand alone."""
+    stub(monkeypatch, comparison)
+    short, whole = run().stdout, run("--details").stdout
+    assert short.startswith("What goes wrong")
+    assert "told:" not in short
+    assert len(whole) > 5 * len(short)
+    assert "The function does not start before a person agrees" in " ".join(whole.split())
 
 
 def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from planner_ext.testing import (
 )
 from support.stock import add_filter
 
-CORRECTED = ("use_attempts", "iterations_metadata", "pre_invoke")
+CORRECTED = ("option-1-corrected", "option-2-corrected", "option-3-corrected")
 
 
 class Lights:
@@ -94,10 +94,10 @@ def test_your_own_kernel_is_asked_your_own_goal() -> None:
     kernel, lights = own_kernel()
     comparison = compared(Live(kernel=kernel, goal="Switch on the light."), max_iterations=3)
     assert [script.goal for script in comparison.scripts] == ["Switch on the light."]
-    assert len(comparison.runs) == len(comparison.options) == 8
+    assert len(comparison.runs) == len(comparison.options) == 10
     assert lights.switched == sum(run.tools_run for run in comparison.runs)
     trips = {run.option: run.trips for run in comparison.runs}
-    assert (trips["option-2"], trips["iterations_metadata"]) == (4, 3)
+    assert (trips["option-2"], trips["option-2-corrected"]) == (4, 3)
     assert comparison.holds
 
 
@@ -117,7 +117,9 @@ def test_a_filter_that_refuses_a_function_keeps_it_from_being_counted() -> None:
         """Let nothing through."""
 
     add_filter(kernel, "function_invocation", refuse)
-    comparison = compared(Live(kernel=kernel, goal="Switch."), max_iterations=2, options=["stock-loop", "pre_invoke"])
+    comparison = compared(
+        Live(kernel=kernel, goal="Switch."), max_iterations=2, options=["stock-loop", "option-3-corrected"]
+    )
     assert [run.tools_run for run in comparison.runs] == [0, 0]
     assert lights.switched == 0
 
@@ -127,7 +129,9 @@ def test_a_service_with_its_own_loop_is_unwrapped() -> None:
     kernel, _ = own_kernel()
     inner = kernel.get_service("mine")
     kernel.add_service(FunctionInvokingChatCompletion(inner, budget=Budget(max_iterations=1)), overwrite=True)
-    comparison = compared(Live(kernel=kernel, goal="Switch."), max_iterations=3, options=["option-2", "pre_invoke"])
+    comparison = compared(
+        Live(kernel=kernel, goal="Switch."), max_iterations=3, options=["option-2", "option-3-corrected"]
+    )
     assert [run.trips for run in comparison.runs] == [4, 3]
 
 

@@ -1,0 +1,240 @@
+"""What stands behind a run: the model, scripted or real, and the functions; both note what they see.
+
+A scripted model is a server on this machine, which counts the requests that it gets. At a real connector
+`CountingChatCompletion` counts them. Functions run at the desk; in the user's own kernel, a filter sees them.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import httpx
+from openai import AsyncOpenAI
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai import PromptExecutionSettings
+from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
+from semantic_kernel.filters import FunctionInvocationContext
+from semantic_kernel.functions import KernelArguments
+
+from planner_ext.compare.desk import Desk, Observed, desk_plugin
+from planner_ext.compare.scenarios import Scenario
+from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.messages import read_usage
+from planner_ext.sk.transport import kernel_with_service, select_service
+from planner_ext.testing import ScriptedOpenAIServer
+from planner_ext.testing.rules import find_violation
+from planner_ext.testing.server import HttpResponse
+
+__all__ = ["Backend", "Live", "Place"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """A real model instead of the scripted one. Functions really run, once for each option.
+
+    Attributes:
+        kernel: The user's own, with its service; None uses the scripts' functions, and requires ``service``.
+        service: The connector; None uses the one that the kernel selects.
+        goal: The goal, given to each option once; None uses the goals of the scripts.
+    """
+
+    kernel: Kernel | None = None
+    service: ChatCompletionClientBase | None = None
+    goal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one run finds its model and its functions.
+
+    Attributes:
+        kernel: A copy for this run, with the functions and the service.
+        service: The connector.
+        model_url: The base URL of the scripted model, "" for a real one.
+        desk_url: The address of the desk, "" if the functions are those of the user's own kernel.
+    """
+
+    kernel: Kernel
+    service: ChatCompletionClientBase
+    model_url: str
+    desk_url: str
+
+
+class Backend:
+    """Answers the requests and runs the functions of all runs.
+
+    Attributes:
+        name: Who answers, in words.
+        live: Whether a real model does.
+
+    Args:
+        live: The real model; None is a scripted one.
+        client: Points at each scripted server in turn.
+        desk: Runs the functions, unless ``live`` has its own.
+        http: Calls the desk.
+    """
+
+    def __init__(self, live: Live | None, client: AsyncOpenAI, desk: Desk, http: httpx.AsyncClient) -> None:
+        self._kernel = live.kernel if live is not None else None
+        self._client, self._desk, self._http, self.live = client, desk, http, live is not None
+        self.name = "a scripted model behind real HTTP on this machine"
+        self._service: ChatCompletionClientBase | None = None
+        if live is not None:
+            service = live.service or select_service(self._kernel or Kernel(), None, KernelArguments())[0]
+            while isinstance(service, FunctionInvokingChatCompletion):
+                service = service.inner  # loops are compared, so a service with its own loop is unwrapped
+            self.name = f"{service.ai_model_id} at {service.service_url() or type(service).__name__}"
+            self._service = service
+
+    @contextmanager
+    def place_for(self, scenario: Scenario, observed: Observed) -> Generator[Place]:
+        """Yield the place of one run."""
+        inner, server, url = self._service, _ForgivingServer(scenario, observed), ""
+        with server if inner is None else nullcontext():
+            if inner is None:
+                url = server.url
+                client = self._client.with_options(base_url=url)
+                inner = OpenAIChatCompletion(ai_model_id="scripted", service_id="scripted", async_client=client)
+            service = _CountingChatCompletion(
+                ai_model_id=inner.ai_model_id,
+                service_id=inner.service_id,
+                instruction_role=inner.instruction_role,
+                inner=inner,
+                observed=observed if self._service is not None else None,
+                reports=scenario.reports,
+            )
+            desk_url = "" if self._kernel is not None else self._desk.address_for(observed)
+            kernel = kernel_with_service(self._kernel or Kernel(), service)
+            if desk_url:
+                kernel.add_plugin(desk_plugin(desk_url, scenario.functions, self._http))
+            else:
+                _count_functions(kernel, observed)
+            yield Place(kernel=kernel, service=service, model_url=url, desk_url=desk_url)
+
+
+_inside_function: ContextVar[bool] = ContextVar("inside_function", default=False)
+
+
+def _count_functions(kernel: Kernel, observed: Observed) -> None:
+    """Add a filter that notes the start of each function that the model calls, not of those that it calls in turn."""
+
+    async def note(
+        context: FunctionInvocationContext, next: Callable[[FunctionInvocationContext], Awaitable[None]]
+    ) -> None:
+        if not _inside_function.get():
+            observed.started(context.function.fully_qualified_name)
+        token = _inside_function.set(True)
+        try:
+            await next(context)
+        finally:
+            _inside_function.reset(token)
+
+    # Semantic Kernel keeps the innermost filter first.
+    kernel.function_invocation_filters.insert(0, (id(observed), note))  # pyright: ignore[reportUnknownMemberType]
+
+
+class _ForgivingServer(ScriptedOpenAIServer):
+    """A scripted OpenAI server that lists in ``refused`` the requests that OpenAI would refuse, and answers them.
+
+    Several OpenAI-compatible endpoints answer a history whose calls have no results. With one of them an option
+    continues and spends, while OpenAI would end it with an error. The comparison shows both. Only that fault is
+    accepted; a request that breaks another rule is refused.
+    """
+
+    def __init__(self, scenario: Scenario, observed: Observed) -> None:
+        super().__init__(scenario.model)
+        self._refused, self._observed = observed.refused, observed
+
+    def _complete(self, raw: bytes) -> HttpResponse:
+        body, before = json.loads(raw), self.total_tokens
+        if (violation := find_violation(body)) is not None:
+            body = {**body, "messages": list(_with_results(body["messages"]))}
+            if find_violation(body) is None:
+                self._refused.append(violation.message)
+        response = super()._complete(json.dumps(body).encode())
+        if spent := self.total_tokens - before:
+            self._observed.answered(spent)
+        return response
+
+
+def _with_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Insert a result after each call that has none; the ids of a script's calls are unique."""
+    answered = {message.get("tool_call_id") for message in messages}
+    for message in messages:
+        yield message
+        for call in message.get("tool_calls") or ():
+            if call["id"] not in answered:
+                yield {"role": "tool", "tool_call_id": call["id"], "content": "(no result)"}
+
+
+class _CountingChatCompletion(ChatCompletionClientBase):
+    """A connector that counts its round trips, those of Semantic Kernel's own loop included, and delegates the rest.
+
+    It overrides what every connector overrides: the one request at the bottom of Semantic Kernel's loop.
+
+    Attributes:
+        inner: The connector that makes the requests.
+        observed: Gets the tokens of each request; None does not count.
+        reports: Whether replies keep their metadata.
+    """
+
+    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
+
+    inner: ChatCompletionClientBase
+    observed: Observed | None
+    reports: bool
+
+    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
+        """Return the inner connector's settings class."""
+        return self.inner.get_prompt_execution_settings_class()
+
+    def service_url(self) -> str | None:
+        """Return the inner connector's URL."""
+        return self.inner.service_url()
+
+    async def _inner_get_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings
+    ) -> list[ChatMessageContent]:
+        messages = await self.inner._inner_get_chat_message_contents(chat_history, settings)
+        self._count(self._taken_metadata(messages))
+        return messages
+
+    async def _inner_get_streaming_chat_message_contents(
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
+    ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+        reported: dict[str, Any] = {}
+        stream = self.inner._inner_get_streaming_chat_message_contents(chat_history, settings, function_invoke_attempt)
+        async for chunks in stream:
+            reported |= self._taken_metadata(chunks)
+            yield chunks
+        self._count(reported)
+
+    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        self.inner._verify_function_choice_settings(settings)
+
+    def _update_function_choice_settings_callback(
+        self,
+    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
+        return self.inner._update_function_choice_settings_callback()
+
+    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
+        self.inner._reset_function_choice_settings(settings)
+
+    def _count(self, metadata: Mapping[str, Any]) -> None:
+        if self.observed is not None:
+            self.observed.answered(read_usage(metadata.get("usage")).total_tokens)
+
+    def _taken_metadata(self, messages: Iterable[ChatMessageContent]) -> dict[str, Any]:
+        """Merge the metadata of a reply, and remove them from it if they are not to be reported."""
+        taken: dict[str, Any] = {}
+        for message in messages:
+            taken |= {key: value for key, value in message.metadata.items() if value is not None}
+            message.metadata = message.metadata if self.reports else {}
+        return taken

@@ -1,0 +1,380 @@
+"""``run_comparison``: runs every option in every situation in turn, and judges by what was seen from outside."""
+
+import asyncio
+import json
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import product
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from httpx import AsyncClient
+from openai import AsyncOpenAI
+from pydantic import TypeAdapter, ValidationError
+from semantic_kernel.contents import AuthorRole, ChatHistory
+from semantic_kernel.functions import KernelArguments, KernelPlugin, kernel_function
+
+from planner_ext.compare.backend import Backend, Live, Place
+from planner_ext.compare.desk import Desk, Event, HiddenKernel, Observed
+from planner_ext.compare.report import Comparison, Run, ScriptInfo, ShownMessage, find_violations, shown_messages
+from planner_ext.compare.scenarios import SCRIPTS, Scenario
+from planner_ext.compare.strategies import OPTIONS
+from planner_ext.compare.trial import Option, Strategy, Trial
+from planner_ext.core.errors import counted
+from planner_ext.core.limits import Budget
+from planner_ext.sk.errors import PlannerInvalidConfigurationError
+from planner_ext.sk.messages import read_usage
+from planner_ext.sk.transport import select_service
+from planner_ext.testing import say
+
+__all__ = ["Live", "Outcome", "Progress", "run_comparison", "run_trial"]
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Called before each run with the number of runs done, the number of all, and the name of the next one."""
+
+_PATIENCE_SECONDS = 60.0
+"""How long a run in another process may take."""
+
+
+async def run_comparison(
+    *,
+    max_iterations: int = 5,
+    options: Sequence[str | Option] = (),
+    scripts: Sequence[str | Scenario] = (),
+    live: Live | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare the options.
+
+    Args:
+        max_iterations: Round trips allowed per run, 1 or more.
+        options: Keys of the options to compare; without a key, all. Options of your own run beside them.
+        scripts: Keys of the situations, likewise; situations of your own come after them. With a real model, only those
+            that need no more than a budget of round trips.
+        live: A real model; None uses a scripted one, behind real HTTP on this machine.
+        progress: Called before each run.
+
+    Raises:
+        PlannerInvalidConfigurationError: If there is no such option or script, ``max_iterations`` is not 1 or more, the
+            kernel has no service, or a real model does not answer the first request.
+    """
+    Budget(max_iterations=max_iterations)
+    chosen, scenarios = _chosen("option", options, OPTIONS, Option), _scenarios(scripts, live)
+    began = time.perf_counter()
+    client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0)
+    with Desk() as desk:
+        async with client, AsyncClient() as http:
+            backend = Backend(live, client, desk, http)
+            runs = await _all_runs(backend, scenarios, chosen, max_iterations, progress or _silent)
+    packages = [(name, version(name)) for name in ("semantic-kernel", "openai")]
+    return Comparison(
+        max_iterations=max_iterations,
+        endpoint=backend.name,
+        live=live is not None,
+        versions=(*packages, ("python", platform.python_version())),
+        options=tuple(option.info for option in chosen),
+        scripts=tuple(scenario.info for scenario in scenarios),
+        runs=tuple(runs),
+        wall_seconds=time.perf_counter() - began,
+    )
+
+
+def _scenarios(scripts: Sequence[str | Scenario], live: Live | None) -> Sequence[Scenario]:
+    if live is None:
+        return _chosen("script", scripts, SCRIPTS, Scenario)
+    if live.goal is None:
+        simple = {key: each for key, each in SCRIPTS.items() if each.needs is None and not each.stops_at}
+        return _chosen("script", scripts, simple, Scenario)
+    if scripts:
+        raise PlannerInvalidConfigurationError(f"A goal takes the place of the scripts; got both, {scripts[0]!r}.")
+    about = "A real model, and functions that are really run."
+    info = ScriptInfo(key="goal", name="your goal", short="your\ngoal", about=about, goal=live.goal)
+    return (Scenario(info=info, model=lambda _: say("")),)
+
+
+_Known = TypeVar("_Known", Option, Scenario)
+
+
+def _chosen(
+    kind: str, wanted: Sequence[str | _Known], known: Mapping[str, _Known], own: type[_Known]
+) -> Sequence[_Known]:
+    keys = [each for each in wanted if isinstance(each, str)]
+    for key in keys:
+        if key not in known:
+            raise PlannerInvalidConfigurationError(f"There is no {kind} {key!r}; there are {', '.join(known)}.")
+    built_in = tuple(item for key, item in known.items() if not keys or key in keys)
+    return (*built_in, *(each for each in wanted if isinstance(each, own)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run reports: of itself, or as JSON if it took place in another process.
+
+    Attributes:
+        status: How it ended, as in `Run`.
+        answer: The text that the caller gets, or "".
+        charged: Round trips that the option itself counted.
+        tokens: The tokens that it reports to its caller; None if it reports nothing.
+        messages: The final history.
+        error: Why it failed, or "".
+    """
+
+    status: str
+    answer: str = ""
+    charged: int = 0
+    tokens: int | None = None
+    messages: tuple[ShownMessage, ...] = ()
+    error: str = ""
+
+
+_OUTCOME = TypeAdapter(Outcome)
+
+
+def _silent(done: int, total: int, name: str) -> None: ...
+
+
+async def _all_runs(
+    backend: Backend, scenarios: Sequence[Scenario], options: Sequence[Option], budget: int, progress: Progress
+) -> list[Run]:
+    """Make all runs, in order; those in other processes take seconds each, so two of them run beside the others."""
+    slots = asyncio.Semaphore(2)
+
+    async def run_beside(scenario: Scenario, option: Option) -> Run:
+        async with slots:
+            return await _run(backend, scenario, option, budget)
+
+    pairs = list(product(scenarios, options))
+    beside = {
+        place: asyncio.ensure_future(run_beside(scenario, option))
+        for place, (scenario, option) in enumerate(pairs)
+        if scenario.lives > 1 or option.strategy is None
+    }
+    runs: list[Run] = []
+    try:
+        for place, (scenario, option) in enumerate(pairs):
+            progress(place, len(pairs), f"{scenario.info.name}: {option.info.name}")
+            runs.append(await (beside.get(place) or _run(backend, scenario, option, budget)))
+            if backend.live and (first := runs[0]).status == "failed" and first.trips == 0:
+                # Every later run would meet the same fault.
+                problem = f"{backend.name} did not answer the first request: {first.error}"
+                raise PlannerInvalidConfigurationError(problem)
+    finally:
+        for task in beside.values():
+            task.cancel()
+    return runs
+
+
+async def _run(backend: Backend, scenario: Scenario, option: Option, budget: int) -> Run:
+    if scenario.needs is not None and scenario.needs not in option.info.offers:
+        nothing = Outcome(status="not offered")
+        return _judged(option, scenario, budget=budget, observed=Observed(), outcome=nothing)
+    observed = Observed(stops_at=scenario.stops_at, kills_at=scenario.kills_at)
+    with backend.place_for(scenario, observed) as place:
+        began = time.perf_counter()
+        if option.strategy is None or scenario.lives > 1:
+            outcome = await _elsewhere(option, scenario, place, observed, budget)
+        else:
+            outcome = await _here(option.strategy, scenario, place, observed, budget)
+        seconds = time.perf_counter() - began
+    return _judged(option, scenario, budget=budget, observed=observed, outcome=outcome, seconds=seconds)
+
+
+def _judged(
+    option: Option, scenario: Scenario, *, budget: int, observed: Observed, outcome: Outcome, seconds: float = 0.0
+) -> Run:
+    tokens = [event.tokens for event in observed.events if event.tokens is not None]
+    before = list(_requests_before(observed.events))
+    return Run(
+        option=option.info.key,
+        script=scenario.info.key,
+        budget=budget,
+        trips=len(tokens),
+        charged=outcome.charged,
+        tools_run=len(before),
+        tools_past_budget=sum(requests >= budget for requests in before),
+        tokens_summed=sum(tokens),
+        tokens_past_budget=sum(tokens[budget:]),
+        tokens_told=outcome.tokens,
+        status=outcome.status,
+        answer=outcome.answer,
+        error=outcome.error,
+        refused=tuple(observed.refused),
+        violations=find_violations(outcome.messages),
+        breaches=() if outcome.status == "not offered" else tuple(_breaches(scenario, observed, outcome, seconds)),
+        wall_seconds=seconds,
+        messages=outcome.messages,
+    )
+
+
+def _requests_before(events: Sequence[Event]) -> Iterator[int]:
+    """Yield, for each function started, how many requests had been answered before."""
+    requests = 0
+    for event in events:
+        if event.tokens is None:
+            yield requests
+        else:
+            requests += 1
+
+
+async def _here(strategy: Strategy, scenario: Scenario, place: Place, observed: Observed, budget: int) -> Outcome:
+    """Run an option in this process."""
+    trial = _trial(place, scenario, budget)
+    if scenario.delegates:
+        trial.kernel.add_plugin(KernelPlugin.from_object("helper", _Helper(trial, strategy)))
+    return await run_trial(trial, strategy, observed)
+
+
+async def run_trial(trial: Trial, strategy: Strategy, observed: Observed | None = None) -> Outcome:
+    """Run a strategy to its end, however that is reached; it is cancelled where the situation says so."""
+    task, error = asyncio.ensure_future(strategy(trial)), ""
+    if observed is not None:
+        loop = asyncio.get_running_loop()
+        observed.stop = lambda: loop.call_soon_threadsafe(task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        trial.status, trial.answer = "cancelled", ""
+    except Exception as raised:  # any fault that an endpoint causes is a finding about the option
+        trial.status, trial.answer, error = "failed", "", _cause(raised)
+    replies = [message for message in trial.history.messages if message.role == AuthorRole.ASSISTANT]
+    usage = trial.usage or read_usage(replies[-1].metadata.get("usage") if replies else None)
+    return Outcome(
+        status=trial.status,
+        answer=trial.answer,
+        charged=trial.charged,
+        tokens=usage.total_tokens or None,
+        messages=shown_messages(trial.history.messages),
+        error=error,
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """Describe the root cause of an error: the client's own, before it was wrapped."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def _trial(place: Place, scenario: Scenario, budget: int) -> Trial:
+    service = place.service
+    selected, settings = select_service(place.kernel, service.service_id, KernelArguments())
+    if selected is not service:
+        raise PlannerInvalidConfigurationError(
+            f"The kernel's own service selector takes {selected.service_id!r} whatever it is asked for; expected "
+            f"{service.service_id!r}. Compare with a kernel whose selector takes the service that it is asked for."
+        )
+    return Trial(
+        kernel=place.kernel,
+        service=service,
+        settings=service.get_prompt_execution_settings_from_settings(settings),
+        goal=scenario.info.goal,
+        budget=Budget(max_iterations=budget, **scenario.limits),
+        streaming=scenario.streaming,
+        reports=scenario.reports,
+        vetoed=scenario.vetoed,
+        gated=scenario.gated,
+    )
+
+
+class _Helper:
+    """Runs a goal inside a run, with the same strategy, on the kernel that its function is called on."""
+
+    def __init__(self, trial: Trial, strategy: Strategy) -> None:
+        self._trial, self._strategy = trial, strategy
+
+    @kernel_function(description="Hand a goal to a helper, who reaches it and reports.")
+    async def reach_goal(self, goal: Annotated[str, "The goal"], kernel: HiddenKernel) -> str:
+        inner = replace(self._trial, kernel=kernel, goal=goal, history=ChatHistory())
+        await self._strategy(inner)
+        return inner.answer
+
+
+async def _elsewhere(option: Option, scenario: Scenario, place: Place, observed: Observed, budget: int) -> Outcome:
+    """Run an option in a process of its own; where the situation says so, a second process continues."""
+    command = option.command or (sys.executable, "-m", "planner_ext.compare.life", option.info.key)
+    outcome = Outcome(status="failed", error="it did not start")
+    with TemporaryDirectory() as folder:
+        for observed.life in range(1, scenario.lives + 1):
+            given = {
+                "goal": scenario.info.goal,
+                "model_url": place.model_url,
+                "desk_url": place.desk_url,
+                "functions": scenario.functions,
+                "limits": {"max_iterations": budget, **scenario.limits},
+                "streaming": scenario.streaming,
+                "vetoed": scenario.vetoed,
+                "gated": scenario.gated,
+                "stops_at": scenario.stops_at,
+                "delegates": scenario.delegates,
+                "life": observed.life,
+                "folder": folder if scenario.lives > 1 else None,
+            }
+            outcome = await _process(command, json.dumps(given))
+            if outcome.status in ("failed", "not offered") and not (scenario.kills_at and observed.life == 1):
+                break
+    return outcome
+
+
+async def _process(command: Sequence[str], given: str) -> Outcome:
+    """Run a program that reads a trial from its input, and prints an `Outcome` as the last line of its output."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(given.encode()), _PATIENCE_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return Outcome(status="failed", error=f"no outcome within {_PATIENCE_SECONDS:g} seconds")
+    try:
+        return _OUTCOME.validate_json(out.decode().strip().rpartition("\n")[2])
+    except ValidationError:
+        last = err.decode(errors="replace").strip().rpartition("\n")[2]
+        return Outcome(status="failed", error=f"exit code {process.returncode}: {last}")
+
+
+def _breaches(scenario: Scenario, observed: Observed, outcome: Outcome, seconds: float) -> Iterator[str]:
+    """Describe what a situation entitles a user to and the run did not keep."""
+    starts = [event for event in observed.events if event.tokens is None]
+    yield from _exceeded(scenario.limits, observed.events, starts, seconds)
+    if scenario.vetoed and any(event.function == scenario.vetoed for event in starts):
+        yield f"{scenario.vetoed} started"
+    if scenario.gated and any(event.function == scenario.gated and event.life == 1 for event in starts):
+        yield f"{scenario.gated} started before a person agreed"
+    if function := scenario.gated or scenario.kills_at:
+        times = sum(event.function == function for event in starts)
+        if times != 1:
+            yield f"{function} started {counted(times, 'time')}"
+    if scenario.stops_at:
+        first = next((place for place, event in enumerate(observed.events) if event.function == scenario.stops_at), 0)
+        if later := observed.events[first + 1 :]:
+            yield f"{counted(len(later), 'step')} after the cancellation"
+    if scenario.cut and outcome.status == "answered":
+        yield "a cut reply is given as the answer"
+
+
+def _exceeded(
+    limits: Mapping[str, Any], events: Sequence[Event], starts: Sequence[Event], seconds: float
+) -> Iterator[str]:
+    calls, tokens, allowed, repeats = (
+        limits.get(name) for name in ("max_tool_calls", "max_total_tokens", "max_active_seconds", "max_repeated_calls")
+    )
+    if calls is not None and len(starts) > calls:
+        yield f"{len(starts)} functions started where {calls} were allowed"
+    if tokens is not None:
+        spent = late = 0
+        for used in (event.tokens for event in events if event.tokens is not None):
+            late += spent >= tokens
+            spent += used
+        if late > 1:
+            yield f"{late} requests after the {tokens} tokens were used up"
+    if allowed is not None and seconds > allowed + 1:
+        yield f"{seconds:.1f} seconds where {allowed} were allowed"
+    if repeats is not None:
+        most = max(Counter((event.function, event.arguments) for event in starts).values(), default=0)
+        if most > repeats:
+            yield f"the same call started {most} times where {repeats} were allowed"
