@@ -2,12 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, redirect_stdout
 from dataclasses import asdict
 from typing import Any
 
 from semantic_kernel import Kernel
+from semantic_kernel.exceptions import KernelException
 from semantic_kernel.functions import KernelFunctionFromMethod, kernel_function
 from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
 
@@ -136,24 +137,35 @@ class _ReplayedRun(CliRun):
 
 
 def _stand_ins(cassette: Cassette) -> Kernel:
-    """Make a kernel with the functions that the recorded requests offered; they cannot be called."""
+    """Make a kernel with the functions that the recorded requests offered; they cannot be called.
+
+    Raises:
+        PlannerInvalidConfigurationError: If the cassette does not describe them as OpenAI's API does.
+    """
+    try:
+        return _described_kernel(tool for asked, _ in cassette.exchanges for tool in asked.tools)
+    except (AttributeError, TypeError, ValueError, KernelException) as error:
+        problem = f"The functions cannot be made from the cassette ({error}); give --kernel."
+        raise PlannerInvalidConfigurationError(problem) from error
+
+
+def _described_kernel(tools: Iterable[Any]) -> Kernel:
     kernel = Kernel()
-    for asked, _ in cassette.exchanges:
-        for tool in asked.tools:
-            described: Any = part_of(tool, "function") or {}
-            plugin, _, name = str(described.get("name", "")).partition("-")
-            if not name or plugin == OWN_PLUGIN or (plugin in kernel.plugins and name in kernel.plugins[plugin]):
-                continue
-            schema: Mapping[str, Any] = described.get("parameters") or {}
-            required = schema.get("required", ())
-            parameters = [
-                KernelParameterMetadata.model_validate(
-                    {"name": key, "is_required": key in required, "type_": str(part.get("type")), "schema_data": part}
-                )
-                for key, part in schema.get("properties", {}).items()
-            ]
-            method = _absent(name, described.get("description"))
-            kernel.add_function(plugin, KernelFunctionFromMethod(method, plugin, parameters=parameters))
+    for tool in tools:
+        described: Any = part_of(tool, "function") or {}
+        plugin, _, name = str(described.get("name", "")).partition("-")
+        if not name or plugin == OWN_PLUGIN or (plugin in kernel.plugins and name in kernel.plugins[plugin]):
+            continue
+        schema: Mapping[str, Any] = described.get("parameters") or {}
+        required = schema.get("required", ())
+        parameters = [
+            KernelParameterMetadata.model_validate(
+                {"name": key, "is_required": key in required, "type_": str(part.get("type")), "schema_data": part}
+            )
+            for key, part in schema.get("properties", {}).items()
+        ]
+        method = _absent(name, described.get("description"))
+        kernel.add_function(plugin, KernelFunctionFromMethod(method, plugin, parameters=parameters))
     return kernel
 
 

@@ -158,7 +158,16 @@ class Scrubber:
 # What is asked, in its normal form.
 
 _NOT_COMPARED = frozenset(
-    {"ai_model_id", "extension_data", "extra_headers", "function_choice_behavior", "messages", "service_id", "stream"}
+    {
+        "ai_model_id",
+        "extension_data",
+        "extra_headers",
+        "extra_query",
+        "function_choice_behavior",
+        "messages",
+        "service_id",
+        "stream",
+    }
     | {"stream_options", "tools"}
 )
 

@@ -122,7 +122,10 @@ class _Tape(Tape):
 
     def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> "_TapedChatCompletion":
         role = {} if inner is None else {"instruction_role": inner.instruction_role}
-        return _TapedChatCompletion(ai_model_id=model, service_id=service_id, inner=inner, tape=self, **role)
+        calls = inner is None or inner.SUPPORTS_FUNCTION_CALLING
+        return (_TapedChatCompletion if calls else _TapedWithoutCalls)(
+            ai_model_id=model, service_id=service_id, inner=inner, tape=self, **role
+        )
 
     def _asked(self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings) -> Asked:
         tab = current_tab()
@@ -210,6 +213,12 @@ class _TapedChatCompletion(ChatCompletionClientBase):
             self.inner._reset_function_choice_settings(settings)
         elif isinstance(settings, OpenAIChatPromptExecutionSettings):
             settings.tools = settings.tool_choice = None
+
+
+class _TapedWithoutCalls(_TapedChatCompletion):
+    """A connector on a tape that does not support function calling."""
+
+    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = False
 
 
 class _Recorder(_Tape):

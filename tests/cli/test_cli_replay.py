@@ -1,6 +1,7 @@
 """``planner-ext replay`` and ``planner-ext runs fork``: a recorded run is played, a kept one goes on in another way."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,24 @@ def test_what_cannot_be_replayed_is_refused(shop: Path, command: Command) -> Non
     assert command("replay", CASSETTE).code == 2
     assert "is damaged at" in command("replay", CASSETTE).err
     assert "cannot be read" in command("replay", "gone.json").err
+
+
+async def test_functions_that_cannot_be_made_are_refused(shop: Path, command: Command) -> None:
+    """A cassette that describes its functions oddly, and a kernel that is not there, exit with 2 and a way out."""
+    await recorded(shop / CASSETTE, plan=False, decision=Approve())
+    for tool in ({"function": 5}, {"function": {"name": "a-b", "parameters": 5}}, {"function": {"name": "a-\n"}}):
+        write_tools(shop / CASSETTE, [tool])
+        odd = await asyncio.to_thread(command, "replay", CASSETTE)
+        assert odd.code == 2, odd
+        assert "give --kernel" in odd.err
+    assert (await asyncio.to_thread(command, "replay", CASSETTE, "--kernel", "nowhere:make")).code == 2
+
+
+def write_tools(path: Path, tools: list[Any]) -> None:
+    """Replace the functions that the first request of a cassette offers."""
+    document = json.loads(path.read_text("utf-8"))
+    document["requests"][0]["tools"] = tools
+    path.write_text(json.dumps(document), "utf-8")
 
 
 def test_a_kept_run_is_forked_and_shown_beside_its_fork(here: Path, command: Command, till: None) -> None:

@@ -1,15 +1,16 @@
 """Forks of runs in a store: added beside the run, stopped until they are resumed, under names of their own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from planner_ext import Budget
-from planner_ext.durable import RunConflictError, StoreError, UnknownRunError
+from planner_ext import ApprovalSettings, Budget
+from planner_ext.durable import RunConflictError, RunRefusedError, StoreError, UnknownRunError
 from planner_ext.engine.journal import dump_facts
 from planner_ext.errors import InvalidForkError
 from planner_ext.testing import call, say
-from support.durable import effects_in, open_runs, world
+from support.durable import decide_all, effects_in, open_runs, world
 
 BOOK, LABEL = call("shop-book", {"order": 1}), call("shop-label", {"order": 2})
 
@@ -47,3 +48,21 @@ async def test_forks_that_cannot_be_are_refused(store: str, tmp_path: Path) -> N
         with pytest.raises(StoreError, match="run_id must be"):
             await runs.fork("order-7", at=0, new_run_id="a/b")
         assert await runs.count() == 1
+
+
+async def test_a_fork_needs_the_guards_of_its_run(store: str, tmp_path: Path) -> None:
+    """A planner without the guards that a run began under does not resume its fork; with them, calls wait anew."""
+    guarded: dict[str, Any] = {"approval": ApprovalSettings(unmatched="defer")}
+    planner, kernel = world(tmp_path / "effects", [BOOK, say("Booked.")], **guarded)
+    async with open_runs(store) as runs:
+        handle = await runs.start(planner, kernel, "Settle.", run_id="order-7")
+        assert (await handle.result()).status == "paused"
+        assert await decide_all(store) == 1
+        assert (await handle.result()).status == "answered"
+        name, budget = await runs.fork("order-7", at=-1), Budget(max_iterations=5)
+        unguarded, again = world(tmp_path / "effects", [BOOK, say("Booked.")])
+        with pytest.raises(RunRefusedError, match="cannot be continued here"):
+            await (await runs.resume(name, unguarded, again, budget=budget)).result()
+        forked = await (await runs.resume(name, planner, again, budget=budget)).result()
+        assert forked.status == "paused"
+    assert effects_in(tmp_path / "effects") == ["book 1"]
