@@ -3,14 +3,17 @@
 The template is ``page.html.jinja``, which escapes all text of models and functions.
 """
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
-from planner_ext.compare.report import Comparison, ShownCall
+from planner_ext.compare.report import Comparison, Run, ShownResult
 from planner_ext.core.errors import counted, seconds
-from planner_ext.testing.rules import is_object
+from planner_ext.timeline import ModelRequest, Timeline, TimelineCall, TimelineEvent, TimelineIteration, TimelineMessage
+from planner_ext.timeline.page import steps_of
 
 __all__ = ["TEMPLATES", "page_of"]
 
@@ -28,7 +31,7 @@ _WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
 def page_of(comparison: Comparison) -> str:
     """Write the page."""
     template = TEMPLATES.get_template("compare/page.html.jinja")
-    functions = {"scale": _scale, "signature": _signature, "counted": counted, "seconds": seconds}
+    functions = {"scale": _scale, "steps": _steps, "counted": counted, "seconds": seconds}
     return template.render(
         comparison=comparison, first=comparison.scripts[0], width=_WIDTH, left=_LEFT, number="{:,}".format, **functions
     )
@@ -43,13 +46,51 @@ def _scale(totals: Sequence[int], excesses: Sequence[int], budget: int) -> float
     return room / max(budget, 1, *totals)
 
 
-def _signature(call: ShownCall) -> str:
-    """Format a call for a person; arguments that are not a JSON object stay as they are."""
-    try:
-        parsed: object = json.loads(call.arguments or "{}")
-    except ValueError:
-        parsed = None
-    if not is_object(parsed):
-        return f"{call.name}({call.arguments})"
-    arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in parsed.items())
-    return f"{call.name}({arguments})"
+def _steps(run: Run) -> list[Markup]:
+    """Draw a run's round trips as in the timeline of any run, whose templates escape what a model wrote."""
+    steps = steps_of(timeline_of_run(run), prefix=f"{run.script}-{run.option}-")
+    return [Markup(step) for step in steps]  # noqa: S704  (see above)
+
+
+def timeline_of_run(run: Run) -> Timeline:
+    """Make a timeline of a history, which knows no times; its iterations are numbered as round trips, from 1."""
+    iterations: list[TimelineIteration] = []
+    sent: list[TimelineMessage] = []
+    for place, message in enumerate(run.messages):
+        if message.trip is not None:
+            calls = (
+                TimelineCall(
+                    index=index, id=call.id, function=call.name, requested=call.arguments, arguments=call.arguments
+                )
+                for index, call in enumerate(message.calls)
+            )
+            reply = TimelineMessage(role="assistant", text=message.text)
+            iterations.append(_iteration(message.trip, sent, reply=reply, calls=tuple(calls)))
+            sent = []
+        elif message.results and iterations:
+            for result in message.results:
+                iterations[-1] = _with_result(iterations[-1], result)
+        else:
+            sent.append(TimelineMessage(role=message.role, text=message.text))
+        wrong = [one.text for one in run.violations if one.place == place]
+        if wrong and iterations:
+            events = (TimelineEvent(at=0.0, kind="violation", text=text) for text in wrong)
+            iterations[-1] = replace(iterations[-1], events=(*iterations[-1].events, *events))
+    if sent:
+        iterations.append(_iteration(len(iterations) + 1, sent))
+    return Timeline(answer=run.answer, iterations=tuple(iterations))
+
+
+def _iteration(trip: int, sent: Sequence[TimelineMessage], **more: Any) -> TimelineIteration:
+    return TimelineIteration(number=trip, messages=tuple(sent), request=ModelRequest(started=0.0), ended=0.0, **more)
+
+
+def _with_result(iteration: TimelineIteration, result: ShownResult) -> TimelineIteration:
+    """Give a result to the first call with its id that has none."""
+    calls = list(iteration.calls)
+    open_calls = (
+        index for index, call in enumerate(calls) if call.id == result.call_id and call.outcome == "requested"
+    )
+    if (index := next(open_calls, None)) is not None:
+        calls[index] = replace(calls[index], outcome="ok", result=result.text)
+    return replace(iteration, calls=tuple(calls))

@@ -186,9 +186,10 @@ class TimelineCall:
 
 
 EventKind: TypeAlias = Literal[
-    "paused", "resumed", "crashed", "stopped", "budget", "question", "check", "callback", "ended"
+    "paused", "resumed", "crashed", "stopped", "budget", "question", "check", "callback", "violation", "ended"
 ]
-"""``check``: the form of an answer was checked; ``callback``: the iteration-completed callback ended the run."""
+"""``check``: the form of an answer was checked; ``callback``: the iteration-completed callback ended the run;
+``violation``: servers would refuse the history, in a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +265,7 @@ class Timeline:
             `RunRecord` says.
         limit: The limit that ended the run, or None.
         reason: Why it ended as it did; "" if it was answered.
-        started: When it began; None without any fact.
+        started: When it began; None without any fact, and where no times are known.
         ended: When it ended, or None.
         until: The time up to which this is known: of the newest fact, or ``now``.
         spent: All that was charged.

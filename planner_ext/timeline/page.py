@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.errors import PlannerExtError, counted
@@ -23,7 +23,7 @@ from planner_ext.timeline.model import CallOutcome, Spending, Timeline, Timeline
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["fragment_of", "page_of"]
+__all__ = ["fragment_of", "page_of", "steps_of"]
 
 
 def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
@@ -50,6 +50,16 @@ def fragment_of(timeline: Timeline) -> str:
         PlannerExtError: If jinja2 is not installed.
     """
     return _templates().get_template("fragment.html.jinja").render(timeline=timeline)
+
+
+def steps_of(timeline: Timeline, *, prefix: str) -> list[str]:
+    """Write the iterations of a run, each as a list item of an ``ol.steps``; the prefix makes their ids unique.
+
+    Raises:
+        PlannerExtError: If jinja2 is not installed.
+    """
+    template: Any = _templates().get_template("timeline.html.jinja").module
+    return [template.step(iteration, timeline, prefix) for iteration in timeline.iterations]
 
 
 @cache
@@ -149,9 +159,10 @@ _THINNEST = 0.4
 """Percent of a track's width that a bar has at least, so that it is seen."""
 
 
-def _bar(axis: _Axis, kind: Literal["asked", "ran", "waits", "failed"], start: float, end: float) -> _Bar:
+def _bar(axis: _Axis, span: "_Span", thinnest: float = _THINNEST) -> _Bar:
+    kind, start, end = span
     left, right = axis(start), axis(max(start, end))
-    width = max(right - left, _THINNEST)
+    width = max(right - left, thinnest)
     return _Bar(kind, f"{min(left, 100 - width):.4g}", f"{width:.4g}")
 
 
@@ -205,7 +216,7 @@ def _tracks(iteration: TimelineIteration, until: float) -> list[list[_Bar]]:
     """Return the bars of the request, and of each call."""
     axis = _Axis(iteration.started, _end_of(iteration, until), _gaps(iteration, until))
     rows = [_request_spans(iteration, until), *(_call_spans(call, until) for call in iteration.calls)]
-    return [[_bar(axis, *span) for span in row] for row in rows]
+    return [[_bar(axis, span) for span in row] for row in rows]
 
 
 def _overview(timeline: Timeline) -> list[_Bar]:
@@ -219,7 +230,8 @@ def _overview(timeline: Timeline) -> list[_Bar]:
         for row in (_request_spans(iteration, until), *(_call_spans(call, until) for call in iteration.calls))
         for span in row
     ]
-    return [_bar(axis, *span) for span in spans]
+    thinnest = min(_THINNEST, 20 / len(spans)) if spans else 0.0
+    return [_bar(axis, span, thinnest) for span in spans]
 
 
 # Words.
@@ -342,7 +354,7 @@ def _spent(spending: Spending) -> _Spent:
 
 
 _OUTCOMES: dict[CallOutcome, tuple[str, str]] = {
-    "requested": ("not decided", ""),
+    "requested": ("no result", ""),
     "ready": ("not started", ""),
     "waiting": ("waits", "poor"),
     "in_doubt": ("in doubt", "bad"),
@@ -405,6 +417,8 @@ _EVENTS = {
 
 
 def _event_text(event: TimelineEvent) -> str:
+    if event.kind == "violation":
+        return f"✗ {_short(one_line(_prose(event.text)))}"
     by = f" by {exact(event.by)}" if event.by and event.kind != "question" else ""
     return f"{_EVENTS[event.kind]}{by}{': ' if event.text else ''}{_short(one_line(_prose(event.text)))}"
 
