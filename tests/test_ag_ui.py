@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from ag_ui.core import AssistantMessage, BaseEvent, Context, RunAgentInput, StepStartedEvent, SystemMessage, Tool
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from semantic_kernel import Kernel
 from semantic_kernel.exceptions import ServiceResponseException
 from semantic_kernel.functions import kernel_function
@@ -23,7 +26,8 @@ from planner_ext.ag_ui import ag_ui_events
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.iteration import StopHandle
-from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, call, calls, say
+from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing.rules import find_violation
 from support.ag_ui import FrontEnd
 from support.stock import scripted_by
 
@@ -397,3 +401,42 @@ async def test_a_plugin_of_the_same_name_is_refused() -> None:
     desk.kernel.add_plugin(Shop(), "ag_ui")
     with pytest.raises(PlannerInvalidConfigurationError, match="Rename"):
         await desk.run(desk.front.ask("Go."))
+
+
+CALLS = {
+    "price": call("shop-price", {"article": "lamp"}, id="c"),
+    "fails": call("shop-price", {"article": "cup"}, id="c"),
+    "unknown": call("shop-sell", id="d"),
+    "malformed": call("shop-price", '{"article"'),
+    "pay": PAY,
+    "refund": call("shop-refund", {"amount": 5}),
+    "colour": call("ag_ui-set_colour", {"colour": "red"}),
+    "ask": call("UserInteraction-AskUser", {"question": "Which one?"}),
+    "hand over": call("UserInteraction-SendFinalAnswer", {"answer": "42"}),
+}
+BATCHES = st.lists(st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3), max_size=3)
+PAYLOADS = st.lists(st.sampled_from([APPROVE, {"approved": False}, {"answer": "the lamp"}, None]), max_size=6)
+BUDGETS = (Budget(), Budget(max_tool_calls=2), Budget(max_iterations=2), Budget(max_calls_per_reply=2))
+
+
+@settings(deadline=None, max_examples=30)
+@drawn(BATCHES, PAYLOADS, st.sampled_from(BUDGETS), st.booleans())
+async def test_whatever_happens_the_thread_stays_valid(
+    batches: list[list[str]], payloads: list[object], budget: Budget, insists: bool
+) -> None:
+    """Each stream keeps the protocol's order, and the conversation at the front end is one that servers accept."""
+    begins = [calls(*(CALLS[name] for name in batch), text="So.") for batch in batches]
+
+    def script(request: ScriptedRequest) -> ScriptedReply:
+        return begins.pop(0) if begins else say("Fine.")
+
+    desk = Desk(script, budget=budget, require_final_answer_function=insists)
+    given: dict[str, Any] = {"tools": [COLOUR]}
+    run_input = desk.front.ask("Go.", **given)
+    for _ in range(6):
+        await desk.run(run_input, roles=["finance"])
+        for call_id in desk.front.unanswered("set-colour") if desk.waiting else ():
+            desk.front.send_result(call_id, "It is red.")
+        answers = [payloads.pop() if payloads else None for _ in desk.front.interrupts]
+        run_input = desk.front.answer(*answers, **given) if desk.waiting else desk.front.ask("And?", **given)
+    assert find_violation({"model": "any", "messages": desk.service.requests[-1].messages}) is None

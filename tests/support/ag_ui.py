@@ -87,6 +87,12 @@ class FrontEnd:
         self.messages.append(ToolMessage(id=f"result-{self._runs}", tool_call_id=call_id, content=content))
         return self._input(**options)
 
+    def unanswered(self, tool: str) -> list[str]:
+        """List the calls of a tool that have no result."""
+        answered = {one.tool_call_id for one in self.messages if isinstance(one, ToolMessage)}
+        made = [call for one in self.messages if isinstance(one, AssistantMessage) for call in one.tool_calls or ()]
+        return [call.id for call in made if call.function.name == tool and call.id not in answered]
+
     def _input(self, **options: Any) -> RunAgentInput:
         given = RunAgentInput(thread_id=self._thread_id, run_id=f"run-{self._runs}", messages=self.messages, **options)
         return RunAgentInput.model_validate_json(given.model_dump_json(by_alias=True))
