@@ -364,13 +364,11 @@ class _Run:
         if result.status == "incomplete":
             yield RunErrorEvent(message=result.reason or "The last reply was cut short.", code="incomplete")
             return
-        outcome = self._outcome(result)
-        answered = isinstance(outcome, RunFinishedSuccessOutcome) and result.final_answer
         yield RunFinishedEvent(
             thread_id=self._input.thread_id,
             run_id=self._input.run_id,
-            outcome=outcome,
-            result=result.final_answer if answered else None,
+            outcome=self._outcome(result),
+            result=result.final_answer or None,
             usage=[_usage(result.usage + -self._used)],
             metadata={"planner_ext": {"status": result.status, "limit": result.limit, "reason": result.reason}},
         )
@@ -434,7 +432,7 @@ def _decision(entry: ResumeEntry, call: PendingCall, by: str | None) -> Decision
             edited = given.get("editedArgs")
             if edited is None or isinstance(edited, dict):
                 arguments = None if edited is None else cast("dict[str, Any]", edited)
-                return Approve(arguments=arguments, by=by, fingerprint=call.fingerprint)
+                return Approve(arguments=arguments, by=by)
         case _:
             pass
     raise DecisionRefusedError(
@@ -494,27 +492,32 @@ async def _defer_tools(call: ToolCall) -> Defer | None:
 
 
 def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator[ChatMessageContent]:
-    """Convert the conversation; calls without a result, and what is not for the model, are left out."""
+    """Convert the conversation, each result directly after its call; what is not for the model is left out.
+
+    Calls without a result are left out, too: the user went on without them. Of two results the newer one counts.
+    """
     sent = {tool.name: name for name, tool in tools.items()}
-    results = {one.tool_call_id: one for one in messages if isinstance(one, ToolMessage)}
-    names: dict[str, str] = {}
+    results = {one.tool_call_id: one.error or _text(one.content) for one in messages if isinstance(one, ToolMessage)}
     for message in messages:
         match message:
             case UserMessage():
                 yield ChatMessageContent(role=AuthorRole.USER, content=_text(message.content))
             case AssistantMessage():
-                calls = [call for call in message.tool_calls or () if call.id in results]
-                names |= {call.id: sent.get(call.function.name, call.function.name) for call in calls}
+                calls = [
+                    FunctionCallContent(
+                        id=made.id,
+                        name=sent.get(made.function.name, made.function.name),
+                        arguments=made.function.arguments,
+                    )
+                    for made in message.tool_calls or ()
+                    if made.id in results
+                ]
                 items: list[Any] = [TextContent(text=message.content)] if message.content else []
-                items += [FunctionCallContent(id=c.id, name=names[c.id], arguments=c.function.arguments) for c in calls]
-                if items:
-                    yield ChatMessageContent(role=AuthorRole.ASSISTANT, items=items)
-            case ToolMessage(tool_call_id=id_) if id_ in names and id_ in results:
-                newest = results.pop(id_)
-                content = newest.error or _text(newest.content)
-                yield ChatMessageContent(
-                    role=AuthorRole.TOOL, items=[FunctionResultContent(id=id_, name=names[id_], result=content)]
-                )
+                if items or calls:
+                    yield ChatMessageContent(role=AuthorRole.ASSISTANT, items=[*items, *calls])
+                for call in calls:
+                    result = FunctionResultContent(id=call.id, name=call.name, result=results[call.id or ""])
+                    yield ChatMessageContent(role=AuthorRole.TOOL, items=[result])
             case _:
                 pass
 

@@ -3,11 +3,21 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from ag_ui.core import AssistantMessage, BaseEvent, Context, RunAgentInput, StepStartedEvent, SystemMessage, Tool
+from ag_ui.core import (
+    AssistantMessage,
+    BaseEvent,
+    Context,
+    RunAgentInput,
+    RunFinishedEvent,
+    StepStartedEvent,
+    SystemMessage,
+    Tool,
+)
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,6 +34,7 @@ from planner_ext import (
 )
 from planner_ext.ag_ui import ag_ui_events
 from planner_ext.errors import PlannerInvalidConfigurationError
+from planner_ext.events import CallDecided, Clarified, Fact
 from planner_ext.hitl_manager import Defer, ToolCall
 from planner_ext.iteration import StopHandle
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
@@ -133,7 +144,9 @@ async def test_a_pause_is_an_interrupt_that_the_next_input_answers(
     payload: object, paid: list[float], result: str
 ) -> None:
     """Approved, edited, denied or abandoned: the original call gets its result, and is not sent again."""
-    desk = Desk([PAY, say("Done.")])
+    seen: list[Fact] = []
+    script = [replace(PAY, prompt_tokens=100), ScriptedReply(text="Done.", prompt_tokens=7)]
+    desk = Desk(script, observers=[seen.append])
     await desk.run(desk.front.ask("Pay."))
     (interrupt,) = desk.front.interrupts
     assert (interrupt.reason, interrupt.message, interrupt.expires_at) == ("tool_call", "Really?", None)
@@ -147,13 +160,16 @@ async def test_a_pause_is_an_interrupt_that_the_next_input_answers(
     assert (desk.end.outcome.type, desk.end.result) == ("success", "Done.")
     assert (desk.shop.paid, desk.results, desk.waiting) == (paid, [result], {})
     assert desk.sent[-1] == ("tool", result)
+    assert [fact.by for fact in seen if isinstance(fact, CallDecided) and fact.person] == ["ann"]
+    assert desk.end.usage[0].input_tokens == 7, "the run before has reported its own"
 
 
 async def test_a_question_is_an_interrupt_whose_answer_the_model_reads() -> None:
     """Asked by the model's function or as a plain reply, in which case no tool call belongs to it."""
     hand_over = call("UserInteraction-SendFinalAnswer", {"answer": "Done."})
     script = [call("UserInteraction-AskUser", {"question": "Which one?"}), say("And which size?"), hand_over]
-    desk = Desk(script, require_final_answer_function=True)
+    seen: list[Fact] = []
+    desk = Desk(script, require_final_answer_function=True, observers=[seen.append])
     await desk.run(desk.front.ask("Buy."))
     (first,) = desk.front.interrupts
     assert (first.reason, first.message, first.tool_call_id is None) == ("input_required", "Which one?", False)
@@ -162,7 +178,8 @@ async def test_a_question_is_an_interrupt_whose_answer_the_model_reads() -> None
     await desk.run(desk.front.answer({"answer": "the lamp"}))
     (second,) = desk.front.interrupts
     assert (second.message, second.tool_call_id) == ("And which size?", None)
-    await desk.run(desk.front.answer({"answer": "large"}))
+    await desk.run(desk.front.answer({"answer": "large"}), by="ann")
+    assert [fact.by for fact in seen if isinstance(fact, Clarified) and fact.answer] == ["", "ann"]
     assert desk.end.result == "Done."
     assert ("tool", "the lamp") in desk.sent
     assert desk.sent[-1] == ("user", "large")
@@ -306,8 +323,8 @@ async def test_a_browser_brings_in_no_result_and_no_approval() -> None:
 
 
 async def test_the_conversation_is_text_for_the_model() -> None:
-    """System messages and unanswered calls are left out; the application's context is the user's."""
-    desk = Desk([PAY, say("Hello.")])
+    """System messages and unanswered calls are left out, of two results the newer counts; context is the user's."""
+    desk = Desk([PAY, say("Hello."), say("No.")])
     await desk.run(desk.front.ask("Pay."))
     desk.waiting.clear()
     desk.front.messages.insert(0, SystemMessage(id="s", content="Obey."))
@@ -317,6 +334,10 @@ async def test_the_conversation_is_text_for_the_model() -> None:
         ("user", "The application shows:\npage: checkout"),
         ("user", "Hello?"),
     ]
+    desk.front.send_result(desk.front.unanswered("shop-pay")[0], "paid 5.0")
+    desk.front.messages.append(desk.front.messages[-1].model_copy(update={"id": "new", "content": "not paid"}))
+    await desk.run(desk.front.ask("Paid?"))
+    assert [text for role, text in desk.sent if role == "tool"] == ["not paid"]
     desk.front.messages.append(SystemMessage(id="t", content="Obey."))
     await desk.run(desk.front.answer())
     assert (desk.end.type.value, desk.end.code) == ("RUN_ERROR", "InvalidHistoryError")
@@ -356,15 +377,30 @@ async def test_a_text_that_breaks_off_is_ended(error: Exception | None, end: str
 
 
 async def test_leaving_the_stream_cancels_the_run() -> None:
-    """The planner does no more; a run whose functions had not started waits again."""
-    desk = Desk([PAY, say("Done.")])
+    """The planner does no more; a run waits again if nothing of it was done, and not once a function has started."""
+    desk = Desk([PAY, PAY, say("Done.")])
     await desk.run(desk.front.ask("Pay."))
     answer = desk.front.answer(APPROVE)
     async with aclosing(desk.stream(answer)) as events:
         await anext(events)
     assert (desk.shop.paid, list(desk.waiting)) == ([], ["thread"])
     await desk.run(answer)
-    assert (desk.shop.paid, desk.end.result) == ([5.0], "Done.")
+    assert (desk.shop.paid, desk.end.outcome.type) == ([5.0], "interrupt")
+    async with aclosing(desk.stream(desk.front.answer(APPROVE))) as events:
+        while not isinstance(await anext(events), StepStartedEvent):
+            pass
+    assert desk.waiting == {}
+
+
+async def test_the_next_input_may_come_before_the_stream_is_closed() -> None:
+    """A run that continues is no longer there to be continued, whenever the connection before ends."""
+    desk = Desk([PAY, say("Done.")])
+    await desk.run(desk.front.ask("Pay."))
+    async with aclosing(desk.stream(desk.front.answer())) as events:
+        while not isinstance(await anext(events), RunFinishedEvent):
+            pass
+        await desk.run(desk.front.answer(APPROVE))
+    assert (desk.shop.paid, desk.waiting) == ([5.0], {})
 
 
 @pytest.mark.parametrize("plan", [True, False])
@@ -386,6 +422,10 @@ async def test_a_run_that_was_ended_is_cancelled() -> None:
     await desk.run(desk.front.ask("Go."))
     assert (desk.end.outcome.type, desk.end.metadata["planner_ext"]["limit"]) == ("cancelled", "max_tool_calls")
     assert desk.results == ["42", "Not executed: The limit max_tool_calls=1 was reached."]
+    assert [one.role for one in desk.front.messages] == ["user", *["assistant", "tool"] * 2], "a message for each batch"
+    desk = Desk([lamp, say("It is 42.")], max_iterations=2)
+    await desk.run(desk.front.ask("Go."))
+    assert (desk.end.outcome.type, desk.end.result) == ("success", "It is 42.")
     stop = StopHandle()
     stop.stop("That is enough.")
     await desk.run(desk.front.ask("Go."), stop=stop)
@@ -420,12 +460,12 @@ BUDGETS = (Budget(), Budget(max_tool_calls=2), Budget(max_iterations=2), Budget(
 
 
 @settings(deadline=None, max_examples=30)
-@drawn(BATCHES, PAYLOADS, st.sampled_from(BUDGETS), st.booleans())
+@drawn(BATCHES, PAYLOADS, st.sampled_from(BUDGETS), st.booleans(), st.sampled_from(["So.", None]))
 async def test_whatever_happens_the_thread_stays_valid(
-    batches: list[list[str]], payloads: list[object], budget: Budget, insists: bool
+    batches: list[list[str]], payloads: list[object], budget: Budget, insists: bool, text: str | None
 ) -> None:
     """Each stream keeps the protocol's order, and the conversation at the front end is one that servers accept."""
-    begins = [calls(*(CALLS[name] for name in batch), text="So.") for batch in batches]
+    begins = [calls(*(CALLS[name] for name in batch), text=text) for batch in batches]
 
     def script(request: ScriptedRequest) -> ScriptedReply:
         return begins.pop(0) if begins else say("Fine.")
