@@ -9,7 +9,6 @@ import typer
 
 from planner_ext.approval.decisions import Approve, Deny, Supply
 from planner_ext.cli import options as cli
-from planner_ext.cli.options import LEASE_SECONDS
 from planner_ext.cli.text import Terminal
 
 __all__ = ["app"]
@@ -215,17 +214,17 @@ def worker(args: cli.WorkerArgs) -> cli.Exit:
 
 
 @cli.command(app, exit_codes=DONE_OR_UNUSABLE)
-def workers(store: cli.Store, lease: cli.Lease = LEASE_SECONDS, as_json: cli.Json = False) -> cli.Exit:
+def workers(store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
     """List the workers of a store: which of them live, where, and which runs each drives.
 
-    A worker lives if its process holds its lock and showed itself within the lease. One that died is listed for a day.
+    A worker lives if its process holds its lock and showed itself within its lease. One that died is listed for a day.
 
     Examples:
       planner-ext workers --store runs.db
     """
     from planner_ext.cli.store import list_workers  # noqa: PLC0415  (see above)
 
-    return list_workers(store, lease=lease, as_json=as_json)
+    return list_workers(store, as_json=as_json)
 
 
 @cli.command(app)

@@ -22,7 +22,6 @@ from planner_ext.core.errors import PlannerExtError
 
 __all__ = [
     "KEY_VARIABLES",
-    "LEASE_SECONDS",
     "STORE_VARIABLE",
     "Age",
     "ApprovalArgs",
@@ -35,7 +34,6 @@ __all__ = [
     "ForkArgs",
     "GoalArgs",
     "Json",
-    "Lease",
     "LimitArgs",
     "ListArgs",
     "MoreIterations",
@@ -166,9 +164,6 @@ By = Annotated[
 CallId = Annotated[
     str, typer.Argument(metavar="ID", help="The id in the list: run/iteration/call.", show_default=False)
 ]
-LEASE_SECONDS = 30.0
-_LEASE = "How long a worker may be frozen or cut off before others take its runs; the same for all workers of a store."
-Lease = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help=_LEASE)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -457,6 +452,7 @@ class WorkerArgs(ApprovalArgs):
         notify: Post a notice here, as JSON, when a run of the store pauses, ends or fails: an https:// URL. The key
             that signs it is read from PLANNER_EXT_NOTIFY_KEY.
         max_deaths: How often a run may end its worker's process, in one and the same place, before it is quarantined.
+        lease: How long this worker may be frozen or cut off before others take its runs.
         grace: After SIGTERM or Ctrl-C, how long calls and requests in flight may take to end. No others start.
     """
 
@@ -468,7 +464,7 @@ class WorkerArgs(ApprovalArgs):
     retries: Annotated[int, typer.Option(metavar="N", min=0)] = 4
     notify: Annotated[str | None, typer.Option(envvar="PLANNER_EXT_NOTIFY", metavar="URL")] = None
     max_deaths: Annotated[int, typer.Option(metavar="N", min=1)] = 3
-    lease: Lease = LEASE_SECONDS
+    lease: Annotated[float, typer.Option(metavar="SECONDS", min=0.1)] = 30.0
     grace: Annotated[float, typer.Option(metavar="SECONDS", min=0)] = 30.0
 
 

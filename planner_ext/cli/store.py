@@ -132,10 +132,10 @@ async def print_stats(store: str, *, as_json: bool) -> int:
     return ExitCode.ANSWERED
 
 
-async def list_workers(store: str, *, lease: float, as_json: bool) -> int:
+async def list_workers(store: str, *, as_json: bool) -> int:
     """Print the workers of a store."""
     async with opened_store(store, create=False) as opened:
-        found = await heartbeat.list_workers(opened, lease_seconds=lease)
+        found = await heartbeat.list_workers(opened)
     if as_json:
         times = ("started_at", "seen_at")
         print(

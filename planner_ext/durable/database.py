@@ -170,6 +170,7 @@ _OPERATION: tuple[str, ...] = (
         pid INTEGER NOT NULL,
         status TEXT NOT NULL,
         concurrency INTEGER,
+        lease_seconds DOUBLE PRECISION NOT NULL,
         started_at DOUBLE PRECISION NOT NULL,
         seen_at DOUBLE PRECISION NOT NULL
     )
@@ -212,7 +213,8 @@ take.
 
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
 decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.
-``planner_workers.seen_at``: the worker's last heartbeat. ``planner_notices.next_at``: when a notice is next sent; null
+``planner_workers.seen_at``: the worker's last heartbeat; after ``lease_seconds`` without one others take its runs.
+``planner_notices.next_at``: when a notice is next sent; null
 once it was delivered or given up. ``planner_subscriptions``: the events of which notices are written, ``until`` then.
 Times are seconds since the epoch.
 """

@@ -37,7 +37,7 @@ _DISOWN = "UPDATE planner_runs SET owner = :name || ' (earlier)' WHERE owner = :
 
 _COLUMNS = ("worker_id", "name", "host", "pid", "status", "concurrency", "started_at", "seen_at")
 _WORKERS = """
-    SELECT {age}, worker_id, name, host, pid, status, concurrency, started_at, seen_at
+    SELECT {age} <= lease_seconds, worker_id, name, host, pid, status, concurrency, started_at, seen_at
     FROM planner_workers ORDER BY started_at, worker_id
 """
 _DRIVEN = "SELECT owner, run_id FROM planner_runs WHERE owner IS NOT NULL ORDER BY run_id"
@@ -45,8 +45,8 @@ _DRIVEN = "SELECT owner, run_id FROM planner_runs WHERE owner IS NOT NULL ORDER 
 _AGE = "SELECT {age} FROM planner_workers WHERE worker_id = :worker_id"
 
 _SEEN = """
-    INSERT INTO planner_workers (worker_id, name, host, pid, status, concurrency, started_at, seen_at)
-    VALUES (:worker_id, :name, :host, :pid, :status, :concurrency, {now}, {now})
+    INSERT INTO planner_workers (worker_id, name, host, pid, status, concurrency, lease_seconds, started_at, seen_at)
+    VALUES (:worker_id, :name, :host, :pid, :status, :concurrency, :lease, {now}, {now})
     ON CONFLICT (worker_id) DO UPDATE
     SET status = excluded.status, concurrency = excluded.concurrency, seen_at = excluded.seen_at
 """
@@ -64,7 +64,7 @@ class WorkerRecord:
         status: ``open``: drives what it starts itself; ``working``: takes due runs, too; ``leaving``: takes no more.
         started_at: When it opened the store, in seconds since the epoch.
         seen_at: When it last showed itself, in seconds since the epoch, by the clock of the store.
-        alive: Whether it holds its lock, and was seen within the lease.
+        alive: Whether it holds its lock, and was seen within its lease.
         concurrency: How many runs it drives at once at most; None if it takes none.
         runs: The names of the runs that it drives.
     """
@@ -81,7 +81,7 @@ class WorkerRecord:
     runs: tuple[str, ...] = ()
 
 
-async def list_workers(store: JournalStore, *, lease_seconds: float) -> list[WorkerRecord]:
+async def list_workers(store: JournalStore) -> list[WorkerRecord]:
     """List the workers of a store, the oldest first, with the runs that they drive."""
     workers = _WORKERS.format(age=store.database.age)
     rows, owned = await store.database.transact((workers, {}), (_DRIVEN, {}))
@@ -89,10 +89,10 @@ async def list_workers(store: JournalStore, *, lease_seconds: float) -> list[Wor
     for owner, run_id in owned:
         runs.setdefault(owner, []).append(str(run_id))
     found: list[WorkerRecord] = []
-    for age, *values in rows:
+    for was_seen, *values in rows:
         row: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
         worker_id = str(row["worker_id"])
-        alive = float(age or 0) <= lease_seconds and await store.database.holds_lock(worker_id)
+        alive = bool(was_seen) and await store.database.holds_lock(worker_id)
         found.append(WorkerRecord(**row, alive=alive, runs=tuple(runs.get(worker_id, ()))))
     return found
 
@@ -121,7 +121,7 @@ class LeasedWorkers:
     Args:
         store: The store.
         locks: Which workers hold their locks.
-        lease_seconds: How long after its last heartbeat a worker counts as alive; the same for all workers of a store.
+        lease_seconds: How long after its last heartbeat this worker counts as alive.
 
     Attributes:
         on_lapse: Called in the event loop when this worker's lease has lapsed; gives up its runs.
@@ -165,15 +165,15 @@ class LeasedWorkers:
         return self._locks.worker_id
 
     async def alive(self, worker_id: str) -> bool:
-        """Whether a worker holds its lock, and was seen within the lease.
+        """Whether a worker holds its lock, and was seen within its lease.
 
         A worker without a row is one of an earlier version. A worker that was late itself does not judge others: where
         the whole machine slept, all of them were.
         """
         if not await self._locks.alive(worker_id) or worker_id == self.worker_id:
             return worker_id == self.worker_id
-        age = await self._store.worker_age(worker_id)
-        return age is None or age <= self._lease or not self._is_steady or self._is_late()
+        heartbeat = await self._store.last_heartbeat(worker_id)
+        return heartbeat is None or heartbeat[0] <= heartbeat[1] or not self._is_steady or self._is_late()
 
     def hold(self) -> Callable[[], bool]:
         """Return a check whether this worker has kept its lease since now."""
@@ -221,7 +221,7 @@ class LeasedWorkers:
 
     def _beat_in(self, execute: Execute) -> None:
         now, age = self._store.database.now, self._store.database.age
-        values: dict[str, Value] = {"worker_id": self.worker_id, "name": self._locks.name}
+        values: dict[str, Value] = {"worker_id": self.worker_id, "name": self._locks.name, "lease": self._lease}
         if not self._started.done():
             execute(_FORGET.format(now=now), values)
             execute(_DISOWN, values)

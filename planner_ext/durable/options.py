@@ -14,7 +14,6 @@ from planner_ext.durable.authorization import Authorize
 from planner_ext.durable.errors import StoreError, kernel_error
 from planner_ext.durable.notices import Listener, Notifier, Webhook
 from planner_ext.durable.retry import RetryPolicy
-from planner_ext.durable.store import LEASE_SECONDS
 from planner_ext.engine.ports import Clock
 
 __all__ = ["WorkerOptions", "WorkerSettings", "check", "check_poll_seconds", "checked_name", "takes_worker_options"]
@@ -34,8 +33,8 @@ class WorkerOptions(TypedDict, total=False):
         poll_seconds: How often to poll the store for changes by other workers and approvers.
         retry: How often, and when, workers drive a run again that a fault interrupted here. None is the default
             `RetryPolicy`.
-        lease_seconds: How long a worker may be frozen or cut off: after that others take its runs, and it does nothing
-            more of them. The same for all workers of a store.
+        lease_seconds: How long this worker may be frozen or cut off: after that others take its runs, and it does
+            nothing more of them.
         max_deaths: How often a run may end its worker's process, without a new reply or result between, until it is
             quarantined.
         grace_seconds: How long calls and requests in flight may take when the block is left; 0 interrupts them.
@@ -81,7 +80,7 @@ class WorkerSettings:
     in_doubt: InDoubt = "person"
     poll_seconds: float = 0.25
     retry: RetryPolicy | None = None
-    lease_seconds: float = LEASE_SECONDS
+    lease_seconds: float = 30.0
     max_deaths: int = 3
     grace_seconds: float = 30.0
     clock: Clock | None = None

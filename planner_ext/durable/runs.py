@@ -32,7 +32,7 @@ from planner_ext.durable.options import (
 from planner_ext.durable.records import RUN_ID, RunRecord, StoredRun, fold_journal
 from planner_ext.durable.results import RunResult, result_of
 from planner_ext.durable.retry import RetryPolicy
-from planner_ext.durable.store import LEASE_SECONDS, JournalStore, opened_store
+from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.worker import ArgumentsFor, DurablePlanner, Job, RunHandle, Runner, WorkerPool
 from planner_ext.durable.writer import cancel_run
 from planner_ext.engine.concurrency import SystemClock
@@ -177,13 +177,9 @@ class RunsClient:
         """Return the approvals of the same store; ``authorize`` is as for `Approvals.connect`."""
         return Approvals(self._store, clock=self._clock, authorize=authorize)
 
-    async def workers(self, *, lease_seconds: float = LEASE_SECONDS) -> builtins.list[WorkerRecord]:
-        """List the workers of the store, the oldest first; one that died is listed for a day, or until it is back.
-
-        Args:
-            lease_seconds: How long after its last heartbeat a worker counts as alive, as its own option says.
-        """
-        return await list_workers(self._store, lease_seconds=lease_seconds)
+    async def workers(self) -> builtins.list[WorkerRecord]:
+        """List the workers of the store, the oldest first; one that died is listed for a day, or until it is back."""
+        return await list_workers(self._store)
 
     async def load(self, run_id: str) -> StoredRun:
         """Read a run with its journal.

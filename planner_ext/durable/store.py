@@ -37,7 +37,7 @@ from planner_ext.durable.listing import (
 )
 from planner_ext.durable.records import RUN_COLUMNS, RunRecord, StoredRun, read_facts
 
-__all__ = ["ADD_NOTICE", "LEASE_SECONDS", "JournalStore", "notice_step", "open_database", "opened_store"]
+__all__ = ["ADD_NOTICE", "JournalStore", "notice_step", "open_database", "opened_store"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +85,7 @@ _COUNT_OPEN = "SELECT COUNT(*) FROM planner_approvals WHERE"
 _COUNT_SECONDS = 5.0
 """How long a server that does not answer may hold up the collection of metrics."""
 
-
-LEASE_SECONDS = 30.0
-"""How long after its last heartbeat a worker counts as alive, by default."""
-
-_IDLE = f"""
-    NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {{age}} <= {LEASE_SECONDS})
-"""
+_IDLE = "NOT EXISTS (SELECT 1 FROM planner_workers WHERE worker_id = planner_runs.owner AND {age} <= lease_seconds)"
 _OLD = f"status = :status AND updated_at < :before AND {_IDLE}"
 _OLDEST = f"{_OLD} AND run_id IN (SELECT run_id FROM planner_runs WHERE {_OLD} ORDER BY updated_at LIMIT :batch)"
 """The conditions are repeated: PostgreSQL checks only the outer ones again on a row that changed meanwhile."""
@@ -377,11 +371,11 @@ class JournalStore:
         """
         await self._rows(statement, run_id=run_id, at=at)
 
-    async def worker_age(self, worker_id: str) -> float | None:
-        """Return the seconds since a worker's last heartbeat; None if it has no row."""
-        statement = f"SELECT {self.database.age} FROM planner_workers WHERE worker_id = :worker_id"
+    async def last_heartbeat(self, worker_id: str) -> tuple[float, float] | None:
+        """Return the seconds since a worker's last heartbeat, and its lease; None if it has no row."""
+        statement = f"SELECT {self.database.age}, lease_seconds FROM planner_workers WHERE worker_id = :worker_id"
         rows = await self._rows(statement, worker_id=worker_id)
-        return float(rows[0][0] or 0) if rows else None
+        return (float(rows[0][0] or 0), float(rows[0][1] or 0)) if rows else None
 
     async def release_all(self, owner: str) -> None:
         """Clear a worker as the owner of all runs."""
@@ -546,9 +540,10 @@ class JournalStore:
 
     async def _last_seen(self, worker_id: str, now: float) -> float:
         """Return when a worker was seen that died or is frozen, 0.0 if that is not known; ``now`` for a living one."""
-        age = await self.worker_age(worker_id)
-        lives = age is not None and age <= LEASE_SECONDS and await self.database.holds_lock(worker_id)
-        return now if lives else 0.0 if age is None else now - max(age, 1.0)
+        if (heartbeat := await self.last_heartbeat(worker_id)) is None:
+            return 0.0
+        age, lease = heartbeat
+        return now if age <= lease and await self.database.holds_lock(worker_id) else now - max(age, 1.0)
 
     async def _rows(self, statement: str, **values: Value) -> Sequence[Row]:
         return (await self.database.transact((statement, values)))[0]

@@ -120,13 +120,13 @@ async def test_an_unfinished_run_is_not_deleted(store: str, tmp_path: Path) -> N
 async def test_an_ended_run_that_is_driven_again_is_not_deleted(store: str, tmp_path: Path) -> None:
     """A living worker that has claimed an ended run, as for a larger budget, is named; a dead one is no hindrance."""
     await drive(store, tmp_path, "a", script=ENDED)
-    worker = "INSERT INTO planner_workers VALUES ('w', 'w', '', 0, 'working', 1, 0, {seen})"
-    execute(store, worker.format(seen=time.time()), "UPDATE planner_runs SET owner = 'w'")
+    worker = "INSERT INTO planner_workers VALUES ('w', 'w', '', 0, 'working', 1, {lease}, 0, {seen})"
+    execute(store, worker.format(lease=600, seen=time.time() - 60), "UPDATE planner_runs SET owner = 'w'")
     async with open_runs(store) as runs:
         with pytest.raises(RunConflictError, match="the worker 'w' drives it"):
             await runs.delete("a")
         assert await runs.prune(older_than=timedelta(0), status="answered") == 0
-        execute(store, "DELETE FROM planner_workers WHERE worker_id = 'w'")
+        execute(store, "UPDATE planner_workers SET lease_seconds = 0.001 WHERE worker_id = 'w'")
         await runs.delete("a")
 
 

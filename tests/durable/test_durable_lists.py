@@ -158,8 +158,8 @@ async def test_a_list_says_which_runs_no_worker_drives(store: str) -> None:
     await leave_run(store, "lost", owner="dead")
     await leave_run(store, "ended", status="failed", problem=json.dumps("no answer"))
     add = """
-        INSERT INTO planner_workers (worker_id, name, host, pid, status, started_at, seen_at)
-        VALUES ('dead', 'dead', 'host', 1, 'working', :seen_at, :seen_at)
+        INSERT INTO planner_workers (worker_id, name, host, pid, status, lease_seconds, started_at, seen_at)
+        VALUES ('dead', 'dead', 'host', 1, 'working', 30, :seen_at, :seen_at)
     """
     await change(store, add, seen_at=time.time() - 3600)
     async with open_runs(store, worker_id="living") as worker, Runs.connect(store) as runs:
