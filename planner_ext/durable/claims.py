@@ -119,6 +119,9 @@ class Claims:
             return False
         counts = (claim.deaths, claim.progress) if record.owner is not None or record.deaths else None
         if await self.store.claim(record.run_id, me, seen=record.owner, counts=counts):
+            if record.owner is not None:
+                died = f"worker {one_line(record.owner)} is gone, death {claim.deaths} of {self.max_deaths}"
+                log_run(logging.WARNING, record.run_id, f"taken over: {died}")
             return True
         self.gate.together(record.run_id)
         return False

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _BEATS = 5
 """Heartbeats in a lease."""
+_LONGEST_SECONDS = 60.0
+"""The longest time between two heartbeats, however long the lease is."""
 
 _FORGET = """
     DELETE FROM planner_workers WHERE worker_id = :worker_id OR name = :name OR seen_at < {now} - 86400
@@ -132,6 +134,7 @@ class LeasedWorkers:
         self._store = store
         self._locks = locks
         self._lease = lease_seconds
+        self._interval = min(lease_seconds / _BEATS, _LONGEST_SECONDS)
         self._status: tuple[str, int | None] = ("open", None)
         self._lapses = 0
         self._is_steady = True
@@ -157,7 +160,7 @@ class LeasedWorkers:
         self._leaving = True
         self._wake.set()
         if self._started.done():
-            await asyncio.to_thread(self._thread.join, self._lease)
+            await asyncio.to_thread(self._thread.join, _BEATS * self._interval)
 
     @property
     def worker_id(self) -> str:
@@ -197,17 +200,18 @@ class LeasedWorkers:
 
     def _lapse(self) -> None:
         self._lapses += 1  # before anything else: what checks the lease stops here
-        self._is_steady = False
+        was_steady, self._is_steady = self._is_steady, False
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.on_lapse)
-        logger.warning("Worker %s was not seen for %g seconds; it gives up its runs.", self.worker_id, self._lease)
+        if was_steady:  # else it is the same freeze, seen once more by the age of the row
+            logger.warning("Worker %s was not seen for %g seconds; it gives up its runs.", self.worker_id, self._lease)
 
     def _beat(self) -> None:
         """Keep the row fresh until the worker leaves; a session that fails is opened again."""
         failed = False
         while not self._leaving:
             try:
-                with self._store.database.session(timeout=self._lease) as execute:
+                with self._store.database.session(timeout=_BEATS * self._interval) as execute:
                     self._beat_in(execute)
             except Exception as error:  # a worker whose heartbeat has ended would lose its runs
                 if not self._started.done():
@@ -217,7 +221,7 @@ class LeasedWorkers:
                     logger.warning("The heartbeat of worker %s fails: %s", self.worker_id, one_line(error))
                 failed = True
                 self._mark()
-                self._wake.wait(self._lease / _BEATS)
+                self._wake.wait(self._interval)
 
     def _beat_in(self, execute: Execute) -> None:
         now, age = self._store.database.now, self._store.database.age
@@ -238,7 +242,7 @@ class LeasedWorkers:
             self._is_steady = lapses == self._lapses
             if not self._started.done():
                 self._started.set_result(None)
-            self._wake.wait(self._lease / _BEATS)
+            self._wake.wait(self._interval)
             self._wake.clear()
         self._mark()
         execute("DELETE FROM planner_workers WHERE worker_id = :worker_id", values)

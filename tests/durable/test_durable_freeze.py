@@ -156,6 +156,30 @@ async def test_a_frozen_worker_loses_its_run_and_does_nothing_more(
         assert len((await runs.load("order-7")).facts) == rows
 
 
+async def test_each_worker_has_its_own_lease(lives: Lives, store: str, tmp_path: Path) -> None:
+    """A worker with a longer one judges a frozen one by the lease that this one has, and takes its run over."""
+    trace = tmp_path / "trace"
+    async with working(store, trace, lease_seconds=600.0) as runs:
+        process = lives.begin(frozen_life, store, trace, labels, LONG, 0.0)
+        await reached(trace, "label begins")
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        await ended(runs, "answered")
+        assert {worker.name: worker.alive for worker in await runs.workers()} == {"frozen": False, "working": True}
+        process.kill()
+
+
+async def test_a_freeze_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is seen: by the thread that was frozen, and by the age of the row that it left."""
+    async with Runs.sqlite(tmp_path / "runs.db", worker_id="w") as runs:
+        workers: Any = runs._pool.workers
+        kept = workers.hold()
+        workers._lapse()
+        workers._lapse()
+        assert not kept()
+    assert caplog.text.count("Worker w was not seen for 30 seconds") == 1
+
+
 async def test_a_call_of_a_frozen_worker_is_in_doubt(lives: Lives, store: str, tmp_path: Path) -> None:
     """A function that may not run twice waits for a person, and what the frozen worker finds out is discarded."""
     trace = tmp_path / "trace"

@@ -7,6 +7,7 @@ import pytest
 
 from planner_ext import Approve, Budget, Deny
 from planner_ext.durable import Approvals
+from planner_ext.durable.store import opened_store
 from planner_ext.errors import PlannerExtError
 from planner_ext.hitl_manager import Supply
 from planner_ext.testing import ScriptedFault, call, calls, say
@@ -65,6 +66,21 @@ async def test_a_fault_and_its_retry_are_one_line_each(tmp_path: Path, caplog: p
     assert len(faults) == 2
     assert faults[0].startswith("run order-7 fault InvalidReplyError: ")
     assert faults[1].startswith("run order-7 retry 1 of 4 in ")
+
+
+async def test_a_run_that_is_taken_over_says_from_whom(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line with the worker that is gone and the deaths so far; a run that nobody had is taken without a word."""
+    caplog.set_level(INFO, "planner_ext.runs")
+    async with open_runs(store) as runs, opened_store(store) as other:
+        for name, owner in (("order-7", "gone"), ("order-8", None)):
+            assert await other.create(name, GOAL, owner=owner, at=1.0)
+            handle = await runs.start(*world(tmp_path / "effects", [say("Done.")]), GOAL, run_id=name)
+            assert (await handle.result()).status == "answered"
+    assert [line for level, line in lines(caplog) if level == WARNING] == [
+        "run order-7 taken over: worker gone is gone, death 1 of 3"
+    ]
 
 
 @pytest.mark.parametrize(
