@@ -199,8 +199,8 @@ class Runner:
             )
             try:
                 _refuse_second(decided, own)
-                await self._check_authors(decisions, writer)
-                async with gated:
+                async with gated:  # so that a cancellation ends a hook that hangs, too
+                    await self._check_authors(decisions, writer)
                     result = await job.planner.journaled(job.kernel, activation, arguments=arguments).result()
             except InvalidDecisionError as error:
                 if not await self._reopened(error, decided, own, writer):
@@ -306,7 +306,7 @@ class WorkerPool:
     _claims: Claims = field(init=False)
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict[str, asyncio.Task[Any]])
     _refused: dict[str, DurablePlanner[Any]] = field(default_factory=dict[str, DurablePlanner[Any]])
-    _parking: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    _parking: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
     _watching: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -341,7 +341,7 @@ class WorkerPool:
         """
         run_id = record.run_id
         left = self._leaves or run_id in self._tasks or self._refused.get(run_id) is job.planner
-        claim = None if left else await self._claims.of(record)
+        claim = None if left or run_id in self._parking else await self._claims.of(record)
         if claim is None or run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
             return None
         if claim.alone:
@@ -388,7 +388,7 @@ class WorkerPool:
         finally:
             for run_id in gate.driven:
                 log_run(logging.WARNING, run_id, "interrupted: what it had in flight did not end within the grace")
-            await end_tasks(*self._tasks.values(), *self._parking, *filter(None, [self._watching]))
+            await end_tasks(*self._tasks.values(), *self._parking.values(), *filter(None, [self._watching]))
             with suppress(StoreError):
                 await self.runner.store.release_all(self.workers.worker_id)
             if self.queue is not None:
@@ -516,9 +516,9 @@ class WorkerPool:
         try:
             await self._claims.park_fault(run_id, error)
         except StoreError:
-            task = asyncio.create_task(self._park_again(run_id, error))
-            self._parking.add(task)
-            task.add_done_callback(self._parking.discard)
+            if run_id not in self._parking:
+                task = self._parking[run_id] = asyncio.create_task(self._park_again(run_id, error))
+                task.add_done_callback(lambda _: self._parking.pop(run_id))
 
     async def _park_again(self, run_id: str, error: Exception) -> None:
         while True:

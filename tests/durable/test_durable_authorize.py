@@ -1,5 +1,6 @@
 """Who may decide: a hook is asked for each decision on a kept run, where it is made and where a worker takes it."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import Approve, Deny, requires_approval
 from planner_ext.cli.store import show_pending
-from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRequest
+from planner_ext.durable import ApprovalRefusedError, Approvals, DecisionRequest, Runs
 from planner_ext.durable.store import open_database
 from planner_ext.errors import DecisionRefusedError
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
@@ -179,3 +180,22 @@ async def test_roles_and_schema_are_shown_by_the_command_line(
     shown = json.loads(capsys.readouterr().out)
     assert shown["roles"] == ["manager"]
     assert shown["parameters"]["properties"] == {"amount": {"type": "integer"}}
+
+
+async def test_a_hook_that_hangs_keeps_no_place(store: str, tmp_path: Path) -> None:
+    """A run whose decision is never authorized can be cancelled from elsewhere, and its worker has room again."""
+    asked = asyncio.Event()
+
+    async def hang(_: DecisionRequest) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with open_runs(store, poll_seconds=0.01, authorize=hang) as runs, Runs.connect(store) as client:
+        handle = await runs.start(*world(tmp_path), "Pay.", run_id="a")
+        assert (await handle.result()).status == "paused"
+        async with Approvals.connect(store) as approvals:
+            assert await approvals.decide(ID, Approve(by="ann"))
+        waiting = asyncio.create_task(handle.result())
+        await asyncio.wait_for(asked.wait(), 30)
+        assert await client.cancel("a", by="bo")
+        assert (await asyncio.wait_for(waiting, 30)).status == "stopped"

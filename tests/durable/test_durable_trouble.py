@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from planner_ext.durable import Runs, StoreError, runs, sqlite
-from planner_ext.testing import say
+from planner_ext.durable import RetryPolicy, Runs, StoreError, runs, sqlite
+from planner_ext.testing import ScriptedReply, ScriptedRequest, say
 from support.durable import GOAL, world
 
 
@@ -51,6 +51,33 @@ async def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyte
             tool.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match="another process holds its lock"):
                 await asyncio.wait_for(worker.work(*world(tmp_path / "effects", [])), 30)
+
+
+async def test_a_fault_of_the_store_is_parked_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose fact cannot be written is not driven again and again until the store can be used."""
+    path, retry = tmp_path / "runs.db", RetryPolicy(first_delay=0.01)
+    tool = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def locks(_: ScriptedRequest) -> ScriptedReply:
+        if not caplog.records:
+            tool.execute("BEGIN IMMEDIATE")
+        return say("Done.")
+
+    application = world(tmp_path / "effects", locks)
+    async with Runs.sqlite(path, poll_seconds=0.02, retry=retry) as worker:
+        with pytest.raises(StoreError):
+            await (await worker.start(*application, GOAL, run_id="a")).result()
+        assert "run a fault StoreError" in caplog.text
+        for _ in range(10):
+            with suppress(StoreError):  # a read that shares a transaction with the write that waits
+                assert await worker.recover(*application) == []
+        tool.execute("ROLLBACK")
+        async with asyncio.timeout(30):
+            while not (taken := await worker.recover(*application)):  # noqa: ASYNC110  (polled, as `work` does)
+                await asyncio.sleep(worker.poll_seconds)
+        assert (await taken[0].result()).status == "answered"
+    tool.close()
+    assert caplog.text.count("run a fault") == 1
 
 
 async def test_a_heartbeat_that_fails_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
