@@ -210,33 +210,30 @@ class ActivationQueue:
         except Exception as error:  # the pool has logged it; for DBOS the activation is complete
             logger.debug("The activation of run %s failed: %s", run_id, error)
             if isinstance(error, RunRefusedError | NewerSchemaError):  # queued again once DBOS has recorded its end
-                self._in_background(self._try_requeue_for_others(run_id))
+                self._in_background(self._requeue_for_others(run_id))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _try_requeue_for_others(self, run_id: str) -> None:
-        try:
-            await self._requeue_for_others(run_id)
-        except Exception as error:
-            logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
-
     async def _requeue_for_others(self, run_id: str) -> None:
         """Requeue the activation of a running run that this worker may not drive, with a longer delay each time.
 
         A run that waits for a decision or a date is started when that is due; see `_queue_due`.
         """
-        key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
-        self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
-        if (await self._store.record(run_id)).status != "running":
-            return
-        while (row := await self._host.find(key)) is not None and row.status in ("PENDING", *_QUEUED):
-            if row.executor_id != self.workers.worker_id:
+        try:
+            key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
+            self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
+            if (await self._store.record(run_id)).status != "running":
                 return
-            await asyncio.sleep(_RETRY_SECONDS)
-        await self._replace(key, run_id, delay=delay or None)
+            while (row := await self._host.find(key)) is not None and row.status in ("PENDING", *_QUEUED):
+                if row.executor_id != self.workers.worker_id:
+                    return
+                await asyncio.sleep(_RETRY_SECONDS)
+            await self._replace(key, run_id, delay=delay or None)
+        except Exception as error:  # of DBOS
+            logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
 
     async def _set_timer(self, run_id: str) -> None:
         """If a run waits for an answer with an expiry date, schedule its next activation for that date.
@@ -277,11 +274,8 @@ class ActivationQueue:
             key = await self._key(str(run_id))
             row = await self._host.find(key)
             ended = row is None or row.status not in ("PENDING", *_QUEUED)
-            if (
-                row is None
-                or (row.status in _QUEUED and _is_older(row))
-                or (ended and (is_retried or status == "paused"))
-            ):
+            outdated = row is not None and row.status in _QUEUED and _is_older(row)
+            if row is None or outdated or (ended and (is_retried or status == "paused")):
                 await self._replace(key, str(run_id))
             elif row.status == "DELAYED":
                 await self._host.requeue([key])
