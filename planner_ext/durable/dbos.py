@@ -172,6 +172,9 @@ class ActivationQueue:
             try:
                 result = await work()
                 await self._set_timer(run_id)
+            except asyncio.CancelledError:
+                done.cancel()
+                raise
             except Exception as error:
                 if not done.done():
                     done.set_exception(error)

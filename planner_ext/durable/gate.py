@@ -150,13 +150,19 @@ class GatedStore:
             self.calls -= {(fact.iteration, fact.index) for fact in facts if isinstance(fact, CallFinished)}
             if any(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts):
                 self._gate.together(self.writer.run_id)
-        action = next_action(self.writer.state) if self._gate.interrupt is not None and not self.calls else None
-        if action is not None and not isinstance(action, _BOOKKEEPING):
+        if self.leaves():
             unsent = lost_request(self.writer.state, at=facts[-1].at)  # else the next life would charge it
             if unsent:
                 free = [replace(fact, reason="Not sent: the worker leaves.", iterations=0) for fact in unsent]
                 await self.writer.append(run_id, seq + len(facts), free)
             await self._interrupt()
+
+    def leaves(self) -> bool:
+        """Whether the worker drains, and the run has nothing in flight and would begin something."""
+        if self._gate.interrupt is None or self.calls:
+            return False
+        action = next_action(self.writer.state)
+        return action is not None and not isinstance(action, _BOOKKEEPING)
 
     def abandon(self) -> None:
         """Cancel what the run is doing, unless its end is recorded here already."""

@@ -181,6 +181,7 @@ class Runner:
             is_queued = stored.record.status == "queued"
             writer = JournalWriter(self.store, run_id, stored.facts, decided=keys, claim=claim, is_queued=is_queued)
             gated = GatedStore(writer, self.gate)
+            writer.budget.leaves = gated.leaves
             if new is not None:
                 writer.budget.offer(new)
             decisions = {**{call_id: one.decision for call_id, one in decided.items()}, **own}

@@ -1,5 +1,6 @@
 """Writes one run's journal into a store: each fact as a row, with the updates of the derived tables."""
 
+import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -90,10 +91,12 @@ class StoredBudgetHandle(BudgetHandle):
 
     Attributes:
         taken: The last one that the run took, as the store holds it.
+        leaves: Whether the run may do nothing more here: a worker may have begun to drain while it waited.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.leaves: Callable[[], bool] = lambda: False
         self.taken = self._offered = ""
 
     def offer(self, new: NewBudget) -> None:
@@ -103,7 +106,13 @@ class StoredBudgetHandle(BudgetHandle):
             self.change(new.limits, by=new.by)
 
     def take(self) -> tuple[Budget, str] | None:
-        """Return the limits that were set, and who set them; once."""
+        """Return the limits that were set, and who set them; once.
+
+        Raises:
+            asyncio.CancelledError: If the run may do nothing more here.
+        """
+        if self.leaves():
+            raise asyncio.CancelledError
         if (given := super().take()) is not None:
             self.taken = self._offered
         return given

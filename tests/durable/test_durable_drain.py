@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -16,8 +17,9 @@ from planner_ext.core.facts import CallFinished, ModelReplied
 from planner_ext.durable import Approvals, RunRecord, Runs
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.sk.execution import ToolExecution
-from planner_ext.testing import ScriptedChatCompletion, call, calls
-from support.durable import open_runs
+from planner_ext.testing import ScriptedChatCompletion, call, calls, say
+from support.durable import GOAL, open_runs, turn
+from support.durable import world as shop
 from support.gated import GATED_IN, World, application, until
 from support.processes import Lives
 
@@ -258,3 +260,42 @@ async def test_a_call_whose_turn_comes_while_the_worker_leaves_does_not_start(st
         await begun(world, "order/book", "order/label")
         await leave(runs, world, "order/label", "order/book")
     assert sorted(world.ended()) == ["order/book", "order/label"]
+
+
+class Interval:
+    """The time of a planner that waits between its requests until a test lets it continue."""
+
+    def __init__(self) -> None:
+        self.waits, self.over = asyncio.Event(), asyncio.Event()
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.set()
+        await self.over.wait()
+
+
+async def test_a_request_that_waits_for_its_interval_is_not_sent(store: str, tmp_path: Path) -> None:
+    """The worker begins to leave meanwhile: the server sees no further request, and the run is charged none."""
+    interval, effects = Interval(), tmp_path / "effects"
+    label = [call("shop-label", {"order": 1}), say("Done.")]
+    planner, kernel = shop(effects, lambda r: label[turn(r)], clock=interval, min_iteration_time_ms=1000)
+    model = kernel.get_service(type=ScriptedChatCompletion)
+    async with open_runs(store, poll_seconds=0.02) as runs:
+        await runs.start(planner, kernel, GOAL, run_id="order")
+        await asyncio.wait_for(interval.waits.wait(), 30)
+        leaving = asyncio.create_task(runs.close())
+        async with Runs.connect(store) as client:
+            while [worker.status for worker in await client.workers()] != ["leaving"]:  # noqa: ASYNC110  (its row says)
+                await asyncio.sleep(0.01)
+        interval.over.set()
+        await asyncio.wait_for(leaving, 10)
+    assert len(model.requests) == 1
+    async with open_runs(store) as runs:
+        planner, kernel = shop(effects, lambda _: say("Done."))
+        result = await (await runs.start(planner, kernel, GOAL, run_id="order")).result()
+    assert (result.status, result.iterations) == ("answered", 2)
