@@ -71,6 +71,8 @@ _COUNT = """
     WHERE run_id = :run_id AND owner = :owner
 """
 _PAUSED = '%"type":"Paused"%'
+_WAITING_MARK = "COUNT(*), COUNT(problem), CAST(SUM(CAST(asked_at * 1000 AS BIGINT)) AS BIGINT)"
+"""What changes with the open questions: how many there are, how many were opened again, and when each was asked."""
 ADD_NOTICE = """
     INSERT INTO planner_notices (id, run_id, event, body, created_at, next_at)
     SELECT :id, run_id, :event, :body, :at, :at FROM planner_runs
@@ -269,7 +271,7 @@ class JournalStore:
     async def marks(self, now: float) -> StoreMarks:
         """Read what changes with the store, from indexes."""
         waiting, runs = await self.database.transact(
-            (f"SELECT COUNT(*), MIN(asked_at), MAX(asked_at) FROM planner_approvals WHERE {OPEN}", {"now": now}),
+            (f"SELECT {_WAITING_MARK} FROM planner_approvals WHERE {OPEN}", {"now": now}),
             ("SELECT MAX(updated_at) FROM planner_runs", {}),
         )
         return StoreMarks(number=int(waiting[0][0] or 0), waiting=_mark(waiting[0]), runs=_mark(runs[0]))

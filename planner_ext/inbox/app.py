@@ -26,7 +26,7 @@ from planner_ext.core.text import exact, visible
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.authorization import Authorize
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError
-from planner_ext.durable.listing import STATUSES, RunFilters
+from planner_ext.durable.listing import STATUSES, RunFilters, StoreMarks
 from planner_ext.durable.records import PendingApproval
 from planner_ext.durable.runs import RunsClient
 from planner_ext.durable.store import opened_store
@@ -56,6 +56,10 @@ _LOCAL = re.compile(r"(?![/\\])[!-~]*")
 
 PAGE = 50
 """The entries of a list that one page shows."""
+
+_ROWS_SECONDS = 10
+"""How long the distances in time in a list may stay as they were."""
+_MOST_PARTS = 100
 
 _FOLDER = Path(__file__).parent
 _STATIC = {
@@ -113,6 +117,8 @@ class _Inbox:
         self._given, self._sign_in, self._authorize = runs, sign_in, authorize
         self._client = runs if isinstance(runs, RunsClient) else None
         self._opening, self._opened = asyncio.Lock(), AsyncExitStack()
+        self._rows: dict[tuple[str, int], tuple[int, Markup]] = {}
+        self._rows_state = "", 0.0
         self.live = Live(self._marks)
         self._templates = Environment(
             loader=PackageLoader("planner_ext.inbox"),
@@ -156,7 +162,7 @@ class _Inbox:
     async def _approvals(self) -> Approvals:
         return (await self._runs()).approvals(authorize=self._authorize)
 
-    async def _marks(self) -> Any:
+    async def _marks(self) -> StoreMarks:
         return await (await self._runs()).marks()
 
     def _for_visitors(self, handler: _Handler) -> _Handler:
@@ -230,16 +236,23 @@ class _Inbox:
     # What waits
 
     async def _show_waiting(self, request: Request) -> Response:
-        approvals, now, offset = await self._approvals(), time.time(), _offset_of(request)
-        marks = await self._marks()
-        calls = await approvals.pending(limit=PAGE, offset=offset)
-        return self._page(
-            request,
-            "waiting",
-            calls=[views.waiting_of(call, now) for call in calls],
-            paging=_paging(request, offset=offset, shown=len(calls), total=marks.number),
-            mark=marks.waiting,
-        )
+        marks, offset = await self._marks(), _offset_of(request)
+        shown, rows = await self._waiting_rows(request, marks.waiting, offset)
+        paging = _paging(request, offset=offset, shown=shown, total=marks.number)
+        return self._page(request, "waiting", rows=rows, paging=paging, mark=marks.waiting)
+
+    async def _waiting_rows(self, request: Request, mark: str, offset: int) -> tuple[int, Markup]:
+        """Render a part of what waits, once for all viewers until it changes: they all load it when it has."""
+        now, root = time.time(), request.scope.get("root_path", "")
+        if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(self._rows) > _MOST_PARTS:
+            self._rows_state, self._rows = state, {}
+        rows, key = self._rows, (root, offset)
+        if key not in rows:
+            calls = await (await self._approvals()).pending(limit=PAGE, offset=offset)
+            template = self._templates.get_template("rows.html.jinja")
+            text = template.render(root=f"{root}/", calls=[views.waiting_of(call, now) for call in calls])
+            rows[key] = len(calls), Markup(text)  # noqa: S704  (escaped by the template)
+        return rows[key]
 
     async def _decide_many(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))
@@ -277,7 +290,7 @@ class _Inbox:
         typed: Mapping[str, str] | None = None,
     ) -> Response:
         facts: tuple[Fact, ...] = ()
-        unreadable = ""
+        unreadable, mark = "", (await self._marks()).waiting
         try:
             facts = (await (await self._runs()).load(call.run_id)).facts
         except PlannerExtError as error:  # what waits may be decided all the same: it is bound by its fingerprint
@@ -285,7 +298,7 @@ class _Inbox:
         page = views.approval_page(
             call, facts, time.time(), unreadable=unreadable, fields=fields, problem=problem, typed=typed
         )
-        return self._page(request, "approval", status=status, page=page)
+        return self._page(request, "approval", status=status, page=page, mark=mark)
 
     async def _decide(self, request: Request) -> Response:
         form = await form_of(request, _visitor_in(request))

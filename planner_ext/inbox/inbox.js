@@ -4,6 +4,7 @@
 const live = document.getElementById("live");
 const SPANS = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
 let source = null;
+let wanted = "", due = null;
 
 async function refresh(mark) {
   const response = await fetch(location.href, { headers: { accept: "text/html" } });
@@ -32,8 +33,10 @@ function follow() {
   if (document.hidden) return;
   source = new EventSource(live.dataset.events);
   source.addEventListener(live.dataset.live, (event) => {
-    const { mark } = JSON.parse(event.data);
-    if (mark !== live.dataset.mark) refresh(mark);
+    const { mark, spread } = JSON.parse(event.data);
+    wanted = mark;
+    if (due || mark === live.dataset.mark) return;
+    due = setTimeout(() => { due = null; refresh(wanted); }, Math.random() * spread * 1000); // not all viewers at once
   });
 }
 

@@ -21,6 +21,10 @@ _COMMENT_SECONDS = 15.0
 """How often something is sent though nothing changed, so that a connection that is gone is noticed."""
 
 
+_REFRESHES_PER_SECOND = 50
+"""How many viewers load their page anew in a second when it has changed: they wait for a random part of the spread."""
+
+
 class Live:
     """The viewers of a store; it is polled while there are any.
 
@@ -39,7 +43,11 @@ class Live:
         self._closed = False
 
     async def events(self, topic: Topic) -> AsyncGenerator[bytes]:
-        """Yield an event at once, and one for each change: its data is the mark of what is shown now, and a number."""
+        """Yield an event at once, and one for each change.
+
+        Its data: the ``mark`` of what a page shows now, the number of calls and questions ``waiting``, and the
+        ``spread``, the seconds over which the viewers load their pages anew.
+        """
         self.viewers += 1
         self._polling = self._polling or asyncio.create_task(self._poll())
         sent: str | None = None
@@ -49,7 +57,8 @@ class Live:
                 changed, marks = self._changed, self._marks
                 if marks is not None and (mark := getattr(marks, topic)) != sent:
                     sent = mark
-                    data = json.dumps({"mark": mark, "waiting": marks.number})
+                    spread = round(self.viewers / _REFRESHES_PER_SECOND, 2)
+                    data = json.dumps({"mark": mark, "waiting": marks.number, "spread": spread})
                     yield f"event: {topic}\ndata: {data}\n\n".encode()
                 try:
                     async with asyncio.timeout(_COMMENT_SECONDS):
