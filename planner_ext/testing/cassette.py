@@ -2,7 +2,8 @@
 
 A request is kept in a normal form, which names neither the connector's classes nor the ids of calls: its messages, the
 functions that it offers, its settings. Headers are no part of it. A request that continues an earlier one is written as
-the messages that are new in it. Texts are scrubbed before they are compared or written; see `Scrubber`.
+the messages that are new in it. Texts are scrubbed before they are written, see `Scrubber`; what was scrubbed equals
+anything in a replay.
 
 A file is data of unknown origin: it is bounded in size, validated before any of it is used, and nothing in it names
 what is imported.
@@ -43,6 +44,7 @@ __all__ = [
     "Scrub",
     "Scrubber",
     "differences",
+    "same",
 ]
 
 FORM = 1
@@ -190,17 +192,40 @@ class Asked:
     tools: list[Any]
     settings: dict[str, Any]
 
+    def equals(self, other: "Asked") -> bool:
+        """Whether a replayed request equals this recorded one."""
+        return all(same(getattr(self, name), getattr(other, name)) for name in Asked.__slots__)
+
     @classmethod
-    def of(
-        cls, service: str, function: str, history: ChatHistory, settings: PromptExecutionSettings, scrub: Scrubber
-    ) -> "Asked":
+    def of(cls, service: str, function: str, history: ChatHistory, settings: PromptExecutionSettings) -> "Asked":
         """Write a request, as a connector gets it, in normal form."""
         given = {**settings.extension_data, **settings.model_dump(exclude_none=True, exclude_defaults=True)}
         kept = {name: value for name, value in given.items() if name not in _NOT_COMPARED}
         tools: Any = getattr(settings, "tools", None) or []
         parts = [message.to_dict() for message in history.messages], tools, kept
-        messages, tools, kept = scrub.values(to_jsonable_python(parts, bytes_mode="base64", fallback=str))
+        messages, tools, kept = to_jsonable_python(parts, bytes_mode="base64", fallback=str)
         return cls(service=service, function=function, messages=_numbered(messages), tools=tools, settings=kept)
+
+
+def same(recorded: Any, value: Any) -> bool:
+    """Compare JSON values with recorded ones, in which what was scrubbed stands for any text."""
+    if isinstance(recorded, dict) and isinstance(value, dict):
+        old, new = cast("tuple[dict[str, Any], dict[str, Any]]", (recorded, value))
+        return old.keys() == new.keys() and all(same(one, new[key]) for key, one in old.items())
+    if isinstance(recorded, list) and isinstance(value, list):
+        pair = cast("tuple[list[Any], list[Any]]", (recorded, value))
+        return len(pair[0]) == len(pair[1]) and all(map(same, *pair))
+    if not (isinstance(recorded, str) and isinstance(value, str) and _SCRUBBED in recorded):
+        return recorded == value
+    first, *parts, last = recorded.split(_SCRUBBED)
+    if not (value.startswith(first) and value.endswith(last)):
+        return False
+    place, end = len(first), len(value) - len(last)
+    for part in parts:
+        if (found := value.find(part, place, end)) < 0:
+            return False
+        place = found + len(part)
+    return place <= end
 
 
 def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -238,7 +263,7 @@ def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference
 def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
     """List what has another value in two mappings: its key, and both values, None for a missing one."""
     for key in dict.fromkeys([*before, *now]):
-        if before.get(key) != now.get(key):
+        if not same(before.get(key), now.get(key)):
             yield key, before.get(key), now.get(key)
 
 
@@ -279,11 +304,11 @@ class Raised(_Strict):
     text: str
 
     @classmethod
-    def chain(cls, error: BaseException | None, scrub: Scrubber) -> "list[Raised]":
+    def chain(cls, error: BaseException | None) -> "list[Raised]":
         """List an exception and its causes."""
         found: list[Raised] = []
         while error is not None and len(found) < _LOOK_BACK:
-            found.append(cls(type=type(error).__name__, text=scrub.text(str(error))))
+            found.append(cls(type=type(error).__name__, text=str(error)))
             error = error.__cause__
         return found
 
@@ -351,9 +376,9 @@ class Cassette:
             "requests": [
                 self._packed(number).model_dump(exclude_defaults=True) for number in range(len(self.exchanges))
             ],
-            "runs": [scrub.values(dump_facts(facts)) for facts in self.runs],
+            "runs": [dump_facts(facts) for facts in self.runs],
         }
-        text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(scrub.values(written), indent=1, ensure_ascii=False) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -73,9 +73,10 @@ def tape(request: pytest.FixtureRequest) -> Generator[Tape]:
     marker = node.get_closest_marker("tape")
     options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
     name = re.sub(r"[^\w.-]+", "_", node.name)
+    scrub = options.pop("scrub", ())
     path = request.path.parent / options.pop("path", f"cassettes/{request.path.stem}/{name}.json")
     if request.config.getoption("--record"):
-        block = record(path, scrub=options.get("scrub", ()))
+        block = record(path, scrub=scrub)
     elif path.is_file():
         block = replay(path, **options)
     else:

@@ -65,6 +65,7 @@ from planner_ext.testing.cassette import (
     Scrub,
     Scrubber,
     differences,
+    same,
 )
 
 __all__ = ["Tape", "record", "replay"]
@@ -85,12 +86,11 @@ class Tape(ABC):
 
     recording: ClassVar[bool]
 
-    def __init__(self, scrub: Scrub) -> None:
+    def __init__(self) -> None:
         self.services: dict[str, str] = {}
         self.runs: dict[str, list[Fact]] = {}
         self.differences: list[Difference] = []
         self.as_recorded: set[tuple[str, int, int]] = set()
-        self._scrub = Scrubber(scrub)
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """Copy a kernel, with its chat completion services on the tape."""
@@ -131,7 +131,7 @@ class _Tape(Tape):
         tab = current_tab()
         batch = None if tab is None else tab.account.state.batch
         function = "" if tab is None or batch is None else batch.calls[tab.index].request.name
-        return Asked.of(service.service_id, function, history, settings, self._scrub)
+        return Asked.of(service.service_id, function, history, settings)
 
     @abstractmethod
     def run_id(self, goal: str) -> str:
@@ -226,14 +226,14 @@ class _Recorder(_Tape):
 
     recording = True
 
-    def __init__(self, scrub: Scrub) -> None:
-        super().__init__(scrub)
+    def __init__(self) -> None:
+        super().__init__()
         self._exchanges: list[tuple[Asked, Exchange]] = []
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, scrub: Scrubber) -> None:
         """Write the cassette, without requests that were abandoned."""
         done = [one for one in self._exchanges if one[1].replies is not None or one[1].error]
-        Cassette(self.services, done, [tuple(facts) for facts in self.runs.values()]).write(path, self._scrub)
+        Cassette(self.services, done, [tuple(facts) for facts in self.runs.values()]).write(path, scrub)
 
     def run_id(self, goal: str) -> str:  # noqa: ARG002  (the port's signature)
         return uuid4().hex
@@ -253,11 +253,11 @@ class _Recorder(_Tape):
         try:
             yield service.inner, kept
         except Exception as error:
-            kept.error = Raised.chain(error, self._scrub)
+            kept.error = Raised.chain(error)
             raise
 
     def _keep(self, kept: Exchange, messages: Sequence[ChatMessageContent]) -> None:
-        kept.replies = [self._scrub.values(dump_message(message)) for message in messages]
+        kept.replies = [dump_message(message) for message in messages]
 
     async def reply(
         self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
@@ -294,9 +294,8 @@ class _Player(_Tape):
         *,
         functions: Literal["live", "recorded"],
         on_difference: Literal["raise", "collect"],
-        scrub: Scrub,
     ) -> None:
-        super().__init__(scrub)
+        super().__init__()
         for name, given, known in (
             ("functions", functions, ("live", "recorded")),
             ("on_difference", on_difference, ("raise", "collect")),
@@ -367,7 +366,7 @@ class _Player(_Tape):
 
     def compare(self, fact: CallFinished, finished: Finished) -> None:
         """Note that a function returned something else."""
-        if (text := self._scrub.text(finished.text)) != fact.result:
+        if not same(fact.result, text := finished.text):
             number = len(self.cassette.exchanges) - len(self._left)
             what = f"the result of {fact.function}"
             found = Difference(request=number, what=what, function=fact.function, expected=fact.result, got=text)
@@ -389,7 +388,7 @@ class _Player(_Tape):
         """
         asked, exchanges = self._asked(service, history, settings), self.cassette.exchanges
         left = self._left
-        number = next((one for one in left if exchanges[one][0] == asked), None)
+        number = next((one for one in left if exchanges[one][0].equals(asked)), None)
         if number is None and left:
             same = (one for one in left if exchanges[one][0].function == asked.function)
             number = next(same, left[0])
@@ -539,14 +538,15 @@ def record(path: str | Path, *, scrub: Scrub = ()) -> Generator[Tape]:
     Args:
         path: The file, which is written when the block is left without an exception; folders are created.
         scrub: Regular expressions of texts that may not enter the file, or a function from a text to its clean form,
-            in addition to known forms of keys and the secrets in the environment. Replay with the same.
+            in which "[scrubbed]" stands for what it took out; in addition to known forms of keys and the secrets in
+            the environment. A replay takes any text in its place, and needs none of this.
 
     Raises:
         CassetteError: If the file cannot be written.
     """
-    tape = _Recorder(scrub)
+    scrubber, tape = Scrubber(scrub), _Recorder()
     yield tape
-    tape.write(Path(path))
+    tape.write(Path(path), scrubber)
 
 
 @contextmanager
@@ -555,7 +555,6 @@ def replay(
     *,
     functions: Literal["live", "recorded"] = "live",
     on_difference: Literal["raise", "collect"] = "raise",
-    scrub: Scrub = (),
 ) -> Generator[Tape]:
     """Replay a cassette: no service is asked.
 
@@ -565,12 +564,11 @@ def replay(
         on_difference: ``raise``: the first request that differs raises, and so does leaving the block if requests of
             the cassette were not made. ``collect``: the recorded replies are given all the same, and the differences
             are in ``tape.differences``; only a request for which no reply is left raises.
-        scrub: As for `record`.
 
     Raises:
         CassetteError: If the file is no cassette; names the place.
         ReplayDifferenceError: If the run differs from the recorded one; names what differs.
     """
-    tape = _Player(Cassette.read(Path(path)), functions=functions, on_difference=on_difference, scrub=scrub)
+    tape = _Player(Cassette.read(Path(path)), functions=functions, on_difference=on_difference)
     yield tape
     tape.finish()

@@ -41,6 +41,7 @@ from planner_ext.testing import (
     replay,
     say,
 )
+from planner_ext.testing.cassette import same
 
 KEY = "sk-proj-0123456789abcdefghij"
 
@@ -365,8 +366,33 @@ async def test_secrets_do_not_enter_a_cassette(tmp_path: Path, monkeypatch: pyte
     text = json.dumps(document(path))
     for secret in (KEY, "AKIAABCDEFGHIJKLMNOP", "correct-horse-battery", "4711-0815", "authorization"):
         assert secret not in text
-    with replay(path, scrub=[r"\d{4}-\d{4}"]) as tape:
+    monkeypatch.delenv("SHOP_TOKEN")
+    with replay(path) as tape:
         assert (await ask(tape.kernel(shop_kernel()))).final_answer == "Done, [scrubbed]."
+    with replay(path, on_difference="collect") as tape:
+        goal = goal.replace("for customer", "for the customer")
+        await ask(tape.kernel(shop_kernel()))
+    assert [one.what for one in tape.differences] == ["message 0 (user)"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "value", "equal"),
+    [
+        ("a [scrubbed] b [scrubbed]", "a secret b other", True),
+        ("a [scrubbed] b", "a  b", True),
+        ("a [scrubbed] b", "a b", False),
+        ("[scrubbed]x[scrubbed]x", "xx", True),
+        ("[scrubbed]x[scrubbed]x", "x", False),
+        ("[scrubbed]", "", True),
+        ({"a": ["[scrubbed]", 1]}, {"a": ["b", 1]}, True),
+        ({"a": ["[scrubbed]", 1]}, {"a": ["b", 2]}, False),
+        ({"a": "[scrubbed]"}, {"a": 5}, False),
+        ([1], [1, 2], False),
+    ],
+)
+def test_what_was_scrubbed_equals_any_text(recorded: Any, value: Any, equal: bool) -> None:
+    """A scrubbed part stands for any text, and for nothing but text; what is around it must be there, in order."""
+    assert same(recorded, value) is equal
 
 
 def test_a_failed_test_leaves_the_cassette_as_it_was(cassette: Path) -> None:
