@@ -1,6 +1,6 @@
 """Computes the timeline of a run from its facts alone."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -55,7 +55,7 @@ class _Reader:
     begun: facts.RunStarted | None = None
     plan: str = ""
     lives: int = 0
-    crashed_at: float = -1.0
+    lost: set[int] = field(default_factory=set[int])
     iterations: list[TimelineIteration] = field(default_factory=list[TimelineIteration])
     calls: list[TimelineCall] = field(default_factory=list[TimelineCall])
     messages: tuple[TimelineMessage, ...] = ()
@@ -167,9 +167,10 @@ class _Reader:
 
     def _notice_crash(self, fact: facts.Fact) -> None:
         """Record the end of a process before a fact that only the next process writes."""
-        if self.last is None or not _follows_crash(self.state, fact) or fact.at == self.crashed_at:
+        if self.last is None or not _follows_crash(self.state, fact, self.lost):
             return
-        self.crashed_at, before = fact.at, self.last.at
+        before = self.last.at
+        self.lost = {index for index, call in enumerate(self.calls) if call.outcome == "running"}
         self.lives += 1
         if isinstance(fact, facts.RequestFailed):
             self._open(fact.iteration, before)
@@ -211,7 +212,7 @@ class _Reader:
         reply = replace(message, text=fact.text or message.text, others=_not_calls(message.others))
         more = {"model": model, "finish_reason": fact.finish_reason, "withheld": fact.withheld}
         self._reply(fact, fact.iteration, reply, charged=fact.iterations, **more)
-        self.calls = [_requested(index, call) for index, call in enumerate(fact.calls)]
+        self.calls, self.lost = [_requested(index, call) for index, call in enumerate(fact.calls)], set()
 
     def _reply(
         self, fact: facts.Planned | facts.ModelReplied, number: int, reply: TimelineMessage, **more: Any
@@ -252,6 +253,7 @@ class _Reader:
             )
 
     def _call_started(self, fact: facts.CallStarted) -> None:
+        self.lost.discard(fact.index)
         call = self.calls[fact.index]
         self.calls[fact.index] = replace(
             call,
@@ -264,7 +266,7 @@ class _Reader:
     def _call_finished(self, fact: facts.CallFinished) -> None:
         call = self.calls[fact.index]
         attempts = call.attempts
-        if attempts and fact.at != self.crashed_at:
+        if fact.index not in self.lost:
             attempts = (*attempts[:-1], replace(attempts[-1], ended=fact.at))
         self.calls[fact.index] = replace(
             call,
@@ -356,17 +358,17 @@ def _status(state: State) -> str:
     return "running"
 
 
-def _follows_crash(state: State, fact: facts.Fact) -> bool:
-    """Whether only a process that found the run interrupted writes this fact."""
+def _follows_crash(state: State, fact: facts.Fact, lost: Collection[int]) -> bool:
+    """Whether only a process that found the run interrupted writes this fact; ``lost``: calls known to be."""
     match fact:
         case facts.RequestFailed():
             return fact.reason == REQUEST_LOST
         case facts.CallDecided(verdict="run"):
-            return state.phase is Phase.CALLING and _runs(state, fact.index) and not fact.person
+            return fact.index not in lost and _runs(state, fact.index) and not fact.person
         case facts.CallFinished(outcome="cancelled", result=result):
-            return result == IN_DOUBT and state.stopping is None
-        case facts.Paused():
-            return state.batch is not None and any(_runs(state, index) for index in range(len(state.batch.calls)))
+            return fact.index not in lost and result == IN_DOUBT and state.stopping is None
+        case facts.Paused() if state.batch is not None:
+            return any(index not in lost and _runs(state, index) for index in range(len(state.batch.calls)))
         case _:
             return False
 
