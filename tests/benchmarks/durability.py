@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import gc
 import itertools
+import logging
 import multiprocessing
 import os
 import random
@@ -39,6 +40,8 @@ from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwiseP
 from planner_ext.durable import Approvals, Runs
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, say
+
+logging.getLogger("planner_ext").addHandler(logging.NullHandler())  # in each process: figures only
 
 TURNS = (20, 80)
 PARKED = 5_000
