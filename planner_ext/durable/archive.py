@@ -20,7 +20,7 @@ from planner_ext.durable.errors import DuplicateRowError, RunConflictError, Stor
 from planner_ext.durable.inputs import RunInputs, read_inputs, read_new_budget
 from planner_ext.durable.records import RUN_ID, fold_journal, read_facts
 from planner_ext.durable.store import ADD_NOTICE, JournalStore
-from planner_ext.durable.writer import ADD_FACT, JournalWriter
+from planner_ext.durable.writer import ADD_FACT, JournalWriter, fact_row
 from planner_ext.engine.fork import forked_facts
 from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
 from planner_ext.engine.signing import read_json, signature_of, signatures_match
@@ -226,7 +226,7 @@ async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
         await writer.append(run_id, seq, (fact,))
     written = dump_facts(facts)
     return [
-        *((ADD_FACT, _fact_row(run_id, seq, fact)) for seq, fact in enumerate(written)),
+        *((ADD_FACT, fact_row(run_id, seq, fact)) for seq, fact in enumerate(written)),
         *(step for step in derived.steps if step[0] not in (ADD_FACT, ADD_NOTICE)),
     ]
 
@@ -239,10 +239,6 @@ class _Steps(JournalStore):
 
     async def append(self, run_id: str, *steps: Step) -> None:  # noqa: ARG002  (of one run)
         self.steps += steps
-
-
-def _fact_row(run_id: str, seq: int, fact: object) -> dict[str, Value]:
-    return {"run_id": run_id, "seq": seq, "schema": SCHEMA, "fact": json.dumps(fact, separators=(",", ":"))}
 
 
 def _document(columns: Sequence[str], row: Row) -> dict[str, object]:

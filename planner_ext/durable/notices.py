@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.durable.database import Value
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError, kernel_error
-from planner_ext.durable.records import PendingApproval, RunRecord, read_approval
+from planner_ext.durable.records import PendingApproval, RunRecord, read_approval, read_moment
 from planner_ext.durable.store import JournalStore
 from planner_ext.engine.concurrency import called
 from planner_ext.engine.ports import Clock
@@ -149,10 +149,10 @@ async def notices_of(store: JournalStore, run_id: str) -> tuple[NoticeRecord, ..
                 run_id=str(run),
                 event=str(event),
                 status=_body(body).status,
-                at=_moment(created_at) or datetime.fromtimestamp(0, UTC),
+                at=read_moment(created_at) or datetime.fromtimestamp(0, UTC),
                 attempts=int(attempts or 0),
-                next_at=_moment(next_at),
-                delivered_at=_moment(delivered_at),
+                next_at=read_moment(next_at),
+                delivered_at=read_moment(delivered_at),
                 problem="" if problem is None else str(json.loads(str(problem))),
             )
         )
@@ -428,7 +428,3 @@ async def _fault_of(listener: Listener, notice: RunNotice) -> str:
         said = f"no answer within {_ATTEMPT_SECONDS:g} seconds" if limit.expired() else str(error)
         return f"{type(error).__name__}: {said}"
     return ""
-
-
-def _moment(at: Value) -> datetime | None:
-    return None if at is None else datetime.fromtimestamp(float(at), UTC)

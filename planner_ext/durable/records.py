@@ -43,6 +43,7 @@ __all__ = [
     "read_approval",
     "read_decision",
     "read_facts",
+    "read_moment",
     "read_refusal",
     "refused_text",
     "write_decision",
@@ -287,9 +288,9 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             fingerprint=str(fingerprint),
             in_doubt=call["in_doubt"] is True,
             asked_at=datetime.fromtimestamp(float(asked_at or 0), UTC),
-            expires_at=_moment(expires_at),
+            expires_at=read_moment(expires_at),
             status=str(status),
-            decided_at=_moment(decided_at),
+            decided_at=read_moment(decided_at),
             problem=str(json.loads(str(problem))) if problem else "",
             decision=_decision_record(key, decision, decided_at, function, arguments),
             refused=tuple(read_refusal(one, function, arguments) for one in refused),
@@ -344,7 +345,8 @@ def _decision_record(
     )
 
 
-def _moment(at: Value) -> datetime | None:
+def read_moment(at: Value) -> datetime | None:
+    """Read a column of a time; None for a null."""
     return None if at is None else datetime.fromtimestamp(float(at), UTC)
 
 

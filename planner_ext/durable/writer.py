@@ -43,7 +43,7 @@ from planner_ext.engine.engine import BudgetHandle
 from planner_ext.engine.journal import SCHEMA, cancellation_reason, dump_facts, lost_request, stopping_facts
 from planner_ext.engine.ports import Clock
 
-__all__ = ["ADD_FACT", "Claim", "JournalWriter", "cancel_run"]
+__all__ = ["ADD_FACT", "Claim", "JournalWriter", "cancel_run", "fact_row"]
 
 ADD_FACT = "INSERT INTO planner_journal (run_id, seq, schema, fact) VALUES (:run_id, :seq, :schema, :fact)"
 _ADD_OWN_FACT = """
@@ -239,7 +239,7 @@ class JournalWriter:
         if self._claim is not None and not self._buffered:  # what is buffered has it: once in a transaction is enough
             statement, own = _ADD_OWN_FACT, {"owner": self._claim.owner}
         return [
-            (statement, {"run_id": self.run_id, "seq": place, "schema": SCHEMA, "fact": _compact(value), **own})
+            (statement, {**fact_row(self.run_id, place, value), **own})
             for place, value in enumerate(dump_facts(facts), start=seq)
         ]
 
@@ -337,6 +337,11 @@ def _run_update(state: State, last: Fact, waiting: Sequence[WaitingCall], *, is_
     problem = last.reason if isinstance(last, Ended) else ""
     told = [] if status == "running" else [notice_step(state.run_id, status, at=state.at, problem=problem)]
     return [moved, *told]
+
+
+def fact_row(run_id: str, seq: int, value: object) -> dict[str, Value]:
+    """Return the values of `ADD_FACT` for a fact that `dump_facts` has turned into JSON values."""
+    return {"run_id": run_id, "seq": seq, "schema": SCHEMA, "fact": _compact(value)}
 
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
