@@ -58,7 +58,7 @@ _QUEUED = ("ENQUEUED", "DELAYED")
 """The statuses of an activation on the queue; `PENDING` is one that runs, also where its process died."""
 
 _LENGTH = "SELECT COALESCE(MAX(seq) + 1, 0) FROM planner_journal WHERE run_id = :run_id"
-_DUE = """
+_DUE = f"""
     SELECT run_id, owner, status, wake_at FROM planner_runs
     WHERE status IN ('running', 'paused')
           AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
@@ -67,9 +67,13 @@ _DUE = """
     UNION SELECT run_id, owner, status, wake_at FROM planner_runs
           WHERE status IN ('queued', 'running')
                 AND NOT EXISTS (SELECT 1 FROM planner_journal WHERE planner_journal.run_id = planner_runs.run_id)
-"""
+                AND NOT EXISTS (
+                    SELECT 1 FROM {DBOS_TABLES}.workflow_status
+                    WHERE workflow_uuid = run_id || ':0' AND workflow_status.status IN ('PENDING', 'ENQUEUED')
+                )
+"""  # noqa: S608  (only this package's own text)
 """Runs with an untaken decision; with an expired question, whose timer may be lost; those that a fault interrupted, at
-their retry; and those without a journal yet."""
+their retry; and those without a journal yet, unless they are on the queue: there may be thousands."""
 _RUNNING = "SELECT run_id, owner FROM planner_runs WHERE status = 'running' AND COALESCE(wake_at, 0) <= :now"
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
@@ -221,14 +225,14 @@ class ActivationQueue:
         task.add_done_callback(self._background.discard)
 
     async def _requeue_for_others(self, run_id: str) -> None:
-        """Requeue the activation of a running run that this worker may not drive, with a longer delay each time.
+        """Requeue the activation of a due run that this worker may not drive, with a longer delay each time.
 
         A run that waits for a decision or a date is started when that is due; see `_queue_due`.
         """
         try:
             key, delay = await self._key(run_id), self._refused.get(run_id, 0.0)
             self._refused[run_id] = min(2 * delay or _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
-            if (await self._store.record(run_id)).status != "running":
+            if (await self._store.record(run_id)).status not in ("queued", "running"):
                 return
             while (row := await self._host.find(key)) is not None and row.status in ("PENDING", *_QUEUED):
                 if row.executor_id != self.workers.worker_id:
@@ -270,15 +274,12 @@ class ActivationQueue:
         """Queue the next activation of each due run that no worker drives: once, however many workers see it."""
         now = time.time()
         for run_id, owner, status, wake_at in (await self._store.database.transact((_DUE, {"now": now})))[0]:
-            is_retried = status == "running" and wake_at is not None
-            later = is_retried and float(wake_at or 0) > now
+            later = status == "running" and float(wake_at or 0) > now
             if later or run_id in self._refused or (owner is not None and await self.workers.alive(str(owner))):
                 continue
             key = await self._key(str(run_id))
             row = await self._host.find(key)
-            ended = row is None or row.status not in ("PENDING", *_QUEUED)
-            outdated = row is not None and row.status in _QUEUED and _is_older(row)
-            if row is None or outdated or (ended and (is_retried or status == "paused")):
+            if row is None or row.status not in ("PENDING", *_QUEUED) or (row.status in _QUEUED and _is_older(row)):
                 await self._replace(key, str(run_id))
             elif row.status == "DELAYED":
                 await self._host.requeue([key])

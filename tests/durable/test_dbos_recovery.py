@@ -130,6 +130,22 @@ async def test_a_run_without_worker_and_activation_is_gone_on_with(
     assert effects_in(effects) == ["label 1"]
 
 
+async def test_a_queued_run_whose_activation_drove_nothing_is_queued_again(postgres_url: str, tmp_path: Path) -> None:
+    """An activation ends at once where another worker owns its run; that one may give the run back untouched."""
+    async with working(postgres_url, tmp_path / "effects", labels) as runs:
+        await runs.submit(GOAL, run_id="first")
+        await answered(runs, "first")
+        ended = f"UPDATE {DBOS_TABLES}.workflow_status SET workflow_uuid = 'order-7:0' WHERE status = 'SUCCESS'"
+        with psycopg.connect(postgres_url) as admin:
+            while not admin.execute(ended.encode()).rowcount:  # noqa: ASYNC110  (DBOS records the end)
+                await asyncio.sleep(0.02)
+            admin.execute(
+                "INSERT INTO planner_runs (run_id, goal, status, created_at, updated_at) "
+                "SELECT 'order-7', goal, 'queued', created_at, updated_at FROM planner_runs"
+            )
+        await answered(runs, "order-7")
+
+
 def leaving_life(url: str, effects: Path) -> None:
     """Start runs and leave at once: one in the midst of a call, one before anything of it began."""
 
