@@ -22,7 +22,8 @@ Approval: an interceptor gets a ToolCall and returns Approve, Deny, Supply, Defe
 Durability: Runs keeps runs in SQLite or PostgreSQL; they survive ``kill -9``.
 
 Modules: errors, events (facts and stream events), iteration (between iterations), hitl_manager (interception), session,
-plugin, durable (stores, workers, approvals), testing (scripted models). Command line: ``planner-ext --help``.
+plugin, durable (stores, workers, approvals), timeline (what happened in a run, as values and as a page), testing
+(scripted models). Command line: ``planner-ext --help``.
 
 A minimal run::
 

@@ -56,6 +56,7 @@ class _Reader:
     plan: str = ""
     lives: int = 0
     lost: set[int] = field(default_factory=set[int])
+    before_stop: float = 0.0
     iterations: list[TimelineIteration] = field(default_factory=list[TimelineIteration])
     calls: list[TimelineCall] = field(default_factory=list[TimelineCall])
     messages: tuple[TimelineMessage, ...] = ()
@@ -303,6 +304,7 @@ class _Reader:
     def _stop_requested(self, fact: facts.StopRequested) -> None:
         self._resume_gap(fact.at)
         self._event(fact.at, "stopped", text=fact.reason)
+        self.before_stop = self.state.at
 
     def _budget_changed(self, fact: facts.BudgetChanged) -> None:
         self._event(fact.at, "budget", text=_changed(self.state.rules.limits, fact.limits), by=fact.by)
@@ -327,6 +329,8 @@ class _Reader:
         if fact.returned:
             self.calls = [call if call.ended else replace(call, outcome="returned") for call in self.calls]
         self._event(fact.at, "ended", text=fact.reason)
+        if self.state.stopping is not None and fact.at - self.before_stop > fact.seconds + _NOTICED:
+            self._gap("left", self.before_stop, fact.at)  # it was not under way when it was stopped
 
     readers: ClassVar[dict[str, Callable[[Any, Any], None]]] = {
         "RunStarted": _run_started,
@@ -376,6 +380,10 @@ def _follows_crash(state: State, fact: facts.Fact, lost: Collection[int]) -> boo
 def _runs(state: State, index: int) -> bool:
     call = None if state.batch is None else state.batch.calls[index]
     return call is not None and call.started and call.answer is None
+
+
+_NOTICED = 1.0
+"""Seconds that a run which is stopped may have been idle, for rounding."""
 
 
 _OUTCOME_OF_KIND: dict[str, CallOutcome] = {"unknown": "unknown", "invalid": "invalid", "question": "withheld"}

@@ -274,6 +274,14 @@ def test_changes_from_outside_are_events() -> None:
     assert timeline.ended is None
 
 
+def test_a_run_that_was_not_under_way_when_it_was_stopped_has_a_gap() -> None:
+    """A fork, or a run cancelled days later, did not work in the time before; one stopped while it works did."""
+    left = timeline_of([run_started(), replace(stop(), at=99.0), replace(ended(), at=99.0, seconds=0.0)])
+    assert left.iterations[0].gaps == (Gap(started=0.0, ended=99.0, kind="left"),)
+    working = timeline_of([run_started(), replace(stop(), at=99.0), replace(ended(), at=99.0, seconds=99.0)])
+    assert working.iterations[0].gaps == ()
+
+
 def test_messages_are_those_that_the_transcript_got() -> None:
     """Added messages belong to the request that sent them; a compacted transcript replaces the one before."""
     timeline = drawn(

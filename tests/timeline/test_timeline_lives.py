@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from semantic_kernel import Kernel
 
-from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, PlannerPlugin
+from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, PlannerPlugin
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from planner_ext.testing.crash import CRASH_POINTS
 from planner_ext.timeline import page_of, timeline_of
-from support.durable import run_life, see_through
+from support.durable import open_runs, run_life, see_through, world
 from support.processes import Lives
 
 KILLED = -9
@@ -61,3 +61,19 @@ async def test_a_nested_run_shows_what_it_spent() -> None:
     (spending,) = timeline.spending
     assert (spending.name, spending.used, spending.limit, spending.nested) == ("max_iterations", 4, 6, 2)
     assert "nested run: 2 round trips, 0 function calls" in result.to_html()
+
+
+async def test_a_fork_stands_beside_its_run(tmp_path: Path) -> None:
+    """What a fork has of its run is drawn once; then each goes its own way, with what happened in between."""
+    book, label = call("shop-book", {"order": 1}), call("shop-label", {"order": 2})
+    planner, kernel = world(tmp_path / "effects", [book, label, say("Both.")])
+    async with open_runs(tmp_path / "runs.db") as runs:
+        await (await runs.start(planner, kernel, "Settle.", run_id="order-7")).result()
+        name = await runs.fork("order-7", at=0, new_run_id="order-7b", instruction="No label.")
+        other, kernel = world(tmp_path / "effects", [say("Booked, no label.")])
+        await (await runs.resume(name, other, kernel, budget=Budget(max_iterations=5))).result()
+        page = page_of([(await runs.load(run)).timeline() for run in ("order-7", "order-7b")])
+    assert "The first iteration is the same in both" in page
+    assert "stopped: Forked after iteration 0 of run order-7." in page
+    assert page.count('id="ai1"') == page.count('id="bi1"') == 1
+    assert all(text in page for text in ("No label.", "Both.", "Booked, no label."))
