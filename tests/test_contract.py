@@ -86,6 +86,7 @@ MODULES = {
         RunsClient StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
         NoticeRecord RunNotice WorkerOptions
         """,
+    "planner_ext.inbox": "SignIn Token app",
     "planner_ext.timeline": """
         CallAttempt CallOutcome EventKind FailedRequest Gap ModelRequest Spending Timeline TimelineCall TimelineEvent
         TimelineIteration TimelineMessage fragment_of page_of timeline_of

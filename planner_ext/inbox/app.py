@@ -37,13 +37,12 @@ from planner_ext.inbox.security import (
     Form,
     Guard,
     RefusedFormError,
+    Sessions,
     SignIn,
-    Token,
     Visitor,
     form_of,
-    keep_form_token,
     person_name,
-    visitor_of,
+    same_text,
 )
 from planner_ext.timeline import fragment_of
 
@@ -105,7 +104,9 @@ def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authoriz
         finally:
             await inbox.close()
 
-    application = Starlette(routes=inbox.routes(), middleware=[Middleware(Guard, sign_in=sign_in)], lifespan=lifespan)
+    application = Starlette(
+        routes=inbox.routes(), middleware=[Middleware(Guard, token=inbox.sessions.token)], lifespan=lifespan
+    )
     application.state.live = inbox.live
     return application
 
@@ -114,7 +115,7 @@ class _Inbox:
     """The handlers of the routes, and the store that they share."""
 
     def __init__(self, runs: str | Path | RunsClient, sign_in: SignIn, authorize: Authorize | None) -> None:
-        self._given, self._sign_in, self._authorize = runs, sign_in, authorize
+        self._given, self.sessions, self._authorize = runs, Sessions(sign_in), authorize
         self._client = runs if isinstance(runs, RunsClient) else None
         self._opening, self._opened = asyncio.Lock(), AsyncExitStack()
         self._rows: dict[tuple[str, int], tuple[int, Markup]] = {}
@@ -169,7 +170,7 @@ class _Inbox:
         """Let a handler serve those who are signed in, and show its errors as pages."""
 
         async def handle(request: Request) -> Response:
-            visitor = await visitor_of(request, self._sign_in)
+            visitor = await self.sessions.visitor_of(request)
             if visitor is None:
                 return self._sign_in_page(request, next=_asked_path(request), status=401)
             request.scope[_VISITOR] = visitor
@@ -180,7 +181,7 @@ class _Inbox:
                 if status >= 500:
                     logger.error("The inbox cannot show %s: %s", request.url.path, error)
                 response = self._problem_page(request, status, title, error)
-            keep_form_token(visitor, response, request, self._sign_in)
+            self.sessions.keep_form_token(visitor, response, request)
             return response
 
         return handle
@@ -193,22 +194,22 @@ class _Inbox:
         return self._sign_in_page(request, token=token)
 
     async def _sign_in_by_token(self, request: Request) -> Response:
-        sign_in, form, typed = self._sign_in, None, dict[str, str]()
-        if not isinstance(sign_in, Token):
+        token = self.sessions.token
+        if token is None:
             return self._sign_in_page(request, status=404)
         try:
             form = await form_of(request, None)
         except RefusedFormError as error:
             return self._sign_in_page(request, problem=str(error), status=400)
         typed = {"name": form.text("name"), "next": form.text("next")}
-        if not sign_in.fits(form.text("token").strip()):
+        if not same_text(form.text("token").strip(), token.value):
             logger.warning("A sign-in with a wrong token was refused.")
             return self._sign_in_page(request, **typed, problem="This token is wrong.", status=403)
-        if (name := sign_in.user or person_name(typed["name"])) is None:
+        if (name := token.user or person_name(typed["name"])) is None:
             problem = "Give your name: decisions are recorded under it."
             return self._sign_in_page(request, **typed, token=form.text("token"), problem=problem, status=422)
         response = _redirect(request, typed["next"])
-        sign_in.open_session(name, response, request)
+        self.sessions.open(name, response, request)
         return response
 
     def _sign_in_page(
@@ -221,16 +222,14 @@ class _Inbox:
         problem: str = "",
         status: int = 200,
     ) -> Response:
-        by_token = isinstance(self._sign_in, Token)
-        user = self._sign_in.user if isinstance(self._sign_in, Token) else None
-        values = {"by_token": by_token, "user": user, "token": token, "name": name, "next": next, "problem": problem}
-        return self._page(request, "sign_in", status=status, **values)
+        known = self.sessions.token
+        values = {"by_token": known is not None, "user": known and known.user, "problem": problem}
+        return self._page(request, "sign_in", status=status, token=token, name=name, next=next, **values)
 
     async def _sign_out(self, request: Request) -> Response:
         await form_of(request, _visitor_in(request))
         response = _redirect(request, "sign-in")
-        if isinstance(self._sign_in, Token):
-            self._sign_in.close_session(response, request)
+        self.sessions.close(response, request)
         return response
 
     # What waits
@@ -308,7 +307,7 @@ class _Inbox:
         fields = None
         try:
             _check_shown(call, form.text("fingerprint"))
-            if form.text("decision") == "edit":
+            if form.text("decision") == "edit" and views.is_editable(call):
                 given = {key: form.text(key) for key in form.names() if key.startswith("argument")}
                 arguments, fields, problem = read_form(call.parameters, call.arguments, given)
                 if problem:
@@ -388,7 +387,7 @@ class _Inbox:
             root=f"{root}/",
             visitor=visitor,
             shown_name=exact(visitor.name) if visitor is not None else "",
-            can_sign_out=isinstance(self._sign_in, Token),
+            can_sign_out=self.sessions.token is not None,
             **values,
         )
         return HTMLResponse(text, status_code=status)

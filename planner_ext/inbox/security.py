@@ -25,13 +25,13 @@ __all__ = [
     "Form",
     "Guard",
     "RefusedFormError",
+    "Sessions",
     "SignIn",
     "Token",
     "Visitor",
     "form_of",
-    "keep_form_token",
     "person_name",
-    "visitor_of",
+    "same_text",
 ]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -74,8 +74,8 @@ class Visitor:
 class Token:
     """Sign-in by a token: whoever has it may use the inbox, under the name that they give or that is fixed here.
 
-    Sessions live in this process, for twelve hours. Where it matters that a name is true, for instance with roles, fix
-    ``user``, or let the host application sign people in.
+    Sessions live in the serving process, for twelve hours. Where it matters that a name is true, for instance with
+    roles, fix ``user``, or let the host application sign people in.
 
     Attributes:
         value: The token.
@@ -97,50 +97,61 @@ class Token:
         if value is not None and len(value) < _SHORTEST_TOKEN:
             raise PlannerExtError(f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}.")
         self.value, self.user, self.hosts = value or secrets.token_urlsafe(32), user, tuple(hosts)
-        self._sessions: dict[str, tuple[Visitor, float]] = {}
-
-    def fits(self, given: str) -> bool:
-        """Compare a token, in a time that says nothing of the difference."""
-        return secrets.compare_digest(given.encode("utf-8", "replace"), self.value.encode())
-
-    def open_session(self, name: str, response: Response, request: Request) -> None:
-        """Begin a session, and set its cookie."""
-        now, key = monotonic(), secrets.token_urlsafe(32)
-        self._sessions = {each: session for each, session in self._sessions.items() if session[1] > now}
-        self._sessions[key] = Visitor(name, secrets.token_urlsafe(32)), now + _SESSION_SECONDS
-        _set_cookie(response, request, _SESSION, key)
-
-    def close_session(self, response: Response, request: Request) -> None:
-        """End the session of a request, and delete its cookie."""
-        self._sessions.pop(request.cookies.get(_SESSION, ""), None)
-        response.delete_cookie(_SESSION, path=_cookie_path(request))
-
-    def visitor_of(self, request: Request) -> Visitor | None:
-        """Return who is signed in; None if nobody is, or the session is too old."""
-        visitor, until = self._sessions.get(request.cookies.get(_SESSION, ""), (None, 0.0))
-        return visitor if monotonic() < until else None
 
 
 SignIn: TypeAlias = Token | Callable[[Request], str | Awaitable[str | None] | None]
 """A `Token`, or a function of the host application that returns the name of a request's user; None without one."""
 
 
-async def visitor_of(request: Request, sign_in: SignIn) -> Visitor | None:
-    """Return who sends a request; None if nobody is signed in."""
-    if isinstance(sign_in, Token):
-        return sign_in.visitor_of(request)
-    name: object = await called(sign_in, request)
-    if name is None:
-        return None
-    if not isinstance(name, str) or not name.strip():
-        raise PlannerExtError(f"sign_in must return a name, or None; got {shown(name)}.")
-    return Visitor(name, request.cookies.get(_FORM) or secrets.token_urlsafe(32))
+class Sessions:
+    """Who sends a request: by a session that a token has opened here, or by what the host application says.
+
+    Attributes:
+        token: The token; None if the host application signs people in.
+    """
+
+    def __init__(self, sign_in: SignIn) -> None:
+        self.token = sign_in if isinstance(sign_in, Token) else None
+        self._sign_in = sign_in
+        self._open: dict[str, tuple[Visitor, float]] = {}
+
+    async def visitor_of(self, request: Request) -> Visitor | None:
+        """Return who sends a request; None if nobody is signed in, or the session is too old.
+
+        Raises:
+            PlannerExtError: If the host application returns something other than a name.
+        """
+        if isinstance(self._sign_in, Token):
+            visitor, until = self._open.get(request.cookies.get(_SESSION, ""), (None, 0.0))
+            return visitor if monotonic() < until else None
+        name: object = await called(self._sign_in, request)
+        if name is None:
+            return None
+        if not isinstance(name, str) or not name.strip():
+            raise PlannerExtError(f"sign_in must return a name, or None; got {shown(name)}.")
+        return Visitor(name, request.cookies.get(_FORM) or secrets.token_urlsafe(32))
+
+    def keep_form_token(self, visitor: Visitor, response: Response, request: Request) -> None:
+        """Set the cookie with which a form token is compared where the host application keeps the sessions."""
+        if self.token is None and request.cookies.get(_FORM) != visitor.form_token:
+            _set_cookie(response, request, _FORM, visitor.form_token)
+
+    def open(self, name: str, response: Response, request: Request) -> None:
+        """Begin a session, and set its cookie."""
+        now, key = monotonic(), secrets.token_urlsafe(32)
+        self._open = {each: session for each, session in self._open.items() if session[1] > now}
+        self._open[key] = Visitor(name, secrets.token_urlsafe(32)), now + _SESSION_SECONDS
+        _set_cookie(response, request, _SESSION, key)
+
+    def close(self, response: Response, request: Request) -> None:
+        """End the session of a request, and delete its cookie."""
+        self._open.pop(request.cookies.get(_SESSION, ""), None)
+        response.delete_cookie(_SESSION, path=_cookie_path(request))
 
 
-def keep_form_token(visitor: Visitor, response: Response, request: Request, sign_in: SignIn) -> None:
-    """Set the cookie with which a form token is compared where the host application keeps the sessions."""
-    if not isinstance(sign_in, Token) and request.cookies.get(_FORM) != visitor.form_token:
-        _set_cookie(response, request, _FORM, visitor.form_token)
+def same_text(one: str, other: str) -> bool:
+    """Compare secret texts, in a time that says nothing of the difference."""
+    return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
 
 
 def _set_cookie(response: Response, request: Request, name: str, value: str) -> None:
@@ -199,9 +210,7 @@ async def form_of(request: Request, visitor: Visitor | None) -> Form:
     except ValueError as error:
         raise RefusedFormError("This request is not a form of this page. Nothing was changed.") from error
     form = Form(fields)
-    if visitor is not None and not secrets.compare_digest(
-        form.text("form_token").encode("utf-8", "replace"), visitor.form_token.encode()
-    ):
+    if visitor is not None and not same_text(form.text("form_token"), visitor.form_token):
         raise RefusedFormError(
             "This form was not made for your session: you may have signed in again since. Nothing was changed; load "
             "the page again and decide anew."
@@ -218,8 +227,8 @@ def person_name(text: str) -> str | None:
 class Guard:
     """Refuses requests that come from other sites, and adds the security headers to every response."""
 
-    def __init__(self, app: ASGIApp, *, sign_in: SignIn) -> None:
-        self._app, self._sign_in = app, sign_in
+    def __init__(self, app: ASGIApp, *, token: Token | None) -> None:
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it."""
@@ -239,7 +248,7 @@ class Guard:
     def _problem(self, request: Request) -> str | None:
         """Describe why a request is refused before anyone reads it; None if it is not."""
         host = request.headers.get("host", "")
-        if isinstance(self._sign_in, Token) and _name_of(host) not in self._sign_in.hosts:
+        if self._token is not None and _name_of(host) not in self._token.hosts:
             return "The inbox is not served under this name. Open it under the address that was printed at its start."
         if request.method in ("GET", "HEAD"):
             return None

@@ -40,6 +40,7 @@ __all__ = [
     "approval_href",
     "approval_page",
     "conversation_of",
+    "is_editable",
     "item_of",
     "moment_of",
     "outcome_of",
@@ -298,6 +299,11 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
     )
 
 
+def is_editable(call: PendingApproval) -> bool:
+    """Whether a call may run with other arguments: not one that may have taken effect with those it had."""
+    return call.kind == "function" and not call.in_doubt
+
+
 def approval_page(
     call: PendingApproval,
     facts: Sequence[Fact],
@@ -320,7 +326,6 @@ def approval_page(
         typed: What the person typed.
     """
     expired = call.expires_at is not None and call.expires_at.timestamp() <= now
-    editable = call.kind == "function" and not call.in_doubt
     return ApprovalPage(
         call=waiting_of(call, now),
         status="expired" if expired and call.status == "open" else call.status,
@@ -330,7 +335,7 @@ def approval_page(
         plan=plan_of(facts),
         conversation=tuple(conversation_of(facts, now)),
         unreadable=visible(unreadable),
-        fields=(drawn_form(call.parameters, call.arguments) if fields is None else fields) if editable else (),
+        fields=(drawn_form(call.parameters, call.arguments) if fields is None else fields) if is_editable(call) else (),
         problem=visible(problem),
         typed={name: (typed or {}).get(name, "") for name in TYPED},
     )

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import resource
 import statistics
@@ -64,6 +65,12 @@ def world(model: Any) -> tuple[FunctionCallingStepwisePlanner, Kernel]:
 def cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Read the processor time of a process; Linux only."""
+    times = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def work(store: str, name: str, runs_done: Any, cpu: Any) -> None:
@@ -180,11 +187,14 @@ async def measure(arguments: argparse.Namespace) -> bool:
         alone: list[tuple[float, float]] = []
         watched: list[tuple[float, float]] = []
         loads: list[float] = []
+        shares: list[float] = []
         for number in range(arguments.rounds):
             alone.append(await round_())
             ours.send("in")
             await asyncio.to_thread(ours.recv)
+            start, used = time.perf_counter(), cpu_seconds_of(server.pid)
             watched.append(await round_())
+            shares.append((cpu_seconds_of(server.pid) - used) / (time.perf_counter() - start))
             ours.send("out")
             loads += await asyncio.to_thread(ours.recv)
             await asyncio.sleep(0.5)
@@ -204,6 +214,7 @@ async def measure(arguments: argparse.Namespace) -> bool:
     print(f"{arguments.viewers} viewers, two workers")
     print(f"  turns a second:           {100 * (speed - 1):+.1f} %")
     print(f"  processor time of a turn: {100 * (cost - 1):+.1f} %")
+    print(f"  the server takes {100 * statistics.median(shares):.0f} % of a core")
     if loads:
         print(f"  a list is loaded in {1000 * loads[len(loads) // 2]:.0f} ms (median of {len(loads)})")
     return cost <= 1.05

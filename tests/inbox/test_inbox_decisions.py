@@ -160,7 +160,8 @@ async def test_a_question_of_the_model_is_answered(tmp_path: Path) -> None:
             assert "Which order, &lt;i&gt;and&lt;/i&gt; for whom?" in page and 'value="approve"' not in page
             blank = await ann.send("approvals/a%2F0%2Fask", {"decision": "answer", "answer": "  "})
             assert blank.status_code == 409 and "Write an answer" in blank.text
-            assert (await ann.decide("approvals/a%2F0%2Fask", "approve")).status_code == 409
+            for wrong in ("approve", "edit", "retry", "done"):
+                assert (await ann.decide("approvals/a%2F0%2Fask", wrong)).status_code == 409
             await ann.decide("approvals/a%2F0%2Fask", "answer", answer="7,\r\nfor ann")
     decision = (await shown(store, "a/0/ask")).decision
     assert decision is not None and (decision.kind, decision.result, decision.by) == ("supply", "7,\nfor ann", "ann")
@@ -207,6 +208,7 @@ async def test_a_call_in_doubt_is_done_or_run_again(tmp_path: Path, decision: st
         page = (await ann.get(href)).text
         assert "may have taken effect" in page
         assert 'value="approve"' not in page
+        assert (await ann.decide(href, "edit", **{"argument-0": "bob"})).status_code == 409
         assert (await ann.decide(href, decision, result="It was sent.")).status_code == 200
     async with Runs.sqlite(store) as runs:
         result = await (await runs.start(planner, kernel, "Send.", run_id="a")).result()
