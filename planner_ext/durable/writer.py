@@ -162,6 +162,7 @@ class JournalWriter:
         decided: Collection[str] | None = None,
         claim: Claim | None = None,
         is_queued: bool = False,
+        state: State | None = None,
     ) -> None:
         """Continue a journal.
 
@@ -173,11 +174,12 @@ class JournalWriter:
                 closed but fences this writer, so that every decision that counts is taken. None closes them all.
             claim: The hold of the worker that drives the run; None writes whoever owns it.
             is_queued: Whether the run's row says ``queued``, so that its start changes that.
+            state: The fold of the facts, if the caller has it.
 
         Raises:
             InvalidJournalError: If the facts contradict each other.
         """
-        self.state = fold_journal(run_id, facts)
+        self.state = fold_journal(run_id, facts) if state is None else state
         self._store = store
         self.run_id = run_id
         self._decided = decided
@@ -265,23 +267,25 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
     Raises:
         UnknownRunError: If there is no such run.
     """
+    stored = await store.load(run_id)
+    read, state = stored.facts, fold_journal(run_id, stored.facts)
     while True:
-        stored = await store.load(run_id)
-        writer = JournalWriter(store, run_id, stored.facts)
+        writer = JournalWriter(store, run_id, read, state=state)
         at = clock.now()
-        with suppress(RunFencedError):  # it was continued meanwhile: read it again
-            match writer.state.phase:
+        with suppress(RunFencedError):  # it was continued meanwhile
+            match state.phase:
                 case Phase.ENDED:
                     return False
                 case Phase.NEW:
                     begun = RunStarted(run_id=run_id, rules=Rules(), messages=(), goal=stored.record.goal, at=at)
                     facts: tuple[Fact, ...] = (begun,)
                 case _:
-                    facts = lost_request(writer.state, at=at)
-            state = reduce(apply, facts, writer.state)
-            ended = stopping_facts(state, reason=cancellation_reason(by, reason), at=at)
-            await writer.append(run_id, len(stored.facts), (*facts, *ended))
+                    facts = lost_request(state, at=at)
+            ended = stopping_facts(reduce(apply, facts, state), reason=cancellation_reason(by, reason), at=at)
+            await writer.append(run_id, len(read), (*facts, *ended))
             return True
+        _, _, new = await store.load_since(run_id, len(read), now=at)  # reading all of it again may be late again
+        read, state = (*read, *new), reduce(apply, new, state)
 
 
 def _open_step(state: State, id_: str, call: WaitingCall) -> Step:

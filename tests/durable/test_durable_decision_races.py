@@ -1,5 +1,6 @@
 """Decisions at the worst moment: while a worker takes another one, lets the question expire, or ends the run."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from planner_ext import Approve, Deny
-from planner_ext.core.facts import CallDecided
-from planner_ext.durable import Approvals
+from planner_ext import Approve, Budget, Deny
+from planner_ext.core.facts import BudgetChanged, CallDecided, Rules, RunStarted
+from planner_ext.durable import Approvals, Runs, StoredRun
+from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.worker import Activation, ActivationRun
+from planner_ext.durable.writer import JournalWriter
 from planner_ext.hitl_manager import Defer
 from planner_ext.sk.approval import DecisionRefusedError
 from planner_ext.testing import call, calls, say
@@ -121,3 +124,23 @@ async def test_a_run_goes_on_where_the_clock_went_back(store: str, tmp_path: Pat
     async with open_runs(store, clock=clock) as runs:
         result = await (await runs.start(planner, kernel, GOAL, run_id="r")).result()
     assert (result.status, effects_in(effects), result.usage.active_seconds) == ("answered", ["pay 5"], 0)
+
+
+async def test_a_cancellation_catches_a_run_that_is_faster(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cancels a run that records facts all the time reads the new ones only, and is not late for ever."""
+    load = JournalStore.load
+
+    async def overtaken(self: JournalStore, run_id: str) -> StoredRun:
+        stored = await load(self, run_id)
+        at = len(stored.facts)
+        started = RunStarted(run_id=run_id, rules=Rules(), messages=(), goal=GOAL, at=0.0)
+        fact = BudgetChanged(limits=Budget(), at=float(at), seconds=0.0) if at else started
+        await JournalWriter(self, run_id, stored.facts).append(run_id, at, (fact,))
+        return stored
+
+    monkeypatch.setattr(JournalStore, "load", overtaken)
+    async with opened_store(store) as opened, Runs.connect(store) as runs:
+        assert await opened.create("r", GOAL, owner=None, at=1.0)
+        async with asyncio.timeout(30):
+            assert await runs.cancel("r", by="ann")
+        assert (await opened.record("r")).status == "stopped"
