@@ -1,7 +1,8 @@
 """Which runs a worker may drive: claims them, counts faults and deaths of workers against them, and parks them.
 
-A run that was driven when its worker's process ended has a death counted; at the last one that is allowed it is set
-aside, whatever its functions declare. Faults and deaths count until there is a new reply or result in its journal.
+A run that was driven when its worker's process ended has a death counted; at the last one that is allowed it is
+quarantined, whatever its functions declare. Faults and deaths count until there is a new reply or result in the run's
+journal.
 """
 
 import logging

@@ -46,7 +46,7 @@ class WorkerOptions(TypedDict, total=False):
             notice is delivered at least once, beside the runs, and is retried for a day if the call fails. All workers
             of a store should have the same listeners: any of them delivers a notice.
         on_ended: Likewise, when a run has ended or was cancelled.
-        on_failed: Likewise, when a run has failed or was set aside.
+        on_failed: Likewise, when a run has failed or was quarantined.
         notify: A URL to which all these notices are posted, likewise; see `planner_ext.durable.notices.Webhook`.
         notify_key: Signs what is posted; None does not sign.
     """
