@@ -121,6 +121,8 @@ class RunRecord:
             values["problem"] = "" if values["problem"] is None else str(json.loads(values["problem"]))
             for name in ("wake_at", "created_at", "updated_at", "cost"):
                 values[name] = None if values[name] is None else float(values[name])
+            for name in ("wake_at", "created_at", "updated_at"):
+                read_moment(values[name])
             return cls(**values)
         except _DAMAGED as error:
             raise StoreError(

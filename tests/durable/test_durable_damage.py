@@ -70,7 +70,11 @@ async def test_a_name_that_there_cannot_be_is_told(store: str) -> None:
                 await ask("\x00")
 
 
-@pytest.mark.parametrize("damage", ["UPDATE planner_runs SET goal = '{' WHERE run_id = 'a'"])
+ROWS = ("goal = '{'", "created_at = 1e300")
+"""What makes a run's row one that cannot be read: a text that is not JSON, and a time that is no date."""
+
+
+@pytest.mark.parametrize("damage", [f"UPDATE planner_runs SET {to} WHERE run_id = 'a'" for to in ROWS])
 async def test_a_damaged_row_of_a_run_keeps_no_other_from_going_on(
     damage: str, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
