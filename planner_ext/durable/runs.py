@@ -375,6 +375,7 @@ class Runs(RunsClient):
     def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
         super().__init__(pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds)
         self._pool, self._notifier = pool, notifier
+        self._closing = asyncio.Lock()
 
     @classmethod
     @takes_worker_options
@@ -629,12 +630,13 @@ class Runs(RunsClient):
         Args:
             grace_seconds: How long calls and requests in flight may take; None uses the option of this worker.
         """
-        try:
-            await self._pool.close(grace_seconds)
-        finally:
-            if self._notifier is not None:
-                await self._notifier.close()
-            await self._store.close()
+        async with self._closing:  # a second call waits for the first one
+            try:
+                await self._pool.close(grace_seconds)
+            finally:
+                if self._notifier is not None:
+                    await self._notifier.close()
+                await self._store.close()
 
 
 def _deadline(earlier: float | None, error: StoreError) -> float:

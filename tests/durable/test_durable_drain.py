@@ -248,6 +248,19 @@ async def test_leaving_the_block_drains(store: str, world: World) -> None:
     await see_through(store, world)
 
 
+async def test_leaving_twice_is_leaving_once(store: str, world: World) -> None:
+    """The end of the block waits for a close that has begun, and does not close the store under what is in flight."""
+    world.close("order/book")
+    async with open_runs(store) as runs:
+        await runs.start(*application(), "order", run_id="order")
+        await begun(world, "order/book", "order/label")
+        first = asyncio.create_task(runs.close())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.1, world.open, "order/book")
+    await first
+    await see_through(store, world)
+
+
 async def test_a_call_whose_turn_comes_while_the_worker_leaves_does_not_start(store: str, world: World) -> None:
     """The calls of its batch that are in flight end and are recorded; it starts in the next worker."""
     planner, kernel = application()
