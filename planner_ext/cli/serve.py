@@ -20,11 +20,11 @@ try:
     from planner_ext.inbox import Token, app
     from planner_ext.inbox.security import LOOPBACK
 except ModuleNotFoundError as missing:
-    if (missing.name or "").startswith("planner_ext"):
+    name = (missing.name or "").partition(".")[0]
+    if name == "planner_ext":
         raise
-    raise PlannerExtError(
-        f'The inbox needs {missing.name}. Install it with: pip install "planner-ext[inbox]"'
-    ) from None
+    problem = f'The inbox needs {name}. Install it with: pip install "planner-ext[inbox]"'
+    raise PlannerExtError(problem) from None
 
 __all__ = ["serve_inbox"]
 

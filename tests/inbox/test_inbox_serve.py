@@ -79,3 +79,15 @@ async def test_an_allowed_name_is_served(store: str) -> None:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{match[1]}") as client:
             for host, status in (("inbox.example.com", 200), ("evil.example", 403)):
                 assert (await client.get("/sign-in", headers={"host": host})).status_code == status
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "starlette", "jinja2"])
+def test_without_its_extra_the_command_says_how_to_install_it(
+    store: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing package is a message with the command that installs it."""
+    for name in [*sys.modules]:
+        if name.startswith(("planner_ext.inbox", "planner_ext.cli.serve")) or name.partition(".")[0] == missing:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert f'The inbox needs {missing}. Install it with: pip install "planner-ext[inbox]"' in refused("--store", store)
