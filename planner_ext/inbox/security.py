@@ -96,7 +96,8 @@ class Token:
         """
         if value is not None and len(value) < _SHORTEST_TOKEN:
             raise PlannerExtError(f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}.")
-        self.value, self.user, self.hosts = value or secrets.token_urlsafe(32), user, tuple(hosts)
+        self.value, self.user = value or secrets.token_urlsafe(32), user
+        self.hosts = tuple(host.lower() for host in hosts)
 
 
 SignIn: TypeAlias = Token | Callable[[Request], str | Awaitable[str | None] | None]
