@@ -32,7 +32,7 @@ from planner_ext.cli.run import CliRun, Result, approval_options, document, goal
 from planner_ext.cli.show import Progress, print_pending
 from planner_ext.cli.store import command_on, decision_text, opened_runs, store_name
 from planner_ext.cli.submit import result_code
-from planner_ext.cli.text import Terminal, moment_text, run_lines_shown, spent_line
+from planner_ext.cli.text import Terminal, moment_text, spent_line, worker_lines_shown
 from planner_ext.core.text import exact, one_line, printable
 from planner_ext.durable import (
     Approvals,
@@ -278,7 +278,7 @@ def work(args: WorkerArgs) -> int:
         PlannerInvalidConfigurationError: If the application, ``--policy`` or ``--ask-all`` cannot be used.
         InvalidPolicyError: If the file holds no policy.
     """
-    with redirect_stdout(sys.stderr), run_lines_shown(Terminal(sys.stderr)):  # functions' output is not a result
+    with redirect_stdout(sys.stderr), worker_lines_shown(Terminal(sys.stderr)):  # functions' output is not a result
         made = start_factory(args.app, option="--app")
         return asyncio.run(_worked(args, made))
 

@@ -27,10 +27,10 @@ __all__ = [
     "folded_lines",
     "json_document",
     "moment_text",
-    "run_lines_shown",
     "shortened",
     "spent_line",
     "warnings_shown",
+    "worker_lines_shown",
 ]
 
 
@@ -96,12 +96,13 @@ _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 
 @contextmanager
-def run_lines_shown(console: Terminal) -> Generator[None]:
-    """Print the log lines of kept runs; see `planner_ext.durable.log`."""
-    name, line = "planner_ext.runs", console.print_line
-    with _handled(
-        name, logging.INFO, lambda record: line((printable(record.getMessage()), _STYLES.get(record.levelno, "")))
-    ):
+def worker_lines_shown(console: Terminal) -> Generator[None]:
+    """Print the log lines of kept runs, see `planner_ext.durable.log`, and the warnings of the worker itself."""
+
+    def show(record: logging.LogRecord) -> None:
+        console.print_line((printable(record.getMessage()), _STYLES.get(record.levelno, "")))
+
+    with _handled("planner_ext.runs", logging.INFO, show), _handled("planner_ext.durable", logging.WARNING, show):
         yield
 
 

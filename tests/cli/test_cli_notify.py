@@ -40,6 +40,16 @@ def test_a_worker_posts_signed_notices(place: str, command: Command, monkeypatch
     assert received.headers["webhook-signature"] == f"v1,{mac}"
 
 
+def test_a_worker_says_what_troubles_it(command: Command) -> None:
+    """Not only what happens to runs: a notice that was not delivered, a store or a heartbeat that fails, too."""
+    assert command(*RUN).code == 4
+    assert command("approvals", "approve", CALL, *STORE).code == 0
+    with WebhookServer([500]) as server:
+        worked = command("worker", *STORE, *APP, "--once", "--notify", server.url)
+    assert worked.code == 0
+    assert "The notice that run order-7 ended was not delivered, it is tried again" in " ".join(worked.err.split())
+
+
 def test_a_url_that_cannot_be_used_is_refused(command: Command) -> None:
     """By the option's name, and without the URL: it may be a secret."""
     refused = command("worker", *STORE, *APP, "--once", "--notify", "hooks.example/s3cret")
