@@ -41,7 +41,8 @@ from planner_ext.durable import Approvals, Runs
 from planner_ext.hitl_manager import Defer
 from planner_ext.testing import ScriptedChatCompletion, ScriptedRequest, call, say
 
-logging.getLogger("planner_ext").addHandler(logging.NullHandler())  # in each process: figures only
+for _name in ("planner_ext", "psycopg"):  # in each process: figures only
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 TURNS = (20, 80)
 PARKED = 5_000
