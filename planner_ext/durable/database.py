@@ -170,7 +170,6 @@ _OPERATION: tuple[str, ...] = (
         pid INTEGER NOT NULL,
         status TEXT NOT NULL,
         concurrency INTEGER,
-        lease_seconds DOUBLE PRECISION NOT NULL,
         started_at DOUBLE PRECISION NOT NULL,
         seen_at DOUBLE PRECISION NOT NULL
     )
@@ -198,11 +197,17 @@ _OPERATION: tuple[str, ...] = (
     "CREATE INDEX planner_notices_by_run ON planner_notices (run_id)",
     "CREATE INDEX planner_runs_by_update ON planner_runs (updated_at, run_id)",
     "CREATE INDEX planner_runs_by_status_and_update ON planner_runs (status, updated_at, run_id)",
+    "CREATE INDEX planner_runs_by_owner ON planner_runs (owner)",
+)
+
+_LEASES = (
+    "ALTER TABLE planner_workers ADD COLUMN lease_seconds DOUBLE PRECISION NOT NULL DEFAULT 30",
+    "DROP INDEX planner_runs_by_owner",
     "CREATE INDEX planner_runs_by_owner ON planner_runs (owner) WHERE owner IS NOT NULL",
 )
 
-_SCHEMAS = (_FIRST, _OPERATION)
-"""The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices.
+_SCHEMAS = (_FIRST, _OPERATION, _LEASES)
+"""The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices. 3: leases.
 
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
 ``owner``: the worker that drives it, or null. ``wake_at``: when it is next due by itself: the first expiry of a paused
@@ -214,9 +219,8 @@ take.
 ``planner_approvals.status``: ``open``, ``decided`` (a decision waits for a worker) or ``closed``. ``planner_refusals``:
 decisions that were not taken, of the approval that ``id`` names, or of a call of the run that did not wait.
 ``planner_workers.seen_at``: the worker's last heartbeat; after ``lease_seconds`` without one others take its runs.
-``planner_notices.next_at``: when a notice is next sent; null
-once it was delivered or given up. ``planner_subscriptions``: the events of which notices are written, ``until`` then.
-Times are seconds since the epoch.
+``planner_notices.next_at``: when a notice is next sent; null once it was delivered or given up.
+``planner_subscriptions``: the events of which notices are written, ``until`` then. Times are seconds since the epoch.
 """
 
 TABLE_SCHEMA = len(_SCHEMAS)

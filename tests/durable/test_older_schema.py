@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from planner_ext import Approve
 from planner_ext.core.errors import NewerSchemaError
 from planner_ext.durable import Approvals, Runs
 from planner_ext.durable.database import TABLE_SCHEMA
@@ -168,3 +169,19 @@ async def test_facts_of_an_older_worker_are_read_by_their_own_number(older: str,
         rows = execute(older, "SELECT seq, schema FROM planner_journal WHERE run_id = 'paused' ORDER BY seq")
         assert [schema for seq, schema in rows] == [1 if seq < 4 else SCHEMA for seq, _ in rows]
         assert len((await runs.load("paused")).facts) == len(rows)
+
+
+async def test_a_store_of_the_second_schema_is_migrated(tmp_path: Path) -> None:
+    """Its workers get the lease that they had by default; what waited and what was queued in it goes on."""
+    path = tmp_path / "runs.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript((OLDER / "schema2.sql").read_text("utf-8"))
+        database.execute("INSERT INTO planner_workers VALUES ('older', 'older', 'host', 1, 'working', NULL, 0, 0)")
+        database.commit()
+    async with Runs.connect(path) as runs:
+        assert {run.run_id: run.status for run in await runs.list()} == {"paused": "paused", "queued": "queued"}
+    async with Approvals.connect(path) as approvals:
+        (call,) = await approvals.pending()
+        assert await approvals.decide(call.id, Approve(by="ann"))
+    assert execute(str(path), "SELECT MAX(number) FROM planner_schema") == [(TABLE_SCHEMA,)]
+    assert execute(str(path), "SELECT DISTINCT lease_seconds FROM planner_workers") == [(30.0,)]
