@@ -5,6 +5,28 @@
 
 Standard library only; no clock, no randomness, no IO, no logging, and nothing of Semantic Kernel.
 
+Where is what
+    The floors, from the bottom: ``core`` decides, ``approval`` says what binds a decision, ``engine`` performs and
+    records, ``timeline`` shows a journal, ``durable`` keeps runs in a store, ``sk`` adapts to Semantic Kernel. On these
+    stand the doors and the other modules of the root, then ``compare``, ``cli`` and ``inbox``. ``testing`` scripts
+    models. Paths below are relative to ``planner_ext``.
+
+    a deferred call       `Call.decided` in ``core/state.py``, with the verdict ``defer``: a `CallDecided` of the
+                          journal. `waiting_calls` in ``approval/decisions.py`` lists those of a state.
+      ... without a store in the journal that a checkpoint holds: ``sk/checkpoint.py``
+      ... in a store      also a row of ``planner_approvals``: ``durable/writer.py`` opens it when the run pauses,
+                          ``durable/records.py`` reads it
+      a person's decision ``sk/approval.py``, `decision_facts`, makes it a fact. In a store it waits in the row, where
+                          ``durable/approvals.py`` puts it, until ``durable/worker.py`` takes it.
+    a limit is declared   ``core/limits.py``, `Budget`
+      ... checked         round trips, calls: ``core/machine.py``; tokens, cost, time, errors, denials: `spent_limit` in
+                          ``core/limits.py``; what functions and nested runs take: ``core/accounts.py``
+      ... in flight       a limit of time interrupts: ``engine/journal.py``, `Recorder.in_time`
+      ... raised          ``sk/outcome.py``, `raise_at_limit`
+    an option             ``sk/options.py``, whose docstring lists what to edit; ``planner/options.py`` repeats it
+    the journal's table   ``planner_journal``: created by ``durable/database.py``, written by ``durable/writer.py``,
+                          read by ``durable/store.py``; ``durable/sqlite.py`` and ``durable/postgres.py`` hold it
+
 Glossary
     door         A public entry point that prepares and drives runs: planner, service, handler or session.
     run          One goal or one chat request, from its first fact to its end. It may pause and be resumed.

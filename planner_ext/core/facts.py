@@ -80,8 +80,9 @@ class Rules:
         limits: What the run may spend.
         plan: Whether a plan is requested before the first step.
         charge_plan: Whether the plan request counts as a round trip.
-        use_attempts: Tool rounds before functions are withdrawn; None is unlimited.
-        attempts_limit: The limit to report when attempts run out; "" if running out is not a limit.
+        use_attempts: Maximum number of tool rounds, after which no functions are offered; None is unlimited.
+        attempts_limit: The name under which a result reports that ``use_attempts`` was reached, for instance
+            ``maximum_use_attempts``; "" if it is not reported as a limit, so that the run ends ``answered``.
         tool_choice: ``auto`` lets the model choose, ``required`` makes it call a function in each tool round.
         rounds_per_step: Tool rounds of one step, after which a plain reply closes it; None chains without end.
         require_final_answer: Whether a plain reply is not enough, only the final-answer function is.

@@ -29,7 +29,10 @@ CUT_SHORT = frozenset({"length", "content_filter"})
 """Finish reasons of an incomplete reply: it is never a final answer, and none of its calls run."""
 
 _KEEPS_INTENT = frozenset({"CallDecided", "IterationCompleted"})
-"""Facts that a store may write together with the next one: they imply no request that is sent before that."""
+"""Facts that a store may hold back until its next write, see `planner_ext.durable.writer.JournalWriter`.
+
+The next request may be sent before they are written. So they do not announce it, and leave `State.intent` as it is.
+"""
 
 _Changes: TypeAlias = dict[str, Any]
 
@@ -177,7 +180,11 @@ def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
 
 
 def _released(ledger: Ledger, call: Call, spent: Consumption | None) -> Ledger:
-    """Charge what a call has spent; if that is not known, its whole share, or else the requests that it recorded."""
+    """Charge what a call has spent, and release the rest of its share.
+
+    Without ``spent``, a call with a share is charged all of it, and a call without a share is charged the requests that
+    it recorded before they were sent.
+    """
     if spent is None and call.reserved is None and call.requests:
         spent = Consumption(iterations=call.requests)
     return released(ledger, call.reserved, spent)

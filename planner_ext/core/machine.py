@@ -67,8 +67,8 @@ class AskModel:
     Attributes:
         iteration: The 0-based number of this iteration.
         offer: Whether functions are offered.
-        tool_choice: ``auto`` or ``required`` where they are; ``none`` keeps their schema in the request although
-            they are not offered.
+        tool_choice: ``auto`` or ``required`` if functions are offered. If they are not, None omits their schema from
+            the request, and ``none`` sends the schema with a tool choice that forbids to call them.
         withheld: The limit because of which they are not offered, or None.
         structured: Whether the answer must have its form if the request goes without functions.
         left: What is left of the budget, as far as the model is to read it; this request is not charged yet.
@@ -198,11 +198,13 @@ def next_action(state: State) -> Action | None:
 
 
 def may_have_asked(state: State) -> bool:
-    """Return whether a request may be under way after a journal that ends here, read in another life of the run.
+    """Return whether the next request may have been sent already, by this process or by one that has ended.
 
-    The request after a fact that a store has written is sent without a further write, so the fact itself is its
-    intent. Only completing an iteration, which may be written later, can come in between: a batch is completed by a
-    fact that is written. A request that follows a failed one, or that is made for a clarifier, is recorded by itself.
+    A store writes a fact first, and then the run acts on it. Most requests have no fact that announces them: where the
+    next action is a request, the last fact stands for it, and only the reply is missing (`State.intent` is
+    ``implied``). One fact may be missing before that: a store may hold `IterationCompleted` back until its next write.
+    The fact that settles the batch is never held back. So a journal that ends there is examined as if its iteration
+    were completed. A request after a failed one, and a clarifier's request, is announced by `ModelAsked`.
     """
     if state.intent != "implied":
         return state.intent == "recorded"
@@ -213,7 +215,11 @@ def may_have_asked(state: State) -> bool:
 
 
 def iterations_left(state: State) -> float:
-    """Count the round trips that may still be made; infinity where they are not limited."""
+    """Count the round trips that may still be made; infinity if they are not limited.
+
+    The count is negative if more was charged than the limit allows: a connector reported several round trips for the
+    last request, or a smaller budget replaced the limits.
+    """
     allowed = state.rules.limits.max_iterations
     return math.inf if allowed is None else allowed - state.ledger.iterations
 
@@ -261,6 +267,7 @@ def _request(state: State, limit: str | None) -> AskModel:
     """Decide whether functions are offered, and because of which limit they are not."""
     rules = state.rules
     withheld, offer = limit, limit is None
+    # `use_attempts` is the count of rounds; `attempts_limit` is its name in results, "" if reaching it is no limit.
     if offer and rules.use_attempts is not None and state.rounds >= rules.use_attempts:
         withheld, offer = rules.attempts_limit or None, False
     closing = _closes_step(state)
@@ -288,6 +295,7 @@ def _judge(state: State) -> Action:
     assert reply is not None
     if reply.finish_reason in CUT_SHORT:
         return Finish(status="incomplete", reason=f"The reply was cut short: finish_reason is {reply.finish_reason}.")
+    # The reply is charged by now: 0 left means that it was the last one allowed, below 0 that it cost more than that.
     limit = reply.withheld or ("max_iterations" if iterations_left(state) < 0 else None)
     answer = reply.text if reply.final_answer is None else reply.final_answer
     if limit is not None:
@@ -368,7 +376,8 @@ def _review(state: State) -> Action:
     return ReviewCalls(iteration=batch.iteration, indexes=undecided)
 
 
-def _call(state: State) -> Action:
+def _continue_batch(state: State) -> Action:
+    """Decide how a batch continues whose calls are all decided: it is returned, withheld, run, or waits."""
     batch = state.batch
     assert batch is not None
     if (reason := _returned(state, batch)) is not None and state.stopping is None:
@@ -392,7 +401,7 @@ _DECIDE: dict[Phase, Callable[[State], Action]] = {
     Phase.ASKING: _ask,
     Phase.ANSWERING: _judge,
     Phase.REVIEWING: _review,
-    Phase.CALLING: _call,
+    Phase.CALLING: _continue_batch,
 }
 """The decision of each phase in which a run acts; `next_action` completes an iteration itself."""
 
@@ -445,8 +454,9 @@ def _start(state: State, batch: Batch, ready: Mapping[int, CallDecided]) -> Acti
 def limit_of_restart(state: State, index: int, at: float) -> str | None:
     """Name the limit that forbids starting a running call once more, or None.
 
-    Calls of the batch that have not started are served first; only what they leave can pay for the restart. While one
-    of them is a nested run without its share, nothing is left.
+    The ready calls of the batch that have not started come first: the restart is checked as if they had started. How
+    many calls a nested run among them needs is not known before it reserves its share. Until then no call restarts
+    under ``max_tool_calls``.
 
     Args:
         state: The run, while the call runs.
@@ -506,7 +516,11 @@ def _refuse(state: State, batch: Batch, indexes: tuple[int, ...], limit: str) ->
 
 
 def _withhold_open(batch: Batch, answer: str, limit: str | None = None) -> Action:
-    """Answer every open call; those that a previous activation had started are in doubt, and answered first."""
+    """Answer every open call without running it.
+
+    Calls that a previous activation started are in doubt, and the model reads another text about them. So they are
+    answered by this action, and the other open calls by the next one.
+    """
     started = tuple(i for i, call in _open(batch).items() if call.started)
     return WithholdCalls(
         iteration=batch.iteration,

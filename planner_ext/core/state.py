@@ -39,6 +39,8 @@ class Call:
     """One call of the open batch.
 
     Attributes:
+        decided: The newest decision on it; None until it is reviewed. A deferred call has one with the verdict
+            ``defer``, until a person's decision replaces it.
         starts: How often it was started since it was decided; more than once where a filter ran it again.
         answer: What the model will read as its result; None while that is open.
         erred: Whether it counts as an error: failed, unknown or invalid.
@@ -86,7 +88,7 @@ class State:
     Attributes:
         transcript: The messages so far, with completed batches only: always valid to be sent.
         iteration: The 0-based number of the next iteration.
-        rounds: Tool rounds of this request so far; what ``use_attempts`` counts.
+        rounds: Tool rounds so far, from the run's start or from when it was reopened; ``use_attempts`` limits them.
         step_rounds: Tool rounds of this step so far.
         planned: Whether a plan was made.
         batch: The open batch, or None.
@@ -96,14 +98,16 @@ class State:
         clarifications: Questions that were answered.
         final_answer: The answer that the final-answer function was called with, or None.
         checked: The check of the last answer's form, or None.
-        structuring: How often the answer was asked for again, in its form; after that no other reply is due.
-        limit: The first limit that was reached, while its consequence is due.
+        structuring: How often the answer was asked for again in its form. From the first time on, every request asks
+            for that alone.
+        limit: The first limit that withheld calls; None again once new limits replace the old ones.
         stopping: Why the run stops, or None.
         ending: Why it stops when the open batch is complete, or None.
         reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
-        intent: What the journal says of the next request: ``implied`` by the fact before it; ``recorded`` by a
-            `ModelAsked`; or ``failed``, so that the next one has to be recorded before it is sent.
+        intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
+            follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed, so a
+            `ModelAsked` is recorded before the next one is sent.
         at: The time of the newest fact.
         ended: The fact that ended the run, or None.
     """

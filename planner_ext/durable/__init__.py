@@ -8,6 +8,33 @@ answered`` deletes old runs, ``runs export`` keeps one as a file, ``runs import`
 Upgrade: the first process of a newer version migrates the tables. An older worker that is connected then continues its
 own runs, refuses runs that a newer one has continued, and cannot open the store again; end it before long.
 
+Modules:
+
+    runs             `Runs` and `RunsClient`: start, submit, resume, cancel and read runs
+    worker           drives the runs that this worker has claimed
+    claims           which runs a worker may drive, and when one is parked or quarantined
+    gate             when the calls of driven runs may start; interrupts runs when the worker leaves
+    heartbeat        which workers live
+    retry            when a run is driven again after a fault
+    dbos             queues runs for workers on many machines
+    no_pickle        keeps pickle out of DBOS's tables
+    approvals        `Approvals`: lists what waits for a person, and stores the decision
+    authorization    asks the application's hook whether a person may decide
+    notices          delivers notices of runs that paused, ended or failed
+    writer           writes the facts of one run into the journal, and the rows that are derived from them
+    store            all other statements: a method is a transaction
+    database         the port of a database, and its tables
+    sqlite, postgres the two databases
+    records          the values in rows: runs, approvals, decisions
+    inputs           what a run is submitted with, and a new budget for it, as JSON
+    results          the result of a run, computed from its journal
+    listing          filters for a list of runs, and the numbers of a store
+    archive          a run as a JSON document, exported and imported
+    log              formats lines for Python's logging; no write-ahead log
+    gauge            the metric of what waits
+    options          the options of a worker
+    errors           the errors of a store
+
 Each name is imported on first use (PEP 562), so that the command line starts fast.
 """
 

@@ -157,7 +157,7 @@ def _checked_decision(approval: PendingApproval, decision: Decision, at: float) 
     if approval.expires_at is not None and at >= approval.expires_at.timestamp():
         raise ApprovalRefusedError(
             f"The decision on {approval.id!r} came too late: the question expired at {approval.expires_at}. "
-            "The model reads so when a worker continues the run."
+            "When a worker continues the run, the model reads that nobody decided in time."
         )
     if approval.status == "closed":
         raise ApprovalRefusedError(f"The call {approval.id!r} does not wait any more: its run continued, or ended.")

@@ -1,5 +1,6 @@
-"""The log lines of kept runs, on the logger ``planner_ext.runs``: one line for each event, with the run's name.
+"""Formats the events of kept runs as lines for Python's logging, on the logger ``planner_ext.runs``.
 
+A line has the run's name and one event.
 ``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end. ``WARNING``: a limit that ended
 it, a fault, and that it was taken over from a worker that is gone. ``ERROR``: a run that failed, or was quarantined. A
 call that runs without a person's decision is no event. A line follows the fact in the store, so that several workers

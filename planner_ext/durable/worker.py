@@ -65,7 +65,8 @@ class Activation:
         decisions: Decisions on pending calls, by call id.
         decided_at: When each was made, in seconds since the epoch, by call id.
         budget: Replaces the run's limits; None keeps them.
-        arguments: What the run was submitted with, by name; an argument of the worker's replaces the one of its name.
+        arguments: What the run was submitted with, by name. An argument with the same name that the worker's
+            application gives, see `ArgumentsFor`, takes precedence.
         price: Prices the requests in place of the planner's own; not stored in a journal.
         in_doubt: Who handles calls in doubt.
         new_budget: Changes the run's limits while it is driven.
@@ -157,11 +158,11 @@ class Runner:
     gate: CallGate = field(default_factory=CallGate)
 
     async def drive(self, job: Job[R], *, claim: Claim | None = None) -> R:
-        """Continue a run to its end, or to a pause without an untaken decision.
+        """Continue a run to its end, or to a pause; a pause with a stored decision that can be taken is continued.
 
         Args:
             job: The run.
-            claim: The hold of the worker that drives it; None drives it whoever owns it.
+            claim: The hold of the worker that drives it; None drives it without checking its owner.
 
         Raises:
             RunFencedError: If another worker continues the run, or it was ended elsewhere.
@@ -209,7 +210,7 @@ class Runner:
                 continue
             budget, own = None, {}
             if stored.record.status == "paused":
-                seen |= keys
+                seen |= keys  # a run in any other state takes them after its next pause
             rows = await self.store.decisions(run_id) if writer.state.ended is None else ()
             if {one.key for one in (await self._untaken_decisions(run_id, rows)).values()} <= seen:
                 return result
@@ -341,8 +342,8 @@ class WorkerPool:
             or if this worker leaves.
         """
         run_id = record.run_id
-        left = self._leaves or run_id in self._tasks or self._refused.get(run_id) is job.planner
-        claim = None if left or run_id in self._parking else await self._claims.of(record)
+        skipped = self._is_leaving or run_id in self._tasks or self._refused.get(run_id) is job.planner
+        claim = None if skipped or run_id in self._parking else await self._claims.of(record)
         if claim is None or run_id in self._tasks or (claim.alone and self.runner.gate.is_taken):
             return None
         if claim.alone:
@@ -357,7 +358,7 @@ class WorkerPool:
         record = await self.runner.store.record(run_id)
         if self._is_retried_later(record) or await self._claims.of(record) is None:
             return
-        if run_id not in self._tasks:  # one task claims a run: a second claim would end its being driven alone
+        if run_id not in self._tasks:  # a second task, when it ends, would let others run beside one driven alone
             await self._start_task(run_id, self._drive_or_wait(job, queued=True, wait=False))
 
     async def wait_until_due(self, run_id: str) -> bool:
@@ -376,7 +377,7 @@ class WorkerPool:
                 is the pool's own.
         """
         gate = self.runner.gate
-        if self._leaves:
+        if self._is_leaving:
             return
         gate.drain(self._interrupt)
         self.workers.announce("leaving")
@@ -401,7 +402,7 @@ class WorkerPool:
             store.abandon()
 
     @property
-    def _leaves(self) -> bool:
+    def _is_leaving(self) -> bool:
         return self.runner.gate.interrupt is not None
 
     def _interrupt(self, run_id: str) -> None:
@@ -412,8 +413,8 @@ class WorkerPool:
         """Wait for the driven runs until they are interrupted; other workers may have each of them at once."""
         loop = asyncio.get_running_loop()
         end, waiting = loop.time() + grace_seconds, set(self._tasks.values())
-        while waiting and (left := end - loop.time()) > 0:
-            ended, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        while waiting and (remaining := end - loop.time()) > 0:
+            ended, waiting = await asyncio.wait(waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             if self.queue is not None and any(task.cancelled() for task in ended):
                 await self.queue.hand_over(driven=self._tasks.keys())
 
@@ -458,7 +459,7 @@ class WorkerPool:
             RunNotAnsweredError: If it is failed or quarantined.
             Exception: On a fault; when the run is retried is in its row.
         """
-        while not self._leaves:
+        while not self._is_leaving:
             record, claim = await self._claimed(job.run_id, wait=wait)
             try:
                 if self.queue is None or queued or not (job.is_forced or record.unfinished):
@@ -467,7 +468,7 @@ class WorkerPool:
             except RunFencedError as error:
                 log_run(logging.INFO, job.run_id, f"continues elsewhere: {one_line(error)}")
                 job = await self._unless_cancelled(job)
-            except (*_LEFT, InvalidDecisionError):
+            except (*_REFUSALS, InvalidDecisionError):
                 raise
             except Exception as error:
                 await self._park_in_time(job.run_id, error)
@@ -484,7 +485,7 @@ class WorkerPool:
         return replace(job, decisions=None, budget=None) if ended else job
 
     async def _claimed(self, run_id: str, *, wait: bool) -> tuple[RunRecord, Claim]:
-        """Claim a run; who waited for another worker's driving waits for its retry, too."""
+        """Claim a run; if it failed at another worker while this one waited, wait until its retry is due, too."""
         waited = False
         while True:
             claim = Claim(self.workers.worker_id, self.workers.hold())  # before the row is read
@@ -505,7 +506,7 @@ class WorkerPool:
         """Drive a run; log once if it is refused to this planner."""
         try:
             return await self.runner.drive(job, claim=claim)
-        except _LEFT as error:
+        except _REFUSALS as error:
             if self._refused.get(job.run_id) is not job.planner:
                 log_run(logging.ERROR, job.run_id, f"left to another worker: {one_line(error)}")
             self._refused[job.run_id] = job.planner
@@ -533,8 +534,8 @@ class WorkerPool:
         return claim is not None and await self._claims.take(claim)
 
 
-_LEFT = (RunRefusedError, NewerSchemaError)
-"""What leaves a run to another worker, as it is."""
+_REFUSALS = (RunRefusedError, NewerSchemaError)
+"""The errors of a run that this worker's planner or version may not drive; it is left to other workers, unchanged."""
 
 
 def _check_not_parked(record: RunRecord) -> None:

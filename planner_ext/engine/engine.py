@@ -55,7 +55,11 @@ class Engine:
         return self._journal.state
 
     async def begin(self, new: Sequence[facts.Fact]) -> None:
-        """Record the first new facts; before them, a request that an earlier life may have made and did not record."""
+        """Record the first new facts of this activation.
+
+        An earlier process may have sent a request and ended before it recorded the reply. Such a request is recorded
+        first, as failed, so that it is charged.
+        """
         for fact in lost_request(self.state, at=self._journal.now()):
             transcript, choice = self.state.transcript, self.state.rules.tool_choice
             request = machine.AskModel(iteration=fact.iteration, offer=True, tool_choice=choice, withheld=None)
@@ -242,7 +246,7 @@ class Engine:
         )
 
     async def _ask_person(self, action: machine.AskPerson) -> None:
-        """Put a question to the clarifier; the time of a person who answers is not the run's."""
+        """Put a question to the clarifier; the time in which a person answers does not count as active time."""
         respondent, seconds = self._ports.respondent, self._journal.lap()
         given = Clarification(text=None)
         if respondent is not None and respondent.is_model and action.iterations != 0:

@@ -1,4 +1,12 @@
-"""The options that every door takes, validated and with defaults filled in."""
+"""The options that every door takes, validated and with defaults filled in.
+
+A door is a public entry point that prepares and drives runs: planner, service, handler and session.
+
+To add an option, edit these three: `RunOptions` (its type and documentation), `RunSettings` (the field that runs read)
+and `_OPTIONS` (how it is validated and merged, and its default). Service, handler and session then take it by keyword;
+``planner/options.py`` repeats it as a field. ``tests/test_options.py`` needs a value of it in ``GIVEN``, and fails for
+each door that lacks it.
+"""
 
 import inspect
 import math
@@ -96,9 +104,9 @@ class RunOptions(TypedDict, total=False):
             refuses the call, True is no objection.
         check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
         iteration_completed: Called after the results of a batch are stored and before the next request.
-        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, which is offered with it, and is shown
-            every plain reply before that counts as final; see `Clarifier`. None leaves questions to a person: the run
-            ends ``asked``.
+        clarifier: Answers what the model asks with ``UserInteraction-AskUser``, a function that is offered if there is
+            a clarifier. Before a plain reply becomes the final answer, the clarifier gets it, too, and may answer a
+            question in it; see `Clarifier`. None leaves questions to a person: the run ends ``asked``.
         max_clarifications: Maximum number of questions per run that are answered, by the clarifier or a person. After a
             question beyond it, the model is asked to continue without an answer, and a plain reply then counts as
             final. None means no limit; 0 offers no questions. Questions are also offered if this option is given.
@@ -151,11 +159,16 @@ def takes_run_options(function: _F) -> _F:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """`RunOptions`, validated and with defaults, merged with the options of the wrapped services that a door replaces.
+    """`RunOptions`, validated and with defaults, as a run uses them.
+
+    A door may be given a `FunctionInvokingChatCompletion` as its service. It then sends requests through the connector
+    in that service, whose own loop does not run; `within` merges the service's options with the door's.
 
     Attributes:
-        outer_budget: The budget of a wrapped service, which also limits a resumed run's new budget; or None.
-        taken: The decisions that the caller's object and the wrapped services have taken.
+        outer_budget: The budget of the wrapped services, or None. A new budget of a run replaces ``budget``, but may
+            not exceed this one: so the services that are inside the door put an outer bound on the budget.
+        taken: The memories of decisions that were taken: that of the caller's object, and those of the wrapped
+            services. A decision that is in one of them is refused.
     """
 
     budget: Budget
