@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from contextlib import AsyncExitStack, nullcontext, redirect_stdout
+from dataclasses import replace
 
 from rich import box
 from rich.console import Console
@@ -18,8 +19,10 @@ from planner_ext.cli.kernels import imported_object, kernel_of, openai_service, 
 from planner_ext.cli.options import CompareArgs, ExitCode
 from planner_ext.cli.text import Terminal
 from planner_ext.compare import Comparison, Live, OptionInfo, Run, Scenario, ScriptInfo, run_comparison
+from planner_ext.compare.cost import measure_costs
 from planner_ext.compare.markdown import markdown_of, with_table
 from planner_ext.compare.page import page_of
+from planner_ext.compare.peers import peer_options
 from planner_ext.compare.scenarios import SCRIPTS
 from planner_ext.compare.strategies import OPTIONS
 from planner_ext.compare.trial import option_of
@@ -89,6 +92,7 @@ def _measure(args: CompareArgs, console: Console) -> Comparison:
     """Run the comparison; a terminal shows its progress."""
     made = None if args.kernel is None else start_factory(args.kernel)
     options = [option_of(imported_object(path, option="--option"), path) for path in args.option or ()]
+    options += peer_options(args.peer or [], tell=lambda text: console.print(text, style="dim", soft_wrap=True))
     scripts = [_own_script(path) for path in args.script or ()]
     status = console.status("compares", spinner="line") if console.is_interactive else None
 
@@ -100,13 +104,18 @@ def _measure(args: CompareArgs, console: Console) -> Comparison:
 
     async def run() -> Comparison:
         async with AsyncExitStack() as stack:
-            return await run_comparison(
+            comparison = await run_comparison(
                 max_iterations=args.max_iterations,
                 options=[*(key for key in args.only or () if key in OPTIONS), *options],
                 scripts=[*(key for key in args.only or () if key in SCRIPTS), *scripts],
                 live=await _live(args, made, stack),
                 progress=progress,
             )
+            if not args.cost:
+                return comparison
+            compared = {option.key for option in comparison.options}
+            measured = [option for key, option in OPTIONS.items() if key in compared]
+            return replace(comparison, costs=await measure_costs([*measured, *options]))
 
     with status or nullcontext():
         return asyncio.run(run())
@@ -148,6 +157,8 @@ def print_comparison(console: Console, comparison: Comparison, *, details: bool 
         for script in comparison.scripts:
             _print_script(console, comparison, script)
         console.print(Text(_LEGEND, _QUIET), "")
+    if comparison.costs:
+        _print_costs(console, comparison)
     for sentence in comparison.verdict:
         console.print(Padding(Text(sentence), (0, 0, 0, 2)))
     _print_verdict(console, comparison)
@@ -159,6 +170,17 @@ _LEGEND = (
     "tools: functions started, +past: of them when no trip was left to read the result. tokens summed: of all trips, "
     "told: to the option's caller. history valid: every call has its one result."
 )
+
+
+def _print_costs(console: Console, comparison: Comparison) -> None:
+    console.print(Text("Processor time of a round trip, milliseconds", "bold"))
+    table = _table(console)
+    for trips in comparison.costs[0].round_trips:
+        table.add_column(f"{trips} trips" if trips > 1 else "1 trip", justify="right")
+    for cost in comparison.costs:
+        figures = [f"{figure:.1f}" for figure in cost.milliseconds] or [one_line(cost.error)]
+        table.add_row(_name(console, comparison.option(cost.option)), *figures)
+    console.print(table, "")
 
 
 def _print_script(console: Console, comparison: Comparison, script: ScriptInfo) -> None:

@@ -402,6 +402,9 @@ class CompareArgs:
             several times.
         script: A situation of your own beside the others, made with planner_ext.compare.scenario. May be given several
             times.
+        peer: Another framework beside the others: agent-framework, bare-loop, langchain, openai-agents, pydantic-ai,
+            all of them, or an adapter file of your own. Each gets an environment of its own, made at first use.
+        cost: Measure the processor time of a round trip, too, at 1, 10, 50 and 200 round trips.
         details: Print a table for each script, too, with all figures.
         as_json: Print everything as one JSON document on stdout.
         html: Write a page with charts, tables and every message.
@@ -418,6 +421,8 @@ class CompareArgs:
     only: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None
     option: Annotated[list[str] | None, typer.Option(metavar="MODULE:FUNCTION")] = None
     script: Annotated[list[str] | None, typer.Option(metavar="MODULE:NAME")] = None
+    peer: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
+    cost: bool = False
     details: bool = False
     as_json: Annotated[bool, typer.Option("--json")] = False
     html: Annotated[Path | None, typer.Option(metavar="FILE")] = None

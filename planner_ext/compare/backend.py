@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import httpx
@@ -25,11 +25,13 @@ from semantic_kernel.functions import KernelArguments
 
 from planner_ext.compare.desk import Desk, Observed, desk_plugin
 from planner_ext.compare.scenarios import Scenario
+from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.messages import read_usage
 from planner_ext.sk.transport import kernel_with_service, select_service
-from planner_ext.testing import ScriptedOpenAIServer
+from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, say
 from planner_ext.testing.rules import find_violation
+from planner_ext.testing.script import completion_body
 from planner_ext.testing.server import HttpResponse
 
 __all__ = ["Backend", "Live", "Place"]
@@ -149,11 +151,17 @@ class _ForgivingServer(ScriptedOpenAIServer):
     """
 
     def __init__(self, scenario: Scenario, observed: Observed) -> None:
-        super().__init__(scenario.model)
-        self._refused, self._observed = observed.refused, observed
+        super().__init__(lambda request: self._noted(scenario.model(request)))
+        self._refused, self._observed, self._reports = observed.refused, observed, scenario.reports
+
+    def _noted(self, reply: ScriptedReply) -> ScriptedReply:
+        self._observed.said += [reply.text or "", reply.refusal or "", *(call.arguments_text for call in reply.calls)]
+        return reply
 
     def _complete(self, raw: bytes) -> HttpResponse:
         body, before = json.loads(raw), self.total_tokens
+        if self._observed.ended_at:
+            return self._continue(body)
         if (violation := find_violation(body)) is not None:
             body = {**body, "messages": list(_with_results(body["messages"]))}
             if find_violation(body) is None:
@@ -161,7 +169,22 @@ class _ForgivingServer(ScriptedOpenAIServer):
         response = super()._complete(json.dumps(body).encode())
         if spent := self.total_tokens - before:
             self._observed.answered(spent)
-        return response
+        return response if self._reports else _without_usage(response)
+
+    def _continue(self, body: dict[str, Any]) -> HttpResponse:
+        """Answer a request after the end of the run, and note whether its history is valid."""
+        if (violation := find_violation(body)) is not None:
+            return self._refuse(violation.message)
+        self._observed.continued = True
+        reply = completion_body(say("You are welcome."), index=0, model="scripted", usage=Usage())
+        return HttpResponse(status=200, content_type="application/json", parts=(json.dumps(reply).encode(),))
+
+
+def _without_usage(response: HttpResponse) -> HttpResponse:
+    """Leave out the usage of a plain reply."""
+    body: dict[str, Any] = json.loads(response.parts[0])
+    body.pop("usage", None)
+    return replace(response, parts=(json.dumps(body).encode(),))
 
 
 def _with_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import httpx
@@ -33,9 +34,11 @@ class Event(NamedTuple):
 
     Attributes:
         life: The process in which it happened, from 1.
+        at: When, in seconds of a clock that only goes forward.
     """
 
     life: int
+    at: float
     tokens: int | None = None
     function: str = ""
     arguments: str = ""
@@ -52,6 +55,10 @@ class Observed:
         events: The answered requests and the started functions, in order.
         refused: Why OpenAI would refuse requests.
         stop: Cancels the run.
+        said: The texts of the model: replies, refusals, and arguments of calls.
+        ended_at: When the run ended, by the clock of its events, if it says so; what is asked after that only shows
+            whether its history can be continued.
+        continued: Whether a request after the end was accepted.
     """
 
     stops_at: str = ""
@@ -60,14 +67,17 @@ class Observed:
     events: list[Event] = field(default_factory=list[Event])
     refused: list[str] = field(default_factory=list[str])
     stop: Callable[[], object] = lambda: None
+    said: list[str] = field(default_factory=list[str])
+    ended_at: float | None = None
+    continued: bool = False
 
     def answered(self, tokens: int) -> None:
         """Note an answered request."""
-        self.events.append(Event(self.life, tokens=tokens))
+        self.events.append(Event(self.life, monotonic(), tokens=tokens))
 
     def started(self, function: str, arguments: str = "") -> None:
         """Note the start of a function."""
-        self.events.append(Event(self.life, function=function, arguments=arguments))
+        self.events.append(Event(self.life, monotonic(), function=function, arguments=arguments))
 
 
 class Desk:
@@ -94,6 +104,10 @@ class Desk:
         """Run a function: ``POST /{run}/{function}`` with its arguments as JSON."""
         _, run, name = request.path.split("/")
         observed, arguments = self._runs[int(run)], request.body.decode()
+        if name == "ended":
+            observed.ended_at = observed.ended_at or monotonic()
+        if observed.ended_at:
+            return HttpResponse(status=200, content_type="application/json", parts=(b'{"result": "", "kill": false}',))
         observed.started(f"desk-{name}", arguments)
         if observed.stops_at == f"desk-{name}":
             observed.stop()

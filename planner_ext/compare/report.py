@@ -24,6 +24,7 @@ from planner_ext.testing.rules import CallPairing
 
 __all__ = [
     "Comparison",
+    "Cost",
     "Finding",
     "OptionInfo",
     "Run",
@@ -349,6 +350,23 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The client's processor time of one option.
+
+    Attributes:
+        option: The option's key.
+        round_trips: The lengths of the runs, in round trips with a function call.
+        milliseconds: Processor time of a round trip, for each length; empty if the runs failed.
+        error: Why they failed, or "".
+    """
+
+    option: str
+    round_trips: tuple[int, ...]
+    milliseconds: tuple[float, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All runs, in the order in which they were made: script by script, and in each option by option.
 
@@ -361,6 +379,7 @@ class Comparison:
         scripts: The situations in which they ran.
         runs: One for each option and script.
         wall_seconds: Duration of the whole comparison.
+        costs: The processor time of the options, if that was measured.
     """
 
     max_iterations: int
@@ -371,6 +390,7 @@ class Comparison:
     scripts: tuple[ScriptInfo, ...]
     runs: tuple[Run, ...]
     wall_seconds: float
+    costs: tuple[Cost, ...] = ()
 
     def of_script(self, key: str) -> tuple[Run, ...]:
         """The runs of one script, in the order of the options."""
@@ -473,5 +493,6 @@ class Comparison:
             "wall_seconds": self.wall_seconds,
             "options": [asdict(option) for option in self.options],
             "scripts": [asdict(script) for script in self.scripts],
+            "costs": [asdict(cost) for cost in self.costs],
             "runs": [{**run.as_dict(), "unfinished": self.unfinished(run)} for run in self.runs],
         }

@@ -21,7 +21,15 @@ from semantic_kernel.functions import KernelArguments, KernelPlugin, kernel_func
 
 from planner_ext.compare.backend import Backend, Live, Place
 from planner_ext.compare.desk import Desk, Event, HiddenKernel, Observed
-from planner_ext.compare.report import Comparison, Run, ScriptInfo, ShownMessage, find_violations, shown_messages
+from planner_ext.compare.report import (
+    Comparison,
+    Run,
+    ScriptInfo,
+    ShownMessage,
+    Violation,
+    find_violations,
+    shown_messages,
+)
 from planner_ext.compare.scenarios import SCRIPTS, Scenario
 from planner_ext.compare.strategies import OPTIONS
 from planner_ext.compare.trial import Option, Strategy, Trial
@@ -32,7 +40,7 @@ from planner_ext.sk.messages import read_usage
 from planner_ext.sk.transport import select_service
 from planner_ext.testing import say
 
-__all__ = ["Live", "Outcome", "Progress", "run_comparison", "run_trial"]
+__all__ = ["Live", "Outcome", "Progress", "run_comparison", "run_program", "run_trial"]
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called before each run with the number of runs done, the number of all, and the name of the next one."""
@@ -122,6 +130,7 @@ class Outcome:
         tokens: The tokens that it reports to its caller; None if it reports nothing.
         messages: The final history.
         error: Why it failed, or "".
+        cpu_seconds: Processor time of a round trip, where that is what is measured; see `planner_ext.compare.cost`.
     """
 
     status: str
@@ -130,6 +139,7 @@ class Outcome:
     tokens: int | None = None
     messages: tuple[ShownMessage, ...] = ()
     error: str = ""
+    cpu_seconds: tuple[float, ...] = ()
 
 
 _OUTCOME = TypeAdapter(Outcome)
@@ -175,18 +185,23 @@ async def _run(backend: Backend, scenario: Scenario, option: Option, budget: int
         return _judged(option, scenario, budget=budget, observed=Observed(), outcome=nothing)
     observed = Observed(stops_at=scenario.stops_at, kills_at=scenario.kills_at)
     with backend.place_for(scenario, observed) as place:
-        began = time.perf_counter()
+        began = time.monotonic()
         if option.strategy is None or scenario.lives > 1:
             outcome = await _elsewhere(option, scenario, place, observed, budget)
+            if observed.events:  # the start of a process is not the loop's time
+                began = observed.events[0].at
         else:
             outcome = await _here(option.strategy, scenario, place, observed, budget)
-        seconds = time.perf_counter() - began
+        seconds = (observed.ended_at or time.monotonic()) - began
+        if not backend.live:
+            outcome = replace(outcome, answer=outcome.answer if _was_said(outcome.answer, observed) else "")
     return _judged(option, scenario, budget=budget, observed=observed, outcome=outcome, seconds=seconds)
 
 
 def _judged(
     option: Option, scenario: Scenario, *, budget: int, observed: Observed, outcome: Outcome, seconds: float = 0.0
 ) -> Run:
+    violations = find_violations(outcome.messages) if option.strategy else tuple(_not_continued(observed, outcome))
     tokens = [event.tokens for event in observed.events if event.tokens is not None]
     before = list(_requests_before(observed.events))
     return Run(
@@ -204,11 +219,24 @@ def _judged(
         answer=outcome.answer,
         error=outcome.error,
         refused=tuple(observed.refused),
-        violations=find_violations(outcome.messages),
+        violations=violations,
         breaches=() if outcome.status == "not offered" else tuple(_breaches(scenario, observed, outcome, seconds)),
         wall_seconds=seconds,
         messages=outcome.messages,
     )
+
+
+def _was_said(answer: str, observed: Observed) -> bool:
+    """Return whether an answer is the model's, and not a text that a loop gives in its place."""
+    said = [text for text in observed.said if text]
+    return any(text in answer or json.dumps(answer)[1:-1] in text or answer in text for text in said)
+
+
+def _not_continued(observed: Observed, outcome: Outcome) -> Iterator[Violation]:
+    """Yield a violation if a loop of another framework was asked to go on, and sent no history that is accepted."""
+    if observed.ended_at and not observed.continued:
+        place = max(len(outcome.messages) - 1, 0)
+        yield Violation(place=place, text=f"message {place}: the history that is left cannot be continued")
 
 
 def _requests_before(events: Sequence[Event]) -> Iterator[int]:
@@ -314,13 +342,13 @@ async def _elsewhere(option: Option, scenario: Scenario, place: Place, observed:
                 "life": observed.life,
                 "folder": folder if scenario.lives > 1 else None,
             }
-            outcome = await _process(command, json.dumps(given))
+            outcome = await run_program(command, json.dumps(given))
             if outcome.status in ("failed", "not offered") and not (scenario.kills_at and observed.life == 1):
                 break
     return outcome
 
 
-async def _process(command: Sequence[str], given: str) -> Outcome:
+async def run_program(command: Sequence[str], given: str) -> Outcome:
     """Run a program that reads a trial from its input, and prints an `Outcome` as the last line of its output."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -340,7 +368,8 @@ async def _process(command: Sequence[str], given: str) -> Outcome:
 def _breaches(scenario: Scenario, observed: Observed, outcome: Outcome, seconds: float) -> Iterator[str]:
     """Describe what a situation entitles a user to and the run did not keep."""
     starts = [event for event in observed.events if event.tokens is None]
-    yield from _exceeded(scenario.limits, observed.events, starts, seconds)
+    # Where tokens are not reported they are estimated, and an estimate may be off by a request.
+    yield from _exceeded(scenario.limits, observed.events, starts, seconds, most_late=1 if scenario.reports else 2)
     if scenario.vetoed and any(event.function == scenario.vetoed for event in starts):
         yield f"{scenario.vetoed} started"
     if scenario.gated and any(event.function == scenario.gated and event.life == 1 for event in starts):
@@ -350,15 +379,22 @@ def _breaches(scenario: Scenario, observed: Observed, outcome: Outcome, seconds:
         if times != 1:
             yield f"{function} started {counted(times, 'time')}"
     if scenario.stops_at:
-        first = next((place for place, event in enumerate(observed.events) if event.function == scenario.stops_at), 0)
-        if later := observed.events[first + 1 :]:
-            yield f"{counted(len(later), 'step')} after the cancellation"
+        yield from _left_over(scenario.stops_at, observed, outcome)
     if scenario.cut and outcome.status == "answered":
         yield "a cut reply is given as the answer"
 
 
+def _left_over(stopped_at: str, observed: Observed, outcome: Outcome) -> Iterator[str]:
+    """Describe what went on after a cancellation, and whether a history is left."""
+    first = next((place for place, event in enumerate(observed.events) if event.function == stopped_at), 0)
+    if later := observed.events[first + 1 :]:
+        yield f"{counted(len(later), 'step')} after the cancellation"
+    if not any(message.role == "assistant" for message in outcome.messages):
+        yield "nothing is left of the run"
+
+
 def _exceeded(
-    limits: Mapping[str, Any], events: Sequence[Event], starts: Sequence[Event], seconds: float
+    limits: Mapping[str, Any], events: Sequence[Event], starts: Sequence[Event], seconds: float, *, most_late: int
 ) -> Iterator[str]:
     calls, tokens, allowed, repeats = (
         limits.get(name) for name in ("max_tool_calls", "max_total_tokens", "max_active_seconds", "max_repeated_calls")
@@ -370,7 +406,7 @@ def _exceeded(
         for used in (event.tokens for event in events if event.tokens is not None):
             late += spent >= tokens
             spent += used
-        if late > 1:
+        if late > most_late:
             yield f"{late} requests after the {tokens} tokens were used up"
     if allowed is not None and seconds > allowed + 1:
         yield f"{seconds:.1f} seconds where {allowed} were allowed"

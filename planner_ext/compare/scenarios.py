@@ -302,7 +302,7 @@ def _many_tokens(request: ScriptedRequest) -> ScriptedReply:
     "tokens unreported",
     short="tokens\nunrep.",
     goal=_EXPORT,
-    entitled="A limit of tokens holds, or is refused, where the service does not report them. It is never ignored.",
+    entitled="A limit of tokens holds by an estimate, or is refused, where none are reported. It is not ignored.",
     source="pydantic-ai, UsageLimits.total_tokens_limit: https://ai.pydantic.dev/api/usage",
     needs="tokens",
     limits={"max_total_tokens": 500},

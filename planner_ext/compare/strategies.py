@@ -112,7 +112,7 @@ async def _stock_loop(trial: Trial) -> None:
     await _take_steps(trial, step)
 
 
-@option("removed-planner", "removed planner", short="removed")
+@option("removed-planner", "removed planner", short="old")
 async def _removed_planner(trial: Trial) -> None:
     """The planner that Semantic Kernel removed: one request for each iteration, answers by a function call only."""
     # Our own code that reproduces its behaviour, without the request for a plan, which no option makes here.

@@ -95,7 +95,7 @@ def test_a_corrected_option_neither_overshoots_nor_breaks_a_history(
     assert run.tools_past_budget == 0
     assert run.breaches == ()
     assert bool(run.answer) == (run.offered and SCRIPTS[script].info.answers)
-    assert (run.tokens_told or 0) == run.tokens_summed
+    assert (run.tokens_told or 0) == run.tokens_summed or not SCRIPTS[script].reports
 
 
 @pytest.mark.parametrize("allowed", [1, 2, 3, 7])

@@ -1,0 +1,118 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["openai-agents==0.24.0", "httpx>=0.27"]
+# [tool.planner-ext]
+# name = "openai-agents"
+# short = "oai agents"
+# package = "openai-agents"
+# offers = ["veto", "approval"]
+# ///
+"""openai-agents: ``max_turns``, tools that need approval and `RunState`, as its documentation shows them.
+
+https://openai.github.io/openai-agents-python/running_agents, https://openai.github.io/openai-agents-python/human_in_the_loop
+"""
+
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    ModelRefusalError,
+    OpenAIChatCompletionsModel,
+    RunConfig,
+    Runner,
+    RunState,
+    ToolGuardrailFunctionOutput,
+    function_tool,
+    set_tracing_disabled,
+    tool_input_guardrail,
+)
+from common import Report, Trial, main
+from openai import AsyncOpenAI
+
+set_tracing_disabled(True)
+
+
+@tool_input_guardrail
+def forbid(_: object) -> ToolGuardrailFunctionOutput:
+    """Reject a call, and let the run go on."""
+    return ToolGuardrailFunctionOutput.reject_content("This function may not run.")
+
+
+async def run(trial: Trial, report: Report) -> None:
+    """Run the agent; at the limit of turns it raises."""
+    client = AsyncOpenAI(base_url=trial.model_url, api_key="none", max_retries=0)
+    tools = [
+        function_tool(
+            function,
+            name_override=name,
+            needs_approval=name == trial.gated,
+            tool_input_guardrails=[forbid] if name == trial.vetoed else None,
+        )
+        for name, function in trial.functions().items()
+    ]
+    agent = Agent(name="clerk", model=OpenAIChatCompletionsModel("scripted", client), tools=tools)
+    if trial.delegates:
+        helper = agent.clone()
+        agent.tools.append(
+            helper.as_tool("helper-reach_goal", "Hand a goal to a helper.", max_turns=trial.max_iterations)
+        )
+    options = {"max_turns": trial.max_iterations, "run_config": RunConfig(tracing_disabled=True)}
+    given = trial.goal if trial.life == 1 else await _approved(agent, trial)
+    try:
+        if trial.streaming:
+            result = Runner.run_streamed(agent, given, **options)
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await Runner.run(agent, given, **options)
+    except MaxTurnsExceeded as error:
+        report.status = "limit_reached"
+        made = [item.to_input_item() for item in error.run_data.new_items]
+        left = [{"role": "user", "content": trial.goal}, *made]
+        _write(report, left)
+        report.charged = len(error.run_data.raw_responses)
+        report.tokens = error.run_data.context_wrapper.usage.total_tokens or None
+        report.follow_up = lambda text: Runner.run(agent, [*left, {"role": "user", "content": text}], **options)
+        return
+    except ModelRefusalError as error:
+        report.status, report.answer = "refused", error.refusal
+        return
+    report.status = "paused" if result.interruptions else "answered"
+    report.answer = "" if result.interruptions else str(result.final_output)
+    if result.interruptions:
+        trial.save(result.to_state().to_json())
+    report.charged, report.tokens = len(result.raw_responses), result.context_wrapper.usage.total_tokens or None
+    _write(report, result.to_input_list())
+    history = result.to_input_list()
+    report.follow_up = lambda text: Runner.run(agent, [*history, {"role": "user", "content": text}], **options)
+
+
+async def _approved(agent: Agent, trial: Trial) -> RunState:
+    state = await RunState.from_json(agent, trial.saved())
+    for item in state.get_interruptions():
+        state.approve(item)
+    return state
+
+
+def _write(report: Report, items: list) -> None:
+    """Write items of the Responses API, in which a reply with calls is several items."""
+    names: dict[str, str] = {}
+    calls: list[tuple[str, str, str]] = []
+    for item in [*items, {"type": "end"}]:
+        if calls and item.get("type") != "function_call":
+            report.reply("", calls)
+            calls = []
+        match item:
+            case {"type": "function_call", "call_id": call, "name": name, "arguments": arguments}:
+                calls.append((call, name, arguments))
+                names[call] = name
+            case {"type": "function_call_output", "call_id": call, "output": output}:
+                report.result(call, names.get(call, ""), str(output))
+            case {"role": "user", "content": content}:
+                report.user(str(content))
+            case {"role": "assistant", "content": content}:
+                report.reply("".join(part.get("text") or part.get("refusal") or "" for part in content), [])
+            case _:
+                pass
+
+
+main(run)

@@ -1,0 +1,123 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pydantic-ai-slim[openai]==2.68.0", "httpx>=0.27"]
+# [tool.planner-ext]
+# name = "pydantic-ai"
+# short = "pyd. ai"
+# package = "pydantic-ai-slim"
+# offers = ["tool calls", "tokens", "veto", "approval"]
+# ///
+"""pydantic-ai: `UsageLimits`, deferred tools and the message history, as its documentation shows them.
+
+https://ai.pydantic.dev/agents/#usage-limits, https://ai.pydantic.dev/deferred-tools. Durable execution takes a further
+package (Temporal, DBOS or Prefect), so that recovery is not among what it offers by itself.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+
+from common import Report, Trial, main
+from openai import AsyncOpenAI
+from pydantic_ai import (
+    Agent,
+    DeferredToolRequests,
+    DeferredToolResults,
+    ModelMessagesTypeAdapter,
+    ModelRetry,
+    RunContext,
+    Tool,
+    UsageLimitExceeded,
+    capture_run_messages,
+)
+from pydantic_ai.exceptions import ContentFilterError
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.usage import RunUsage, UsageLimits
+
+
+async def run(trial: Trial, report: Report) -> None:
+    """Run the agent within its limits; a limit raises, and the messages until then are captured."""
+    client = AsyncOpenAI(base_url=trial.model_url, api_key="none", max_retries=0)
+    tools = [
+        Tool(_retried(function), name=name, requires_approval=name == trial.gated)
+        for name, function in trial.functions().items()
+        if name != trial.vetoed
+    ]
+    agent = Agent(
+        OpenAIChatModel("scripted", provider=OpenAIProvider(openai_client=client)),
+        output_type=[str, DeferredToolRequests],
+        tools=tools,
+    )
+    limits = UsageLimits(
+        request_limit=trial.max_iterations,
+        tool_calls_limit=trial.limits.get("max_tool_calls"),
+        total_tokens_limit=trial.limits.get("max_total_tokens"),
+    )
+    usage = RunUsage()
+    if trial.delegates:
+
+        @agent.tool(name="helper-reach_goal")
+        async def reach_goal(context: RunContext, goal: str) -> str:
+            """Hand a goal to a helper, who reaches it and reports."""
+            # Agent delegation, with the usage of both counted together.
+            return (await agent.run(goal, usage=context.usage, usage_limits=limits)).output
+
+    given = {"user_prompt": trial.goal}
+    if trial.life > 1:
+        history = ModelMessagesTypeAdapter.validate_python(trial.saved())
+        approved = {part.tool_call_id: True for part in history[-1].parts if part.part_kind == "tool-call"}
+        given = {"message_history": history, "deferred_tool_results": DeferredToolResults(approvals=approved)}
+    with capture_run_messages() as captured:
+        messages = captured
+        try:
+            if trial.streaming:
+                async with agent.run_stream(**given, usage_limits=limits, usage=usage) as streamed:
+                    output = await streamed.get_output()
+                    messages = streamed.all_messages()
+            else:
+                result = await agent.run(**given, usage_limits=limits, usage=usage)
+                output, messages = result.output, result.all_messages()
+            report.status = "paused" if isinstance(output, DeferredToolRequests) else "answered"
+            report.answer = output if isinstance(output, str) else ""
+            if report.status == "paused":
+                trial.save(ModelMessagesTypeAdapter.dump_python(messages, mode="json"))
+        except UsageLimitExceeded:
+            report.status = "limit_reached"
+        except ContentFilterError as error:
+            report.status, report.answer = "refused", str(error)
+        finally:
+            report.charged, report.tokens = usage.requests, usage.total_tokens or None
+            _write(report, messages)
+            left = list(messages)
+            report.follow_up = lambda text: agent.run(text, message_history=left)
+
+
+def _retried(function: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
+    """Let the model read the error of a function, which is what `ModelRetry` is for."""
+
+    @wraps(function)
+    async def retried(**arguments: str) -> str:
+        try:
+            return await function(**arguments)
+        except LookupError as error:
+            raise ModelRetry(str(error)) from error
+
+    return retried
+
+
+def _write(report: Report, messages: list) -> None:
+    for message in messages:
+        parts = message.parts
+        if message.kind == "response":
+            asked = [part for part in parts if part.part_kind == "tool-call"]
+            calls = [(part.tool_call_id, part.tool_name, part.args_as_json_str()) for part in asked]
+            report.reply("".join(part.content for part in parts if part.part_kind == "text"), calls)
+            continue
+        for part in parts:
+            if part.part_kind == "user-prompt":
+                report.user(str(part.content))
+            elif part.part_kind in ("tool-return", "retry-prompt") and part.tool_name:
+                report.result(part.tool_call_id, part.tool_name, str(part.content))
+
+
+main(run)
