@@ -16,12 +16,13 @@ from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwiseP
 from planner_ext.cli.kernels import kernel_of, start_factory
 from planner_ext.cli.options import ExitCode, ReplayArgs, StoredRunOptions
 from planner_ext.cli.run import CliRun, Result, document, print_result
-from planner_ext.core.facts import CallDecided, Clarified, RunStarted
+from planner_ext.core.facts import CallDecided, CallFinished, Clarified, RunStarted
 from planner_ext.core.text import printable
 from planner_ext.errors import PlannerInvalidConfigurationError
-from planner_ext.hitl_manager import Approve, Decision, Supply, ToolCall
+from planner_ext.hitl_manager import Approve, Decision, Defer, Supply, ToolCall
 from planner_ext.sk.messages import part_of
 from planner_ext.sk.questions import OWN_PLUGIN
+from planner_ext.sk.toolset import mark_of
 from planner_ext.testing import ReplayDifferenceError, Tape, replay
 from planner_ext.testing.cassette import Cassette
 
@@ -82,6 +83,8 @@ class _ReplayedRun(CliRun):
                 "journal holds; replay it in a test, with planner_ext.testing.replay."
             )
         self._cassette, self._started, self._recorded = cassette, started, recorded
+        done = (fact for fact in recorded if isinstance(fact, CallFinished))
+        self._finished = {(fact.iteration, fact.index, fact.function) for fact in done}
 
     def open_on(self, tape: Tape) -> None:
         """Make kernel and planner, with the options that the run had.
@@ -92,8 +95,7 @@ class _ReplayedRun(CliRun):
         path, started = self.options.kernel, self._started
         made = _stand_ins(self._cassette) if path is None else start_factory(path)
         self.kernel = tape.kernel(self._runner.run(kernel_of(made, path or "")))
-        persons = (fact for fact in self._recorded if isinstance(fact, CallDecided) and fact.person)
-        tape.as_recorded |= {(started.run_id, fact.iteration, fact.index) for fact in persons}  # approved for one time
+        self._as_recorded = tape.as_recorded
         rules, service = started.rules, self._cassette.exchanges[0][0].service if self._cassette.exchanges else None
         self.planner = FunctionCallingStepwisePlanner(
             service,
@@ -118,7 +120,11 @@ class _ReplayedRun(CliRun):
         return result
 
     async def _decision(self, call: ToolCall) -> Decision | None:
-        """Decide a call as it was decided last; what did not run then is answered with what the model read."""
+        """Decide a call as it was decided last; what did not run then is answered with what the model read.
+
+        A file approves nothing: a call that a person decided, or whose function asks for one, answers as recorded, and
+        waits without a recorded result.
+        """
         place = call.iteration, call.index, call.fully_qualified_name
         facts = [fact for fact in reversed(self._recorded) if isinstance(fact, CallDecided)]
         fact = next((fact for fact in facts if (fact.iteration, fact.index, fact.function) == place), None)
@@ -126,8 +132,13 @@ class _ReplayedRun(CliRun):
             return None
         if fact.verdict in ("answer", "deny"):
             return Supply(fact.answer, by=fact.by)
-        arguments = None if fact.edited is None else json.loads(fact.edited)
-        return Approve(arguments=arguments, by=fact.by) if fact.verdict == "run" else None
+        if fact.verdict != "run":
+            return None
+        if fact.person or mark_of(self.kernel.get_function(call.plugin_name, call.function_name)) is not None:
+            if place not in self._finished:
+                return Defer()
+            self._as_recorded.add((self._started.run_id, call.iteration, call.index))
+        return Approve(arguments=None if fact.edited is None else json.loads(fact.edited), by=fact.by)
 
     def _answers(self, result: Result) -> Mapping[str, Decision]:
         """Return the recorded answers to the questions that wait."""

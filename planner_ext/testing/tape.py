@@ -13,12 +13,14 @@ gets one that takes OpenAI's settings: neither a key nor a connector is needed.
 
 While a cassette is replayed, run ids and times are those of the recorded run, so every replay gives the same journal.
 Each request is compared with the recorded one. Functions are called (``functions="live"``), or answer as they did
-(``"recorded"``); prompt functions and planners are called in any case, since their requests are on the cassette, too.
+(``"recorded"``), where a call without a recorded result fails; prompt functions and planners are called in any case,
+since their requests are on the cassette, too.
 With recorded functions the application's filters do not run. Not on a tape are text completion, embeddings, and
 requests that do not pass the tape's kernel.
 """
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -364,6 +366,14 @@ class _Player(_Tape):
             outcome=fact.outcome, text=fact.result, error=fact.error, exception=error, terminate=fact.terminate
         )
 
+    def no_result(self, checked: ResolvedCall) -> Finished:
+        """Note a call that the recorded run did not make: it fails, and its function is not called."""
+        number = len(self.cassette.exchanges) - len(self._left)
+        what, got = f"one more call of {checked.function}", json.dumps(dict(checked.arguments), default=str)
+        self._note(Difference(request=number, what=what, function=checked.function, expected="no such call", got=got))
+        text = "The cassette has no result of this call."
+        return Finished(outcome="failed", text=text, error=text, exception=LookupError(text))
+
     def compare(self, fact: CallFinished, finished: Finished) -> None:
         """Note that a function returned something else."""
         if not same(fact.result, text := finished.text):
@@ -505,13 +515,14 @@ class _TapedFunctions:
         assert batch is not None, "a function runs while its batch is open"
         place = (state.run_id, batch.iteration, index)
         fact, recorded = tape.finished.get(place), tape.functions == "recorded" or place in tape.as_recorded
+        fact = fact if fact is not None and fact.function == checked.function else None
         function = self._inner.tools.functions.get(checked.function)
         asks = checked.nested or (function is not None and function.is_prompt)
-        if fact is not None and fact.function == checked.function and recorded and not asks:
-            finished = tape.result(fact, checked)
+        if recorded and not asks:
+            finished = tape.result(fact, checked) if fact is not None else tape.no_result(checked)
         else:
             finished = await self._inner.run(call, checked, index=index, state=state)
-            if fact is not None and fact.function == checked.function:
+            if fact is not None:
                 tape.compare(fact, finished)
         if not self._in_order:
             await self._turn(*place)
@@ -560,7 +571,8 @@ def replay(
 
     Args:
         path: What `record` wrote.
-        functions: Whether functions are called, or answer as they did in the recorded run.
+        functions: Whether functions are called, or answer as they did in the recorded run; a call that was not recorded
+            is a difference then, and fails.
         on_difference: ``raise``: the first request that differs raises, and so does leaving the block if requests of
             the cassette were not made. ``collect``: the recorded replies are given all the same, and the differences
             are in ``tape.differences``; only a request for which no reply is left raises.

@@ -98,6 +98,26 @@ async def test_a_cassette_is_played_and_printed(shop: Path, command: Command, pl
     assert not (shop / "refunds.txt").exists()
 
 
+@pytest.mark.parametrize("how", ["no person asked", "no result"])
+async def test_a_cassette_approves_no_call_of_a_live_function(shop: Path, command: Command, how: str) -> None:
+    """What a file says of an approval lets no function run that asks for one, whoever altered the file."""
+    await recorded(shop / CASSETTE, plan=False, decision=Approve(by="ann"))
+    data = json.loads((shop / CASSETTE).read_text())
+    (run,) = data["runs"]
+    if how == "no person asked":
+        facts = [fact for fact in run if fact["type"] == "CallDecided" and fact["function"] == "shop-refund"]
+        for fact in facts:
+            fact |= {"person": False, "approved": False, "by": "", "verdict": "run"}
+        data["runs"] = [[fact for fact in run if fact["type"] not in ("Paused", "Resumed") and fact is not facts[0]]]
+    else:
+        start = next(place for place, fact in enumerate(run) if fact["type"] == "Resumed")
+        end = next(place for place in range(start, len(run)) if run[place]["type"] == "CallStarted")
+        data["runs"] = [run[:end]]
+    (shop / CASSETTE).write_text(json.dumps(data))
+    await asyncio.to_thread(command, "replay", CASSETTE, "--kernel", "shop:make")
+    assert not (shop / "refunds.txt").exists()
+
+
 async def test_what_differs_is_printed(shop: Path, command: Command) -> None:
     """A function that returns something else is named; the exit code is 1, and the JSON lists the differences."""
     await recorded(shop / CASSETTE, plan=False, decision=Approve())
