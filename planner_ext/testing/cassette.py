@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import semantic_kernel.exceptions as kernel_errors
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -51,6 +52,8 @@ FORM = 1
 """The number of the file's form; one line per number. 1: the first."""
 
 MOST_BYTES = 64 * 2**20
+_MOST_MESSAGES = 10_000_000
+"""How many messages the requests of a file have together, each with those that it continues."""
 _LOOK_BACK = 20
 """Among how many earlier requests the one is looked for that a request continues."""
 
@@ -118,7 +121,10 @@ _SECRETS = (
     r"gh[oprsu]_[A-Za-z0-9]{36,}|github_pat_\w{22,}",
     r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
     r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",  # a JSON Web Token
-    r"(?<=Bearer )[A-Za-z0-9._~+/=-]{16,}",
+    r"(?i:(?<=Bearer )[a-z0-9._~+/=-]{16,})",
+    r"(?i:(?<=Authorization: Basic )[a-z0-9+/=]{8,})",
+    r"(?<=://)[^\s/?#@:\"']*:[^\s/?#@\"']+(?=@)",  # the user and password of an address
+    r"(?i:(?<=[?&])(?:api[_-]?key|access_token|token|secret|password|sig|signature)=[^\s&#\"'<>\\]+)",
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----",
 )
 _SECRET_NAME = re.compile(r".*(_KEY|_TOKEN|_SECRET|_PASSWORD)", re.IGNORECASE)
@@ -134,8 +140,9 @@ class Scrubber:
 
     def __init__(self, own: Scrub = ()) -> None:
         """Take the application's patterns, or its function, which is applied last."""
-        values = [value for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name)]
-        exact = [re.escape(value) for value in values if len(value) >= _SHORTEST_SECRET]
+        values = (value for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name))
+        written = {form for value in values if len(value) >= _SHORTEST_SECRET for form in _written(value)}
+        exact = [re.escape(form) for form in sorted(written, key=len, reverse=True)]  # one may be a part of another
         given = () if callable(own) else own
         self._patterns = [re.compile(pattern) for pattern in (*exact, *_SECRETS, *given)]
         self._clean = own if callable(own) else None
@@ -155,6 +162,12 @@ class Scrubber:
         if isinstance(value, list):
             return [self.values(one) for one in cast("list[Any]", value)]
         return value
+
+
+def _written(secret: str) -> set[str]:
+    """List how a text may be written: as it is, inside JSON, inside an address."""
+    inner = (json.dumps(secret, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
+    return {secret, *inner, quote(secret, safe="", errors="replace")}
 
 
 # What is asked, in its normal form.
@@ -434,8 +447,12 @@ class Cassette:
             raise _DamagedError(f"It has form {file.form}; this version of planner_ext reads 1 to {FORM}.")
         check_schema(file.schema_number)
         exchanges: list[tuple[Asked, Exchange]] = []
+        messages = 0
         for number, one in enumerate(file.requests):
             exchanges.append((_whole(one, number, exchanges), one))
+            messages += len(exchanges[-1][0].messages)
+            if messages > _MOST_MESSAGES:
+                raise _DamagedError(f"Up to requests.{number} it has more than {_MOST_MESSAGES:,} messages.")
         runs: list[tuple[Fact, ...]] = []
         for number, facts in enumerate(file.runs):
             try:

@@ -41,7 +41,7 @@ from planner_ext.testing import (
     replay,
     say,
 )
-from planner_ext.testing.cassette import same
+from planner_ext.testing.cassette import Scrubber, same
 
 KEY = "sk-proj-0123456789abcdefghij"
 
@@ -155,6 +155,17 @@ async def test_recorded_functions_are_not_called(cassette: Path) -> None:
     result = await replayed(cassette, shop_kernel(shop), functions="recorded")
     assert shop.called == []
     assert [fact.result for fact in result.facts if isinstance(fact, CallFinished)] == ["lamp: 12 EUR", "desk: 12 EUR"]
+
+
+async def test_a_call_that_was_not_recorded_does_not_run(cassette: Path) -> None:
+    """With functions="recorded" a reply that somebody wrote into the file calls no function either."""
+    data = document(cassette)
+    data["runs"][0] = [fact for fact in data["runs"][0] if fact["type"] == "RunStarted"]
+    write(cassette, data)
+    shop = Shop("13 EUR")
+    with replay(cassette, functions="recorded", on_difference="collect") as tape:
+        await planner().invoke(tape.kernel(shop_kernel(shop)), "What do they cost?")
+    assert shop.called == [] and "one more call of shop-price" in {one.what for one in tape.differences}
 
 
 async def test_a_changed_prompt_schema_or_setting_is_named(cassette: Path) -> None:
@@ -376,6 +387,32 @@ async def test_secrets_do_not_enter_a_cassette(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (json.dumps({"with": 'pä"ss\\word'}), '{"with": "[scrubbed]"}'),
+        (json.dumps({"with": 'pä"ss\\word'}, ensure_ascii=False), '{"with": "[scrubbed]"}'),
+        ("?q=p%C3%A4%22ss%5Cword", "?q=[scrubbed]"),
+        ("longer-secret-of-two", "[scrubbed]"),
+        ("postgresql://ann:hunter2@db/shop", "postgresql://[scrubbed]@db/shop"),
+        ("https://shop.example/a?api_key=123&x=1", "https://shop.example/a?[scrubbed]&x=1"),
+        ('{"authorization": "bearer abcdefghijklmnopqrst"}', '{"authorization": "bearer [scrubbed]"}'),
+        ("Authorization: Basic YW5uOmh1bnRlcjI=", "Authorization: Basic [scrubbed]"),
+        ("https://shop.example:80/a?key=lamp@home", "https://shop.example:80/a?key=lamp@home"),
+        ("Basic information", "Basic information"),
+    ],
+)
+def test_secrets_are_scrubbed_however_they_are_written(monkeypatch: pytest.MonkeyPatch, text: str, clean: str) -> None:
+    """A secret of the environment is found inside JSON and addresses, and whole; so are the passwords of addresses."""
+    for name, value in {
+        "A_PASSWORD": 'pä"ss\\word',
+        "A_TOKEN": "longer-secret",
+        "B_TOKEN": "longer-secret-of-two",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert Scrubber().text(text) == clean
+
+
+@pytest.mark.parametrize(
     ("recorded", "value", "equal"),
     [
         ("a [scrubbed] b [scrubbed]", "a secret b other", True),
@@ -443,6 +480,15 @@ def test_a_file_that_is_no_cassette_is_refused(tmp_path: Path, content: bytes) -
     path = tmp_path / "c.json"
     path.write_bytes(content)
     with pytest.raises(CassetteError, match=r"c\.json"), replay(path):
+        pass
+
+
+def test_a_small_file_does_not_become_a_large_one(tmp_path: Path) -> None:
+    """Requests that each continue the one before are bounded by what they hold together, not by the file's size."""
+    requests: list[Any] = [{"service": "s", "continues": n - 1 if n else None, "messages": [{}]} for n in range(20_000)]
+    data = {"form": 1, "schema": 1, "services": {}, "requests": requests, "runs": []}
+    write(tmp_path / "c.json", data)
+    with pytest.raises(CassetteError, match=r"requests\.\d+ .* messages"), replay(tmp_path / "c.json"):
         pass
 
 
