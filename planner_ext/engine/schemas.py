@@ -45,8 +45,8 @@ def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]
     for name, value in arguments.items():
         if name not in known:
             return f"{json.dumps(name)} is not a parameter; there are: {', '.join(known) or 'none'}"
-        validator: Any = validator_for(known[name], default=Draft202012Validator)
         try:
+            validator: Any = validator_for(known[name], default=Draft202012Validator)
             for error in validator(known[name], registry=_ITSELF_ALONE).iter_errors(value):
                 if _is_certain(error):
                     return f"{json.dumps(name)}{error.json_path[1:]}: {error.message[:_CHARACTERS]}"

@@ -6,12 +6,12 @@ text with invisible characters, is edited as JSON.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
-from planner_ext.core.text import visible
+from planner_ext.core.text import exact, visible
 from planner_ext.engine.schemas import argument_problem
 
 __all__ = ["Field", "FieldKind", "drawn_form", "read_form"]
@@ -43,6 +43,11 @@ class Field:
     value: str = ""
     choices: tuple[str, ...] = ()
     problem: str = ""
+
+    @property
+    def label(self) -> str:
+        """The parameter's name, fully visible."""
+        return exact(self.name)
 
 
 def drawn_form(parameters: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -111,19 +116,20 @@ def _kind_of(schema: Mapping[str, Any], value: Any, *, has: bool) -> tuple[Field
             return "choice", texts
         return "json", ()
     type_ = _type_of(schema)
-    if type_ == "array" and isinstance(items := schema.get("items"), Mapping):
-        type_ = f"array of {_type_of(cast('Mapping[str, Any]', items))}"
+    if type_ == "array":
+        type_ = f"array of {_type_of(schema.get('items'))}"
     kind: FieldKind = _KINDS.get(type_, "json")
     return (kind if not has or value is None or _HOLDS[kind](value) else "json"), ()
 
 
-def _type_of(schema: Mapping[str, Any]) -> str:
+def _type_of(schema: object) -> str:
     """Return the one type of a schema besides null; "" if there are several, or it is not said."""
-    types: Any = schema.get("type")
-    if isinstance(options := schema.get("anyOf"), list):
-        types = [_type_of(one) for one in cast("list[Mapping[str, Any]]", options) if one.get("type") != "null"]
-    names = {types} if isinstance(types, str) else set(cast("Sequence[str]", types or ()))
-    names -= {"null"}
+    said = cast("Mapping[str, object]", schema if isinstance(schema, Mapping) else {})
+    types = said.get("type")
+    if isinstance(options := said.get("anyOf"), list):
+        types = [_type_of(one) for one in cast("list[object]", options) if one != {"type": "null"}]
+    listed = cast("list[object]", types if isinstance(types, list) else [types])
+    names = {one for one in listed if isinstance(one, str)} - {"null"}
     return names.pop() if len(names) == 1 else ""
 
 
@@ -211,7 +217,7 @@ def _read_integer(text: str) -> int:
 
 def _read_number(text: str) -> int | float:
     for read in (int, float):
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             number = read(text)
             if math.isfinite(number):
                 return number

@@ -123,7 +123,7 @@ class Sessions:
             PlannerExtError: If the host application returns something other than a name.
         """
         if isinstance(self._sign_in, Token):
-            visitor, until = self._open.get(request.cookies.get(_SESSION, ""), (None, 0.0))
+            visitor, until = self._open.get(request.cookies.get(_session_cookie(request), ""), (None, 0.0))
             return visitor if monotonic() < until else None
         name: object = await called(self._sign_in, request)
         if name is None:
@@ -142,12 +142,12 @@ class Sessions:
         now, key = monotonic(), secrets.token_urlsafe(32)
         self._open = {each: session for each, session in self._open.items() if session[1] > now}
         self._open[key] = Visitor(name, secrets.token_urlsafe(32)), now + _SESSION_SECONDS
-        _set_cookie(response, request, _SESSION, key)
+        _set_cookie(response, request, _session_cookie(request), key)
 
     def close(self, response: Response, request: Request) -> None:
         """End the session of a request, and delete its cookie."""
-        self._open.pop(request.cookies.get(_SESSION, ""), None)
-        response.delete_cookie(_SESSION, path=_cookie_path(request))
+        self._open.pop(request.cookies.get(name := _session_cookie(request), ""), None)
+        response.delete_cookie(name, path=_cookie_path(request))
 
 
 def same_text(one: str, other: str) -> bool:
@@ -165,6 +165,12 @@ def _set_cookie(response: Response, request: Request, name: str, value: str) -> 
         httponly=True,
         samesite="strict",
     )
+
+
+def _session_cookie(request: Request) -> str:
+    """Name the session's cookie by the port: browsers send cookies to every port, and two inboxes may be served."""
+    port = request.url.port
+    return _SESSION if port is None else f"{_SESSION}_{port}"
 
 
 def _cookie_path(request: Request) -> str:
@@ -262,8 +268,9 @@ class Guard:
 
 
 def _name_of(host: str) -> str | None:
-    """Return the name in a ``Host`` header, without its port."""
+    """Return the name in a ``Host`` header, without its port; None if it is no such header."""
     try:
-        return urlsplit(f"//{host}").hostname
+        address = urlsplit(f"//{host}")
+        return None if address.port == 0 else address.hostname
     except ValueError:
         return None

@@ -7,6 +7,7 @@ the strictest content security policy holds. The same fragment is part of the in
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -290,14 +291,12 @@ def _short(text: str) -> str:
 
 def _call_in_short(call: TimelineCall) -> str:
     """Write the arguments of a call on one line."""
-    try:
+    with suppress(ValueError, RecursionError):  # of what is no JSON, or too deep to be written again
         parsed: object = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        return _short(exact(call.arguments[: 2 * _LONGEST]))
-    values = cast("Mapping[str, object]", parsed)
-    return _short(", ".join(f"{exact(name)}={exact_json(value)}" for name, value in values.items()))
+        if isinstance(parsed, dict):
+            values = cast("Mapping[str, object]", parsed)
+            return _short(", ".join(f"{exact(name)}={exact_json(value)}" for name, value in values.items()))
+    return _short(exact(call.arguments[: 2 * _LONGEST]))
 
 
 def _tokens(usage: Usage) -> str:

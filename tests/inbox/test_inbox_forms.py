@@ -76,6 +76,7 @@ def test_what_is_typed_becomes_a_value_of_its_type(name: str, text: str, value: 
         ("integer", "seven", "integer: expected a whole number"),
         ("number", "nan", "number: expected a number"),
         ("number", "inf", "number: expected a number"),
+        ("number", "9" * 400, "number: expected a number"),
         ("boolean", "perhaps", "boolean: expected a JSON value"),
         ("choice", '"c"', '"choice": '),
         ("numbers", "1\ntwo", "numbers: expected a number"),
@@ -133,6 +134,21 @@ def test_without_parameters_all_arguments_are_one_json_object() -> None:
     assert read_form(None, {"a": 1}, {"argument": '{"b": 2}'})[::2] == ({"b": 2}, "")
     assert "one JSON object" in read_form(None, {"a": 1}, {"argument": "[]"})[2]
     assert by_name(drawn_form({"properties": {}}, {"odd": [1]}))["odd"].kind == "json"
+
+
+def test_the_name_of_an_argument_is_fully_visible() -> None:
+    """A name that a stranger chose cannot look like another one, nor reorder the line."""
+    (field,) = drawn_form({"properties": {}}, {"amo\u200bunt\u202e\ud800": 1})
+    assert field.label == "amo\\u200bunt\\u202e\\ud800"
+
+
+@pytest.mark.parametrize(
+    "schema", [None, 5, True, {"anyOf": [True, {"type": "string"}]}, {"type": [["a"]]}, {"type": 5}, {"items": 1}]
+)
+def test_a_schema_that_is_none_does_not_stop_a_decision(schema: Any) -> None:
+    """Schemas come from other servers, too: what they do not describe is edited as JSON."""
+    parameters = {"type": "object", "properties": {"a": schema}}
+    assert read_form(parameters, {"a": 1}, {"argument-0": "[2]"})[0] == {"a": [2]}
 
 
 JSON = st.recursive(

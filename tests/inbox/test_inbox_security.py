@@ -96,6 +96,14 @@ async def test_the_session_cookie_is_out_of_reach(store: str) -> None:
             assert ("secure" in cookie) == secure
 
 
+async def test_two_inboxes_of_one_machine_keep_their_sessions(store: str) -> None:
+    """A browser sends a cookie to every port: signing in to a second inbox ends no session of the first."""
+    async with inbox(store) as one, inbox(store) as other, visitor_at(one) as ann:
+        form = {"token": TOKEN, "name": "ann"}
+        assert (await ann.client.post(f"{other}/sign-in", data=form)).status_code == 303
+        assert (await ann.get("")).status_code == 200 and (await ann.get(f"{other}/")).status_code == 200
+
+
 async def test_a_session_ends(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signing out, or twelve hours, ends a session on the server: the cookie is worth nothing any more."""
     async with inbox(store) as base, visitor_at(base) as ann:
@@ -155,7 +163,9 @@ async def test_a_form_of_its_own_page_is_taken(store: str) -> None:
     assert await status_of(store) == "decided"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", "a b", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", "a b", "", "127.0.0.1:x"]
+)
 async def test_a_foreign_host_reads_nothing(store: str, host: str) -> None:
     """A name that was made to lead to this machine gets no page, whoever is signed in."""
     async with inbox(store) as base, visitor_at(base) as ann:

@@ -13,7 +13,7 @@ import pytest
 from semantic_kernel import Kernel
 
 from planner_ext import FunctionCallingStepwisePlanner
-from planner_ext.core.facts import Fact, RunStarted
+from planner_ext.core.facts import Fact, ModelReplied, RunStarted
 from planner_ext.core.limits import Budget
 from planner_ext.testing import ScriptedChatCompletion, say
 from planner_ext.timeline import Timeline, fragment_of, page_of, timeline_of
@@ -128,6 +128,19 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
     assert unseen <= {"\n"}
     assert page.text.count("\\u202e") > 8
     assert "<script>alert(1)</script>" in page.text
+
+
+def test_arguments_may_be_as_deep_as_a_model_likes() -> None:
+    """What the run refused for its depth is shown all the same, and so is the rest of the run."""
+    for depth in (*range(900, 1000, 2), 100_000):
+        run = Journal()
+        run.start("Go.")
+        run.reply(1, 0, "", ("shop-pay", "x"))
+        deep = '{"note": ' + "[" * depth + "]" * depth + "}"
+        fact = run.facts[-1]
+        assert isinstance(fact, ModelReplied)
+        run.facts[-1] = replace(fact, calls=(replace(fact.calls[0], arguments=deep),))
+        assert "shop-pay" in drawn(run.facts).text
 
 
 def test_messages_are_shown_on_demand() -> None:
