@@ -1,6 +1,6 @@
-"""The run of a planner as an AG-UI event stream, for CopilotKit, assistant-ui and other front ends; extra ``ag-ui``.
+"""A planner's run as an AG-UI event stream, for CopilotKit, assistant-ui and other front ends; extra ``ag-ui``.
 
-One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_ag_ui.py`` is a whole one::
+One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_ag_ui.py`` is a complete one::
 
     waiting: dict[str, Checkpoint] = {}
 
@@ -22,15 +22,15 @@ An interrupt's ``responseSchema`` describes this, with the function's parameters
 the call: an answer binds to the function and the arguments that were shown. Interrupts without an answer stay open, and
 the run ends with them again.
 
-**What the browser is not trusted with.** The checkpoint stays on the server: a browser decides what waits on the thread
-that it names, and cannot add a call, an approval or a result to a run. Give each user a ``waiting`` of their own, or
-thread ids that nobody can guess. The conversation before a new run is what the browser says it was; system messages in
-it are left out. It is text for the model, whose calls are decided as in every run.
+**Trust.** The checkpoint stays on the server: a browser decides the calls that wait on its thread, and cannot add a
+call, an approval or a result to a run. Give each user a separate ``waiting``, or unguessable thread ids. The browser
+supplies the conversation before a new run; its system messages are dropped. To the model this conversation is text; the
+calls of the model are decided as in every run.
 
 **Tools of the front end** (``RunAgentInput.tools``) are offered to the model beside the kernel's functions, in the
 plugin ``ag_ui``. A call of one ends the run as a success that names it as pending; the front end executes it, and the
 tool message in its next input is the result with which the run continues. If a user message follows instead, the run
-is left, and a new one begins with the conversation so far.
+is abandoned, and a new one begins with the conversation up to then.
 """
 
 import logging
@@ -106,7 +106,7 @@ _PLUGIN = "ag_ui"
 """The plugin of the front end's tools."""
 _FINAL_ANSWER = f"{OWN_PLUGIN}-SendFinalAnswer"
 _SHOWN_ERRORS = (DecisionRefusedError, InvalidHistoryError, LimitReachedError)
-"""Errors whose text is for the person at the front end; that of any other error stays on the server."""
+"""Errors whose text is sent to the front end; the text of any other error stays on the server."""
 
 
 async def ag_ui_events(
@@ -129,24 +129,24 @@ async def ag_ui_events(
         kernel: Its functions may be called; it is not changed.
         run_input: The body of the request.
         waiting: The runs that wait for the user, by thread id: a dictionary in the server's memory, or any mapping that
-            keeps a `Checkpoint`. A run that continues is taken out of it. What is never answered stays in it.
-        by: Who decides, for the record: the user as the application knows them.
+            keeps a `Checkpoint`. A resumed run is removed from it; one that is never answered stays.
+        by: The user's name, recorded with their decisions.
         roles: The user's roles; a call that names roles is decided only by a user who has one of them.
         arguments: The application's arguments, for functions and templates; never stored.
         stop: Ends the run from outside.
 
     Yields:
         The events, from ``RUN_STARTED`` to ``RUN_FINISHED``, or to ``RUN_ERROR`` after a fault or a refused input. A
-        run that was stopped, or that a limit ended without an answer, has the cancelled outcome. Leaving the stream
-        early cancels the run; one that continued, and of which nothing was done so far, waits again.
+        run that was stopped, or that a limit ended without an answer, has the cancelled outcome. Closing the stream
+        early cancels the run; a resumed run that has not yet done anything waits again.
 
     Raises:
         PlannerInvalidConfigurationError: If the kernel has a plugin ``ag_ui``.
     """
     if _PLUGIN in kernel.plugins:
         raise PlannerInvalidConfigurationError(
-            f"The plugin {_PLUGIN!r} is the one for the tools of the front end; the kernel has one of this name. "
-            "Rename the kernel's."
+            f"The plugin name {_PLUGIN!r} is reserved for the tools of the front end; the kernel has a plugin of this "
+            "name. Rename it."
         )
     run = _Run(run_input, waiting)
     try:
@@ -191,7 +191,7 @@ class _Run:
         self._answered: set[str] = set()
 
     def close(self) -> None:
-        """Let the run that this one continued wait again, unless it has got further."""
+        """Return the checkpoint of the resumed run to ``waiting``, unless the run has made progress."""
         if self._kept is not None:
             self._waiting.setdefault(self._input.thread_id, self._kept)
 
@@ -200,7 +200,7 @@ class _Run:
     def continued(self) -> Checkpoint | None:
         """Return the checkpoint of the run that the input continues; None for a new run.
 
-        A run in which only tools of the front end wait is left if the user has gone on without them.
+        A run in which only tools of the front end wait is abandoned if the last message is the user's.
         """
         messages = self._input.messages
         if all(map(_is_tool, pending_calls(self._state))) and messages and isinstance(messages[-1], UserMessage):
@@ -211,7 +211,7 @@ class _Run:
         """Return the goal of a new run, and the conversation before it.
 
         Raises:
-            DecisionRefusedError: If the input answers what does not wait.
+            DecisionRefusedError: If the input answers an interrupt, and no run waits.
             InvalidHistoryError: If the last message is not a user's.
         """
         messages = self._input.messages
@@ -290,7 +290,7 @@ class _Run:
                 pass
 
     def _in_step(self, iteration: int | None) -> Iterator[BaseEvent]:
-        """Close the open step unless it is that of an iteration, and open that one; None opens none."""
+        """Open the step of an iteration, unless it is open, and close another one; None only closes."""
         name = "" if iteration is None else "plan" if iteration < 0 else f"iteration {iteration + 1}"
         if name != self._step:
             yield from self._message_end()
@@ -301,7 +301,7 @@ class _Run:
             self._step = name
 
     def _text(self, text: str) -> Iterator[BaseEvent]:
-        """Add a piece to the open message; the first one opens it."""
+        """Add text to the open message, or open one."""
         if not self._is_open:
             self._messages += 1
             self._is_open = True
@@ -318,7 +318,7 @@ class _Run:
         return f"{self._input.run_id}/{self._messages}"
 
     def _replied(self, text: str, iteration: int) -> Iterator[BaseEvent]:
-        """End a reply's text, which has arrived in pieces."""
+        """End the message of a reply, whose text was streamed."""
         yield from self._in_step(iteration)
         self._last_text = text
         yield from self._message_end()
@@ -339,7 +339,7 @@ class _Run:
             yield ToolCallEndEvent(tool_call_id=id_)
 
     def _results(self, before: State, indexes: Iterable[int], text: str) -> Iterator[BaseEvent]:
-        """Send the results of calls of the batch, except those that the front end has sent itself."""
+        """Send the results of calls of the batch, except those that came from the front end."""
         assert before.batch is not None, "a call that has a result is in a batch"
         self._kept = None
         for index in indexes:
@@ -441,7 +441,7 @@ def _decision(entry: ResumeEntry, call: PendingCall, by: str | None) -> Decision
 
 
 def _is_tool(call: PendingCall) -> bool:
-    """Whether a call that waits is one of a tool of the front end."""
+    """Whether a waiting call is for a tool of the front end."""
     return call.fully_qualified_name.startswith(f"{_PLUGIN}-")
 
 
@@ -478,7 +478,7 @@ def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
 
 
 def _deferring(planner: FunctionCallingStepwisePlanner) -> FunctionCallingStepwisePlanner:
-    """Copy a planner so that calls of the front end's tools wait; the copy knows which decisions were taken."""
+    """Copy a planner so that calls of the front end's tools wait; the copy shares the record of taken decisions."""
     planner, options = copy(planner), planner.options
     planner.options = options.model_copy(update={"interceptors": (_defer_tools, *options.interceptors)})
     return planner
@@ -492,9 +492,9 @@ async def _defer_tools(call: ToolCall) -> Defer | None:
 
 
 def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator[ChatMessageContent]:
-    """Convert the conversation, each result directly after its call; what is not for the model is left out.
+    """Convert the conversation for the model, each result directly after its call.
 
-    Calls without a result are left out, too: the user went on without them. Of two results the newer one counts.
+    Other messages, and calls without a result, are dropped. Of two results for one call the newer one counts.
     """
     sent = {tool.name: name for name, tool in tools.items()}
     results = {one.tool_call_id: one.error or _text(one.content) for one in messages if isinstance(one, ToolMessage)}
@@ -523,12 +523,12 @@ def _history(messages: Sequence[Message], tools: Mapping[str, Tool]) -> Iterator
 
 
 def _text(content: str | list[ContentPart]) -> str:
-    """Return the text of a message; parts that are no text are left out."""
+    """Return the text of a message, without its other parts."""
     return content if isinstance(content, str) else "".join(one.text for one in content if isinstance(one, TextPart))
 
 
 def _call_key(run_id: str, iteration: int, call_id: str) -> str:
-    """Name a call within its thread: models use an id again in a later batch, and servers take no long ones."""
+    """Make an id for a call that is unique in its thread, and short: models reuse ids in later batches."""
     return sha256(f"{run_id}/{iteration}/{call_id}".encode()).hexdigest()[:32]
 
 

@@ -333,11 +333,11 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
     Additional guards are fine, with one exception: an ``allow`` rule of a policy that the run did not begin with frees
     calls from the guards after it. A changed policy counts as missing, whatever the change: whether one policy is
     stricter than another depends on future calls. A function that is no longer marked with ``@requires_approval``
-    counts where it is still offered.
+    counts if the function is still offered.
 
     Args:
         before: As the run began.
-        now: Of the process that is to continue it.
+        now: The guards of the process that continues it.
         offered: Fully qualified names of the functions that it offers.
     """
     found: list[str] = []

@@ -150,7 +150,7 @@ def resume(args: cli.ResumeArgs, options: cli.RunOptions) -> cli.Exit:
 def compare(args: cli.CompareArgs) -> cli.Exit:
     """Compare ways to limit a tool-calling loop: the options of Semantic Kernel's ADR as written, and corrected.
 
-    Offline, in seconds: a scripted model behind a real HTTP server that counts what it is asked. With a real model
+    Offline, in seconds: a scripted model behind a real HTTP server that counts requests. With a real model
     (--base-url, --model or --kernel) round trips are counted at the connector; retries inside an SDK are not seen.
 
     Examples:
@@ -170,10 +170,10 @@ def compare(args: cli.CompareArgs) -> cli.Exit:
 
 @cli.command(app)
 def replay(args: cli.ReplayArgs) -> cli.Exit:
-    """Play a recorded run of a planner without its model, and say where the application has come to differ.
+    """Replay a recorded run of a planner without its model, and print the differences.
 
-    No service is asked. Calls are decided as they were: what did not run then does not run now, and what a person
-    approved then answers as it did, and is not called.
+    No model is called. Calls are decided as in the recorded run: one that did not run then does not run now, and one
+    that a person approved then returns its recorded result without being called.
 
     Examples:
       planner-ext replay tests/cassettes/refund.json
@@ -229,9 +229,9 @@ def workers(store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
 
 @cli.command(app)
 def serve(args: cli.ServeArgs) -> cli.Exit:
-    """Serve the inbox of a store: a page in the browser that lists what waits, and on which people decide it.
+    """Serve the inbox of a store: web pages on which people decide waiting calls, and read runs.
 
-    The printed address holds the token that signs people in. It needs no kernel and no functions.
+    The printed address contains the token for signing in. The command needs no kernel and no functions.
 
     Examples:
       planner-ext serve --store runs.db
@@ -338,9 +338,9 @@ def show_run(
       planner-ext runs show order-7 --store runs.db --html order-7.html
 
     Options:
-        follow: Show what happens from now on, too, whichever process drives the run, until it ends or waits for a
-            decision. Ctrl-C ends only the view.
-        html: Write a page with the run's timeline, too: requests, calls, decisions, and every message.
+        follow: Also print new events, whichever process drives the run, until it ends or waits for a decision. Ctrl-C
+            ends only the view.
+        html: Also write a page with the run's timeline: requests, calls, decisions, and every message.
 
     Exit codes:
       0    done; with --follow: answered
@@ -374,11 +374,11 @@ def resume_run(
 
 @cli.command(runs, exit_codes=RUN_EXIT_CODES, name="fork")
 def fork_run(run: RunName, args: cli.ForkArgs, options: cli.StoredRunOptions) -> cli.Exit:
-    """Go on from an iteration of a run in another way: as a new run, in this process.
+    """Continue from an iteration of a run as a new run, with another model, instruction, budget or policy.
 
-    What RUN had spent by then counts, and its results are kept. Functions of later iterations run again and take effect
-    again; a decision that was made later is not taken over. Give the kernel and the --policy or --ask-all that RUN
-    began with. With neither --kernel, --model nor --base-url the fork is only added, and waits to be resumed.
+    The fork keeps the results and the consumption of RUN up to that iteration. Functions of later iterations run again
+    and take effect again; later decisions are not kept. Give the kernel and the --policy or --ask-all that RUN began
+    with. Without --kernel, --model and --base-url the fork is only stored, and waits to be resumed.
 
     Examples:
       planner-ext runs fork order-7 --at 1 --store runs.db --kernel shop:make_kernel --instruction 'Refund half of it.'
@@ -408,7 +408,7 @@ def cancel_run(
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="delete")
 def delete_run(run: RunName, store: cli.Store, force: Annotated[bool, typer.Option("--force")] = False) -> cli.Exit:
-    """Delete a run that has ended, failed or is in quarantine, with all that the store keeps of it.
+    """Delete a run that has ended, failed or is in quarantine, with all its rows in the store.
 
     Examples:
       planner-ext runs delete order-7 --store runs.db
@@ -467,11 +467,11 @@ def export_run(
 
 @cli.command(runs, exit_codes=DONE_OR_UNUSABLE, name="import")
 def import_run(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)], store: cli.Store) -> cli.Exit:
-    """Add an exported run to a store, under the name that it has.
+    """Add an exported run to a store, under its name.
 
-    An unfinished run continues in this store. Delete or cancel it in the store that it comes from, else both continue
-    it, and its functions run twice. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, a file without this
-    signature is refused. Without a key, whoever can write the file can put an approval in it.
+    An unfinished run continues in this store. Delete or cancel it in its first store, else both stores continue it, and
+    its functions run twice. If PLANNER_EXT_CHECKPOINT_KEY (or PLANNER_EXT_KEY) is set, a file without this signature is
+    refused. Without a key, anyone who can write the file can put an approval in it.
 
     Examples:
       planner-ext runs import order-7.json --store other.db
@@ -564,10 +564,10 @@ def deny_call(args: cli.DecisionArgs, reason: Annotated[str, typer.Option(metava
 def edit_call(
     args: cli.DecisionArgs, changes: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", show_default=False)]
 ) -> cli.Exit:
-    """Let a call run with other arguments.
+    """Approve a call with edited arguments.
 
-    Arguments that do not fit the function's parameters are refused. A worker checks them once more, since only it knows
-    the function: if it cannot take them, the call waits again and says why.
+    Arguments that do not fit the function's parameters are refused. A worker, which has the function, validates them
+    again: if they are not valid, the call waits again and shows the problem.
 
     Examples:
       planner-ext approvals edit order-7/1/call_2 amount=24.5 --store runs.db

@@ -61,7 +61,7 @@ class ApprovalPrompt:
             return None
 
     def refuse(self, call: PendingCall, decision: Decision, reason: str) -> None:
-        """Print why a decision was refused; the same call is asked about again."""
+        """Print why a decision was refused; the person is asked again about the same call."""
         self._complain(reason)
         self._refused = call.id, decision
 

@@ -190,7 +190,7 @@ class LocalRun(CliRun):
             console.print_command(shlex.join(["planner-ext", "resume", path, *self.resume_words()]))
             console.say(
                 "Add --answer ID=TEXT for a question, --approve ID, --deny ID=REASON or --edit ID=JSON for a call, or "
-                "--cancel REASON; with none of them a terminal asks."
+                "--cancel REASON. Without these options a terminal asks."
             )
         elif self.prompt is None:
             console.say(
@@ -287,7 +287,7 @@ class CheckpointFile:
     """The file that a paused run waits in.
 
     Attributes:
-        path: Where it is, as it was given.
+        path: Its path, as given.
     """
 
     def __init__(self, path: Path) -> None:

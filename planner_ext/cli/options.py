@@ -227,7 +227,7 @@ class RunOptions(StoredRunOptions):
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
 class GoalArgs:
-    """A new run: its goal, its limits, and where it is kept.
+    """A new run: its goal, its limits, and its store.
 
     Attributes:
         goal: What is to be reached.
@@ -294,14 +294,14 @@ class SubmitArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayArgs:
-    """A cassette, and what it is played with.
+    """A cassette, and the functions to replay it with.
 
     Attributes:
-        file: What planner_ext.testing.record wrote.
+        file: A file that planner_ext.testing.record wrote.
         kernel: A Kernel, or a function without arguments, async or not, that returns one; it needs no service. Default:
-            functions that are what the cassette says of them.
-        functions: Whether functions are called, live, or answer as recorded. Default: live with --kernel. Prompts and
-            planners are called in any case.
+            functions made from their schemas in the cassette.
+        functions: live calls functions; recorded returns their recorded results. Default: live with --kernel. Prompts
+            and planners are always called.
     """
 
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
@@ -312,12 +312,12 @@ class ReplayArgs:
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
 class ForkArgs:
-    """Where a run of a store is forked, and how its fork goes on.
+    """The run's iteration to fork after, and the options of the fork.
 
     Attributes:
         at: The last iteration that is kept, from 0; -1 keeps the plan only.
         run_id: The fork's name. Default: a new name.
-        instruction: A message of the user that is added.
+        instruction: A user message to add.
         html: Write a page with both timelines side by side.
     """
 
@@ -413,8 +413,8 @@ class CompareArgs:
         base_url: Ask a real model at this OpenAI-compatible endpoint. The key is OPENAI_API_KEY.
         model: Ask this real model.
         kernel: Your own kernel, and --goal in place of the scripts. Its functions are run for real, by each option
-            anew. With neither --model nor --base-url its own service is used.
-        goal: What is asked of your own kernel.
+            separately. Without --model and --base-url its own service is used.
+        goal: The goal for your own kernel.
     """
 
     max_iterations: Annotated[int, typer.Option(metavar="N", min=1)] = 5

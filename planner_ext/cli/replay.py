@@ -1,4 +1,4 @@
-"""``planner-ext replay``: a recorded run of the planner, played and printed, and what has changed since."""
+"""``planner-ext replay``: replays a recorded run of the planner, and prints it with its differences."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def replay_cassette(args: ReplayArgs) -> int:
     """Replay a cassette; return the exit code.
 
     Raises:
-        CassetteError: If the file is no cassette.
+        CassetteError: If the file is not a valid cassette.
         PlannerInvalidConfigurationError: If its run was not made by a planner whose options the journal holds.
     """
     cassette = Cassette.read(args.file)
@@ -66,7 +66,7 @@ def replay_cassette(args: ReplayArgs) -> int:
 
 
 class _ReplayedRun(CliRun):
-    """The first run of a cassette, made again with the options in its journal, and decided as it was."""
+    """The first run of a cassette, rebuilt with the options in its journal, and decided as recorded."""
 
     def __init__(self, cassette: Cassette, args: ReplayArgs) -> None:
         super().__init__(StoredRunOptions(kernel=args.kernel))
@@ -87,7 +87,7 @@ class _ReplayedRun(CliRun):
         self._finished = {(fact.iteration, fact.index, fact.function) for fact in done}
 
     def open_on(self, tape: Tape) -> None:
-        """Make kernel and planner, with the options that the run had.
+        """Make kernel and planner with the options of the recorded run.
 
         Raises:
             PlannerInvalidConfigurationError: If the kernel cannot be used.
@@ -113,17 +113,17 @@ class _ReplayedRun(CliRun):
         )
 
     def played(self) -> Result:
-        """Play the run to its end, or to a pause after which it was not continued."""
+        """Replay the run to its end, or to a pause after which it was not resumed."""
         result = self.drive(self.planner.invoke(self.kernel, self._started.goal))
         while decisions := self._answers(result):
             result = self.drive(self.planner.resume(self.kernel, result.checkpoint, decisions))
         return result
 
     async def _decision(self, call: ToolCall) -> Decision | None:
-        """Decide a call as it was decided last; what did not run then is answered with what the model read.
+        """Repeat the last recorded decision on a call; one that did not run is answered with its recorded result.
 
-        A file approves nothing: a call that a person decided, or whose function asks for one, answers as recorded, and
-        waits without a recorded result.
+        A file approves nothing: a call that a person decided, or whose function needs an approval, returns its recorded
+        result, and waits without one.
         """
         place = call.iteration, call.index, call.fully_qualified_name
         facts = [fact for fact in reversed(self._recorded) if isinstance(fact, CallDecided)]
@@ -156,7 +156,7 @@ def _stand_ins(cassette: Cassette) -> Kernel:
     try:
         return _described_kernel(tool for asked, _ in cassette.exchanges for tool in asked.tools)
     except (AttributeError, TypeError, ValueError, KernelException) as error:
-        problem = f"The functions cannot be made from the cassette ({error}); give --kernel."
+        problem = f"The functions cannot be rebuilt from the cassette ({error}); give --kernel."
         raise PlannerInvalidConfigurationError(problem) from error
 
 
@@ -182,6 +182,6 @@ def _described_kernel(tools: Iterable[Any]) -> Kernel:
 
 def _absent(name: str, description: str | None) -> Callable[..., Any]:
     async def absent(**_: Any) -> str:
-        raise LookupError("This function is not here: give --kernel.")
+        raise LookupError("The cassette has only this function's schema: give --kernel.")
 
     return kernel_function(name=name, description=description)(absent)

@@ -46,8 +46,8 @@ async def serve_inbox(args: ServeArgs) -> int:
     """
     if args.host not in LOOPBACK and not args.allow_host:
         raise PlannerExtError(
-            f"--host {args.host} lets other machines reach the inbox, where whoever has the token decides. If that is "
-            "meant, put a proxy with TLS before it, and give the name for browsers: --allow-host inbox.example.com."
+            f"--host {args.host} lets other machines reach the inbox, where anyone with the token may decide. If that "
+            "is intended, put a TLS proxy in front of it, and name it for browsers: --allow-host inbox.example.com."
         )
     token = Token(user=args.user, hosts=(*LOOPBACK, *(args.allow_host or ())))
     async with opened_store(args.store, create=False) as store:
@@ -66,7 +66,7 @@ async def serve_inbox(args: ServeArgs) -> int:
             name = (args.allow_host or [args.host])[0]
             place = f"[{name}]" if ":" in name else name
             console = Terminal(sys.stderr)
-            console.say(f"The inbox of {store_name(args.store)}. Whoever has this address may decide:")
+            console.say(f"The inbox of {store_name(args.store)}. Anyone with this address may decide:")
             print(f"http://{place}:{listener.getsockname()[1]}/sign-in?token={token.value}", flush=True)
             await server.serve(sockets=[listener])
     return ExitCode.ANSWERED

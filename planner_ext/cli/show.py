@@ -241,7 +241,7 @@ class Progress:
         Args:
             without: Limits to leave out.
             at: The time that deadlines are compared with, in seconds since the epoch.
-            elapsed: Active time that no fact has counted so far.
+            elapsed: Active time that no fact has counted yet.
             until: A deadline besides that of the run, or None.
         """
         limits = replace(self._state.rules.limits, tell_budget=True)
@@ -257,7 +257,7 @@ class Progress:
 
 
 class _Drawn:
-    """A text that is made anew each time it is drawn."""
+    """A text that is computed each time it is drawn."""
 
     def __init__(self, make: Callable[[], Text]) -> None:
         self._make = make

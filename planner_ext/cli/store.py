@@ -400,7 +400,7 @@ def _effect(call: PendingApproval, decision: Decision) -> str:
         case _ if call.kind == "question":
             return "is left without an answer"
         case Approve(arguments=None):
-            return f"is approved as it was asked about: {name} will run with {exact_json(dict(call.arguments))}"
+            return f"is approved with the arguments shown: {name} will run with {exact_json(dict(call.arguments))}"
         case Approve(arguments=arguments):
             return (
                 f"is edited, and not checked yet: {name} will run with {exact_json(arguments)} if a worker finds that "

@@ -185,7 +185,7 @@ class TextFlow:
     """Prints a text while it arrives, indented and wrapped at words; a word is printed once it is whole.
 
     Attributes:
-        empty: Whether no text has arrived so far.
+        empty: Whether no text has arrived yet.
     """
 
     def __init__(self, console: Console, *, width: int, indent: int, style: str = "") -> None:

@@ -268,15 +268,15 @@ class CallDecided(CallFact):
         by: Who or what decided: an interceptor, a policy's rule, a person; "" for the loop itself.
         sticky: Whether the approval holds for the rest of the run, for the function or for these arguments.
         expires_at: When a deferred call stops waiting, or None.
-        prompt: What a person is asked about a deferred call, "" for nothing in particular.
+        prompt: The text that a person reads with a deferred call; "" without one.
         final_answer: The answer that the final-answer function was called with, or None.
         person: Whether a person decided, on what they were shown.
         approved: Whether a decision let the call run: an interceptor's, a policy's, a person's, also an earlier one for
             the rest of the run. False if the call runs because no interceptor objected.
         nested: Whether the function is a planner itself, whose run spends a share of this run's budget.
         asks_model: Whether the function may itself make requests to a model, which are charged to this run.
-        roles: Who may decide a call that a person is asked about; empty for anyone. Data of the application.
-        parameters: JSON text of the schema of the function's parameters, of a call that a person is asked about.
+        roles: The roles that may decide a deferred call; empty for anyone. Data of the application.
+        parameters: JSON text of the schema of a deferred call's parameters.
     """
 
     kind: CallKind
@@ -327,7 +327,7 @@ class CallsWithheld(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStarted(CallFact):
-    """A function is about to run; recorded before it does, and again each time that a filter starts it anew.
+    """A function is about to run; recorded before each start, also when a filter starts it again.
 
     Attributes:
         reserved: The share of the budget that is reserved for a nested run, or None.
@@ -346,10 +346,10 @@ class CallFinished(CallFact):
 
     Attributes:
         result: What the model reads.
-        error: For the record, never sent to the model: type and text of the exception, "" if there was none.
+        error: Type and message of the exception, "" without one; for the record, never sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: What the function has spent on requests and functions of its own. None is nothing, or, if a share was
-            reserved, unknown: all of it.
+        spent: The consumption of the function: its requests and nested calls. None means no consumption; with a
+            reserved share it means unknown, and the whole share is charged.
     """
 
     outcome: CallOutcome

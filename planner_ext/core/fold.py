@@ -324,7 +324,7 @@ def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
 
 
 def _budget_changed(state: State, fact: facts.BudgetChanged) -> _Changes:
-    """Replace the limits; one that was reached is forgotten, and found again where it is still reached."""
+    """Replace the limits, and clear the reached one: it is set again if the new limits are reached, too."""
     rules = replace(state.rules, limits=fact.limits)
     return {"rules": rules, "limit": None, "ledger": _charged(state, fact.seconds)}
 

@@ -346,7 +346,7 @@ def remaining_limits(limits: Budget, ledger: Ledger, at: float) -> tuple[Remaini
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetShare:
-    """What one nested run may spend of the budget around it; a part is None if that has no such limit.
+    """The part of a budget that one nested run may spend; a field is None without such a limit.
 
     A share is reserved when the call of a nested run starts, as if it were spent; when the call ends, what was not
     spent is released. So nested runs beside each other cannot exceed the budget together, and a nested run that never

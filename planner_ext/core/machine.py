@@ -95,7 +95,7 @@ class RunCalls:
     """Run these calls of the open batch; all of them run to their end, also where one fails.
 
     Attributes:
-        share: What each nested run among them may spend; None if there is none.
+        share: The budget share of each nested run among them; None without nested runs.
     """
 
     iteration: int

@@ -201,7 +201,7 @@ class Reply:
 
     Attributes:
         message: The reply's message, opaque, with the ids of `calls`.
-        text: All text of the message, "" if there is none.
+        text: All text of the message, "" without any.
         calls: The function calls in it, in order; several messages of one reply make one ordered batch.
         finish_reason: Why the model stopped, as the connector reports it; None without a report.
         usage: Tokens of this request.
@@ -226,12 +226,12 @@ class ResolvedCall:
         kind: ``function``: a kernel function that may run; ``unknown``: no such function was offered; ``invalid``:
             its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``question``: its
             own function that asks the user; ``external``: known by schema only, so the caller must run it.
-        function: Fully qualified name of the resolved function; the requested name where it is unknown.
+        function: Fully qualified name of the resolved function; for an unknown one, the requested name.
         arguments: The function's arguments, each converted to its parameter's type; empty if the call is neither a
             ``function`` nor a ``question``.
         converted: JSON text of ``arguments``; None if the text that was checked is equivalent.
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
-        parameters: JSON text of the schema of its parameters, as the model has it; "" if there is none.
+        parameters: JSON text of the schema of its parameters, as sent to the model; "" without one.
         answer: What the model reads for ``unknown`` and ``invalid``; the text of a ``final_answer`` or ``question``.
         nested: Whether the function is a planner, whose run spends a share of this run's budget.
         threaded: Whether the function is synchronous, and runs in a thread.

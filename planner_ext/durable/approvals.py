@@ -37,7 +37,7 @@ class Approvals:
             where: The SQLite file, or a ``postgresql://`` address.
             clock: The time source; None uses the machine's clock.
             authorize: Asked for each decision before it is stored, with a `DecisionRequest`; async or not. None or True
-                allows it; a reason, or an exception, refuses it. None asks nobody. Give it to the workers, too, which
+                allows it; a reason, or an exception, refuses it. None allows all. Give it to the workers, too, which
                 ask again: other processes may decide without it, such as the command line.
 
         Raises:

@@ -1,8 +1,7 @@
-"""A run as one JSON document, which moves it to another store, or keeps it when its store has forgotten it.
+"""A run as one JSON document, to move it to another store, or to keep it after its store deletes it.
 
-The document holds the run's journal, and the decisions as persons made them: taken, not taken yet, and refused. What
-the tables derive from a journal is not in it: an import derives that anew. Decisions bind to a run's name, so an
-imported run keeps it.
+The document holds the run's journal, and the decisions of persons: taken, not taken yet, and refused. An import
+derives the tables from the journal again. Decisions bind to a run's name, so an imported run keeps its name.
 """
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)
@@ -74,7 +73,7 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
         store: Holds the run.
         run_id: The run, in any state.
         key: Signs the text (HMAC-SHA256), so that `import_run` with the same key refuses any other. None leaves it
-            unsigned: whoever can write it can put an approval in it.
+            unsigned: anyone who can write it can put an approval in it.
 
     Raises:
         UnknownRunError: If there is no such run.
@@ -218,7 +217,7 @@ def _checked(read: object, key: bytes | None) -> dict[str, Any]:
 async def _journal_steps(run_id: str, facts: Sequence[Fact]) -> list[Step]:
     """List the steps that write a journal and what is derived from it, as if its facts were recorded one by one.
 
-    Nobody is told of what happened in the store that it comes from.
+    No notices are added for events of the first store.
     """
     derived = _Steps()
     writer = JournalWriter(derived, run_id, ())

@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRequest:
-    """A decision that somebody wants to make.
+    """A decision to authorize.
 
     Attributes:
-        by: Who decides, as the decision says; "" if it does not. The application vouches for the name.
+        by: The author named in the decision, "" without one. The application vouches for the name.
         run_id: The run.
         call: The call or question, with the ``roles`` of its function's mark or of the rule that asks.
         decision: The decision.

@@ -166,7 +166,7 @@ class Claims:
         try:
             facts = (await self.store.load(run_id)).facts
             batch = fold_journal(run_id, facts).batch
-        except InvalidJournalError:  # whoever drives the run finds that, too
+        except InvalidJournalError:  # driving the run reports this, too
             return 0, ""
         progress = sum(isinstance(fact, ModelReplied | Planned | CallFinished) for fact in facts)
         calls = () if batch is None else (call for call in batch.calls if call.started and call.answer is None)

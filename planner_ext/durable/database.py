@@ -28,7 +28,7 @@ Step: TypeAlias = tuple[str, Mapping[str, Value]]
 
 
 Execute: TypeAlias = Callable[[str, Mapping[str, Value]], Sequence[Row]]
-"""Performs one statement in a transaction of its own, and returns its rows; blocks its thread."""
+"""Performs one statement in a separate transaction, and returns its rows; blocks its thread."""
 
 
 class Database(Protocol):
@@ -210,7 +210,7 @@ _SCHEMAS = (_FIRST, _OPERATION, _LEASES)
 """The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices. 3: leases.
 
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
-``owner``: the worker that drives it, or null. ``wake_at``: when it is next due by itself: the first expiry of a paused
+``owner``: the worker that drives it, or null. ``wake_at``: when it is next due: the first expiry of a paused
 run, the next retry of a running one. ``problem``: its last fault, or why it is in quarantine. ``retries``, ``deaths``:
 faults, and ends of its worker's process, since its last reply or result; ``progress``: the replies and results in its
 journal when the last one was counted. ``inputs``: what `Runs.submit` gave. ``new_budget``: limits that its worker shall
@@ -228,7 +228,7 @@ TABLE_SCHEMA = len(_SCHEMAS)
 
 
 def migration(number: int) -> list[str]:
-    """List the statements that bring the tables from a schema number, 0 if there are none, to `TABLE_SCHEMA`."""
+    """List the statements that bring the tables from a schema number, 0 without tables, to `TABLE_SCHEMA`."""
     # the first schema got tables later, so its statements create what does not exist
     later = [statement for statements in _SCHEMAS[max(number, 1) :] for statement in statements]
     return [*_FIRST, *later, f"INSERT INTO planner_schema VALUES ({TABLE_SCHEMA}) ON CONFLICT DO NOTHING"]  # noqa: S608  (a number)

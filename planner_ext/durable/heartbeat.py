@@ -1,8 +1,8 @@
-"""Which workers of a store live: each holds a lock, and shows itself by a heartbeat in its row.
+"""The liveness of a store's workers: each holds a lock, and writes a heartbeat to its row.
 
-A worker that holds its lock and was not seen for the lease is frozen, or cut off: its runs are taken over. The
-heartbeat has a thread of its own, so that a blocked event loop is no death. A worker that finds its own heartbeat late
-gives up its runs before it does anything else; what it still writes is refused by the journal.
+A worker that holds its lock without a heartbeat for its lease is frozen, or cut off: its runs are taken over. The
+heartbeat has a separate thread, so that a blocked event loop does not count as a death. A worker whose own heartbeat is
+late gives up its runs before it does anything else; the journal refuses its further writes.
 """
 
 import asyncio

@@ -56,7 +56,7 @@ class RunInputs:
     budget: Budget | None = None
 
     def to_json(self) -> str | None:
-        """Write the inputs as JSON text; None if there are none.
+        """Write the inputs as JSON text; None without inputs.
 
         Raises:
             PlannerInvalidConfigurationError: If an argument is not JSON, or the budget cannot be stored; names it.
@@ -111,7 +111,7 @@ def new_budget_text(budget: object, *, by: str, at: float) -> str:
 
 
 def read_new_budget(run_id: str, text: object) -> NewBudget | None:
-    """Read what `new_budget_text` wrote; None if there is none.
+    """Read what `new_budget_text` wrote; None without a new budget.
 
     Raises:
         StoreError: If it is damaged.

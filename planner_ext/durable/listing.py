@@ -90,7 +90,7 @@ class RunStats:
         total: All its runs.
         by_status: The number of runs of every status of `RunRecord.status`, 0 included.
         retrying: The running ones that wait for their next try after a fault.
-        oldest_approval_seconds: For how long the oldest open call or question waits; None if there is none.
+        oldest_approval_seconds: The age of the oldest open call or question; None without one.
     """
 
     total: int
@@ -101,7 +101,7 @@ class RunStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreMarks:
-    """What changes with a store: two marks are equal as long as nothing changed that a list would show.
+    """Change marks of a store's lists: two marks are equal as long as the lists are.
 
     Attributes:
         number: The number of calls and questions that a person may decide now.

@@ -1,4 +1,4 @@
-"""Keeps pickle out of DBOS's tables: whoever may write a row there may not run code here."""
+"""Keeps pickle out of DBOS's tables, so that the right to write a row is not the right to run code here."""
 
 import json
 from collections.abc import Generator

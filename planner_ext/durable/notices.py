@@ -1,9 +1,8 @@
 """Notices of runs that paused, ended or failed: an outbox in the store, and the delivery to callbacks and a webhook.
 
-A notice's row is written in the transaction that changes the run's status, so that it is delivered at least once,
-whatever process ends before that. Rows are written only for events that a worker of the store has subscribed to; a
-subscription lasts a day longer than the last worker that asked for it. Any worker that delivers an event takes what is
-due of it, in a task beside the runs.
+A notice's row is written in the transaction that changes the run's status, so that it is delivered at least once, also
+after a crash. Rows are written only for events that a worker of the store has subscribed to; a subscription lasts a day
+longer than its last worker. Any worker with a listener for an event delivers its due notices, in a separate task.
 """
 
 import asyncio
@@ -135,7 +134,7 @@ class NoticeRecord:
 
 
 Listener: TypeAlias = Callable[[RunNotice], Awaitable[object] | object]
-"""Hears of a run; an exception is logged, and it is called again later."""
+"""Receives a notice; an exception is logged, and the call is retried later."""
 
 
 async def notices_of(store: JournalStore, run_id: str) -> tuple[NoticeRecord, ...]:
@@ -163,8 +162,8 @@ class Notifier:
     """Delivers the notices of one store, as one of its workers.
 
     Args:
-        listeners: Who hears of each event; without any, nothing is subscribed to and nothing delivered.
-        webhook: Hears of all events, or None.
+        listeners: The listener of each event; without listeners, nothing is subscribed to and nothing delivered.
+        webhook: Receives all events, or None.
 
     Raises:
         PlannerInvalidConfigurationError: If a listener cannot be called.
@@ -403,7 +402,7 @@ def _key_bytes(key: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """What a notice's row holds as JSON; ``taken``: the options of the listeners that have heard of it already."""
+    """The JSON in a notice's row; ``taken``: the options of the listeners that have received it."""
 
     status: str = ""
     problem: str = ""

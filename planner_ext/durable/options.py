@@ -42,13 +42,13 @@ class WorkerOptions(TypedDict, total=False):
             uses the machine's clock.
         authorize: Asked before this worker takes a decision, whether it was given to `Runs.resume` or made through
             `Approvals`; see `Approvals.connect`. A refused one of an approver leaves its call waiting.
-        on_paused: Called with a `RunNotice` when a run of the store has paused, by whichever worker; async or not. A
-            notice is delivered at least once, beside the runs, and is retried for a day if the call fails. All workers
-            of a store should have the same listeners: any of them delivers a notice.
-        on_ended: Likewise, when a run has ended or was cancelled.
-        on_failed: Likewise, when a run has failed or was quarantined.
-        notify: A URL to which all these notices are posted, likewise; see `planner_ext.durable.notices.Webhook`.
-        notify_key: Signs what is posted; None does not sign.
+        on_paused: Called with a `RunNotice` when a run of the store has paused; async or not. A notice is delivered at
+            least once, in a separate task, and is retried for a day if the call fails. Any worker may deliver it, so
+            all workers of a store should have the same listeners.
+        on_ended: As ``on_paused``, when a run has ended or was cancelled.
+        on_failed: As ``on_paused``, when a run has failed or was quarantined.
+        notify: A URL to which all these notices are posted; see `planner_ext.durable.notices.Webhook`.
+        notify_key: Signs the posted notices; None does not sign.
     """
 
     worker_id: str | None
@@ -104,7 +104,7 @@ class WorkerSettings:
             checked_name(self.worker_id, _WORKER_ID, expected)
 
     def name(self) -> str:
-        """Return the worker's name, generated if there is none."""
+        """Return the worker's name; the default is generated."""
         return self.worker_id or f"worker-{uuid.uuid4().hex[:12]}"
 
     def notifier(self) -> Notifier:

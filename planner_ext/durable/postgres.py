@@ -440,7 +440,7 @@ async def _prepare(connection: _Connection) -> None:
 
 
 async def _schema_number(connection: _Connection) -> int:
-    """Return the schema number of the tables; 0 if there are none."""
+    """Return the schema number of the tables; 0 without tables."""
     there = await (await connection.execute("SELECT to_regclass('planner_schema') IS NOT NULL")).fetchone()
     if there != (True,):
         return 0

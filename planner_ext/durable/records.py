@@ -72,17 +72,17 @@ class RunRecord:
             ``failed``: its faults ran out of retries; ``quarantined``: its worker's process ended too often; or how it
             ended, as in a result.
         owner: The worker that drives it, or None.
-        wake_at: When the run is next due by itself, in seconds since the epoch: the first expiry of a paused run, the
+        wake_at: When the run is next due, in seconds since the epoch: the first expiry of a paused run, the
             next retry of a running one. None means never.
         created_at: When it was started, in seconds since the epoch.
         updated_at: When it last changed, in seconds since the epoch: got a reply, paused, resumed or ended.
         problem: Its last fault, or why it is in quarantine; "" without one.
         retries: The faults since its last reply or result.
         deaths: How often its worker's process ended since its last reply or result.
-        iterations: The model round trips charged to it, up to its last reply; the next three likewise.
-        tool_calls: The calls charged to it.
-        tokens: The tokens charged to it.
-        cost: The cost charged to it, in the unit of its price; None if it is not known.
+        iterations: The model round trips charged to it, up to its last reply.
+        tool_calls: The calls charged to it, up to its last reply.
+        tokens: The tokens charged to it, up to its last reply.
+        cost: The cost charged to it, up to its last reply, in the unit of its price; None if unknown.
         waits_for: In a list: the functions of the first open calls, "an answer" for a question, and how many more
             there are; a worker; or the next try. "" while a worker drives it, after its end, and outside of lists.
     """
@@ -140,17 +140,17 @@ RUN_ID = re.compile(r"[^/\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """A run with its journal, and what it was submitted with."""
+    """A run with its journal, and its inputs from `Runs.submit`."""
 
     record: RunRecord
     facts: tuple[Fact, ...]
     inputs: RunInputs
 
     def timeline(self, *, now: float | None = None) -> Timeline:
-        """Compute what happened in the run, with what the store knows of it: its status and its last problem.
+        """Compute the run's timeline, with the store's status and last problem.
 
         Args:
-            now: The time to which a run under way is shown, see `planner_ext.timeline.timeline_of`.
+            now: The end of unfinished work, see `planner_ext.timeline.timeline_of`.
 
         Raises:
             InvalidJournalError: If the facts contradict each other, or belong to another run.
@@ -185,7 +185,7 @@ class PendingApproval:
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         decided_at: When a person decided, or None.
         problem: Why a worker could not take the last decision; "" if there was no problem.
-        decision: The decision with its author, time and arguments; None while there is none.
+        decision: The decision with its author, time and arguments; None while it is open.
         refused: The refused decisions on it, the oldest first: late, second, made for another call, or invalid.
         roles: Who may decide, by the function's mark or the rule that asks; empty for anyone.
         parameters: JSON schema of the function's parameters, as the model has it, to draw a form from; None if it is
@@ -216,7 +216,7 @@ class PendingApproval:
 def approval_id(run_id: str, iteration: int, call_id: str) -> str:
     """Build a call's id across all runs; anything but plain text in the model's call id is escaped, as in JSON.
 
-    An id that is too long for a key is cut and ends in a digest: some models put whole signatures in their call ids.
+    An id too long for a key is cut and ends in a digest: some models put whole signatures in their call ids.
     """
     name = json.dumps(call_id)[1:-1]
     if len(name) > _LONGEST_NAME:

@@ -20,7 +20,7 @@ class RunResult:
         run_id: The run's name.
         goal: The goal of the run.
         status: As in `RunRecord`: ``answered``, ``incomplete``, ``limit_reached``, ``stopped``; ``paused``, ``failed``,
-            ``quarantined``; ``queued`` or ``running`` if nobody waited for it.
+            ``quarantined``; ``queued`` or ``running`` if it was read before its next pause or end.
         final_answer: The answer, "" if there is no answer.
         iterations: Round trips charged.
         tool_calls: Functions started, failures included.

@@ -191,17 +191,17 @@ class RunsClient:
         return await self._store.load(run_id)
 
     async def fork(self, run_id: str, *, at: int, new_run_id: str | None = None, instruction: str = "") -> str:
-        """Add a run that goes on from an iteration of this one: stopped, until `Runs.resume` is given a budget for it.
+        """Fork a run after an iteration: add a stopped run, which `Runs.resume` continues with a budget.
 
-        What the run had spent by then counts. Results of earlier iterations are kept, and those functions are not
-        called again; functions of later ones are called anew, and take effect again. A decision that was made later is
-        not in the fork, nor does an approval for the rest of the run hold in it; its policies do.
+        The fork starts with the consumption and the results of the kept iterations, whose functions are not called
+        again. Functions of later iterations are called again, and take effect again. Later decisions are not in the
+        fork. An approval for the rest of the run does not hold in it; the run's policies do.
 
         Args:
             run_id: The run, in any state; it is not changed.
             at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is one, and nothing after it.
             new_run_id: The fork's name, as of `submit`. None generates one.
-            instruction: A message of the user that is added.
+            instruction: A user message to add.
 
         Returns:
             The fork's name.
@@ -250,7 +250,7 @@ class RunsClient:
         try:
             await self._store.database.announce(name)
         except StoreError as error:  # it is stored; a worker looks for queued runs
-            logger.debug("Run %s is queued, and no worker was told: %s", name, error)
+            logger.debug("Run %s is queued, but the workers could not be notified: %s", name, error)
         return SubmittedRun(self, name)
 
     async def set_budget(self, run_id: str, budget: Budget, *, by: str = "") -> None:
@@ -331,7 +331,7 @@ class RunsClient:
 
 
 def _run_name(run_id: str | None) -> str:
-    """Return the name of a new run, generated if it is None.
+    """Return the name of a new run; None generates one.
 
     Raises:
         StoreError: If it is no name.

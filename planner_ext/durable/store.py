@@ -416,7 +416,7 @@ class JournalStore:
         return await self._number(f"{_COUNT_OPEN} {_of_run(run_id)} {OPEN}", now=now, run_id=run_id)
 
     def open_approvals_at(self, now: float) -> int:
-        """Count the open questions of all runs, in a session of its own; blocks its thread.
+        """Count the open questions of all runs, in a separate session; blocks its thread.
 
         Raises:
             StoreError: If the store cannot be used.
@@ -527,7 +527,7 @@ class JournalStore:
         await self.database.close()
 
     async def _delete(self, chosen: str, **values: Value) -> int:
-        """Delete the chosen runs in one transaction, which begins by locking their rows under an owner of its own."""
+        """Delete the chosen runs in one transaction, which first locks their rows under a unique owner."""
         owner: dict[str, Value] = {"owner": f"deleted/{uuid.uuid4().hex}"}
         owned = "run_id IN (SELECT run_id FROM planner_runs WHERE owner = :owner)"
         deletions = [
@@ -555,13 +555,13 @@ class JournalStore:
 
 
 def notice_step(run_id: str, status: str, *, at: float, problem: str = "") -> Step:
-    """Return the statement that tells of a run's new status, if anyone has asked; it stands after the run's own update.
+    """Return the statement that adds a notice of a run's new status, if a worker subscribed; it follows the update.
 
     Args:
         run_id: The run.
-        status: Its new status, at which nothing more runs by itself.
+        status: Its new status, in which the run is not driven.
         at: The time of the update, as in the run's ``updated_at``.
-        problem: Why, if that is to be said.
+        problem: The reason, "" without one.
     """
     body = json.dumps({"status": status, "problem": problem}, separators=(",", ":"))
     values: dict[str, Value] = {"id": uuid.uuid4().hex, "run_id": run_id, "status": status, "body": body, "at": at}

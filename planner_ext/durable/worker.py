@@ -442,7 +442,7 @@ class WorkerPool:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
         if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it where nobody waits for the run
+            task.exception()  # retrieved, so that asyncio does not log it if no caller awaits the run
 
     async def _drive_or_wait(self, job: Job[R], *, queued: bool = False, wait: bool = True) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.

@@ -69,7 +69,7 @@ _OPEN_APPROVAL = """
         problem = CASE WHEN planner_approvals.status = 'closed' THEN NULL ELSE planner_approvals.problem END
     WHERE planner_approvals.status = 'closed' OR planner_approvals.fingerprint <> excluded.fingerprint
 """
-"""Opens a question, or opens it anew where its call would now get another value, whatever was decided of the old."""
+"""Opens a question; reopens it if its call would now receive other values, whatever the earlier decision."""
 _CLOSE_APPROVAL = """
     UPDATE planner_approvals SET status = 'closed', decision = COALESCE(decision, :decision),
         decided_at = COALESCE(decided_at, :decided_at)
@@ -142,9 +142,9 @@ class Claim:
 class JournalWriter:
     """Records the facts of one run; implements `planner_ext.engine.ports.RunStore`.
 
-    A fact that can be computed again is written together with the next one: that a call may run without a person's
-    decision, and that a batch has settled. That saves two of five waits for the disk in an iteration. The decision with
-    which a batch settles although no call of it ran is written at once: it is the intent of the next request, see
+    A fact that can be computed again is written together with the next one: an approval without a person's decision,
+    and the end of a batch. That saves two of five waits for the disk in an iteration. A decision that ends a batch in
+    which no call ran is written at once: it is the intent of the next request, see
     `planner_ext.core.machine.may_have_asked`.
 
     Attributes:
@@ -172,7 +172,7 @@ class JournalWriter:
             facts: Its journal so far.
             decided: Ids of the decided questions that the caller has read. A question that is decided later is not
                 closed but fences this writer, so that every decision that counts is taken. None closes them all.
-            claim: The hold of the worker that drives the run; None writes whoever owns it.
+            claim: The hold of the worker that drives the run; None ignores its owner.
             is_queued: Whether the run's row says ``queued``, so that its start changes that.
             state: The fold of the facts, if the caller has it.
 

@@ -342,7 +342,7 @@ class Calls:
         return None
 
     async def _record_request(self, started: CallStarted, loop: asyncio.AbstractEventLoop) -> None:
-        """Record a request of a call's function; one from a loop of its own is not, since that may block this loop."""
+        """Record a request of a call's function, unless it runs in another event loop, which may block this one."""
         if asyncio.get_running_loop() is loop:
             at = self._journal.now()
             await self._journal.record(ModelAsked(iteration=started.iteration, index=started.index, at=at))

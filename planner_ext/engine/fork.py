@@ -1,4 +1,4 @@
-"""Forks: a run's journal up to the end of an iteration, as the journal of another run that goes on from there."""
+"""Forks: a run's journal up to the end of an iteration, as the journal of a new run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,21 +14,21 @@ __all__ = ["InvalidForkError", "forked_facts"]
 
 
 class InvalidForkError(PlannerExtError):
-    """A run cannot be forked there: it made no further request after that iteration; names where it can."""
+    """A run cannot be forked there: it made no request after that iteration; names the iterations where it can."""
 
 
 def forked_facts(facts: Sequence[Fact], *, at: int, run_id: str, now: float, instruction: str = "") -> tuple[Fact, ...]:
     """Return the journal of a fork: stopped after an iteration, so that any door resumes it.
 
-    What the run had spent by then counts. Approvals "for the rest of the run" were given for that run: the fork asks
-    again.
+    The fork starts with the consumption of the kept iterations. An approval "for the rest of the run" does not hold in
+    the fork, which asks again.
 
     Args:
         facts: The journal of the run.
         at: The last iteration that is kept, 0-based; -1 keeps the beginning, and the plan.
         run_id: The fork's name, to which its approvals will bind.
         now: Seconds since the epoch.
-        instruction: A message of the user that is added.
+        instruction: A user message to add.
 
     Raises:
         InvalidForkError: If the run made no request after this iteration.
@@ -40,7 +40,7 @@ def forked_facts(facts: Sequence[Fact], *, at: int, run_id: str, now: float, ins
             ends.setdefault(state.iteration - 1, (count, state))
     if at not in ends or (ends[at][1].final_answer is not None and not instruction):
         there = ", ".join(str(end) for end, (_, state) in ends.items() if state.final_answer is None)
-        raise InvalidForkError(f"The run cannot be forked after iteration {at}; it can after {there or 'none'}.")
+        raise InvalidForkError(f"The run cannot be forked after iteration {at}; possible: {there or 'none'}.")
     count, state = ends[at]
     kept = [_of_fork(fact, run_id) for fact in facts[:count]]
     if instruction:

@@ -45,8 +45,8 @@ class InterceptorChain:
 
     The order: interceptors as given (of a policy, its rules), the function's own ``@requires_approval``,
     ``pre_invoke``, ``check_for_intervention``, a policy's default, and what is set for undecided calls. An interceptor
-    that raises, hangs, or returns something other than a decision, denies. Whoever defers a marked function: the roles
-    of its mark stay, unless that names others.
+    that raises, hangs, or returns something other than a decision, denies. A deferred call of a marked function keeps
+    the roles of the mark, unless the ``Defer`` names others.
 
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.

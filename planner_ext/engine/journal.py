@@ -313,7 +313,7 @@ class Recorder:
         Args:
             work: What to do.
             person: Whether it may wait for a person, whose time is not active: only the deadline interrupts it.
-            patience: Seconds that it has at the limit to end by itself.
+            patience: Seconds that it has at the limit to end without cancellation.
         """
         if not self.timed or (person and self.state.rules.limits.deadline is None):
             return await work

@@ -58,7 +58,7 @@ class Finished:
 
     Attributes:
         text: What the model reads as its result.
-        error: For the record: type and text of the exception, "" if there was none.
+        error: Type and message of the exception, "" without one; for the record.
         exception: The exception itself, to be raised where the caller wants that.
         terminate: Whether a filter asked to end the run after this batch.
     """
@@ -137,7 +137,7 @@ class Clarification:
         text: What the model reads; None, or blank text, leaves the question open.
         by: Who answered, for the record.
         iterations: Round trips that it took; charged to the run. 0 is a person's answer: its time is not charged.
-        usage: Tokens and cost of them, likewise; its active seconds are ignored, the run measures them.
+        usage: Their tokens and cost; charged, too. Its active seconds are ignored: the run measures them.
     """
 
     text: str | None

@@ -17,7 +17,7 @@ def signature_of(document: Mapping[str, object], key: bytes) -> str:
 
 
 def signatures_match(given: object, expected: str) -> bool:
-    """Compare a signature, or whatever stands in its place, with the expected one, in constant time."""
+    """Compare a value, which may be anything, with the expected signature in constant time."""
     return isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode(errors="replace"))
 
 

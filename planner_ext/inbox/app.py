@@ -1,4 +1,4 @@
-"""The application: its routes, what each shows, and what each does."""
+"""The ASGI application of the inbox: its routes and their handlers."""
 
 import asyncio
 import logging
@@ -51,13 +51,13 @@ __all__ = ["app"]
 logger = logging.getLogger(__name__)
 
 _LOCAL = re.compile(r"(?![/\\])[!-~]*")
-"""A path relative to the root: no other host, neither as ``//host`` nor as a browser may correct it to that."""
+"""A path relative to the root: neither ``//host`` nor a form that a browser corrects to it."""
 
 PAGE = 50
 """The entries of a list that one page shows."""
 
 _ROWS_SECONDS = 10
-"""How long the distances in time in a list may stay as they were."""
+"""The longest age of the relative times in a cached list."""
 _MOST_PARTS = 100
 
 _FOLDER = Path(__file__).parent
@@ -73,7 +73,7 @@ _PROBLEMS: Mapping[type[PlannerExtError], tuple[int, str]] = {
     StoreError: (503, "The store cannot be used"),
 }
 _UNREADABLE = 500, "The run cannot be read"
-"""What is said of any other error of the package: a journal that is damaged, or newer than this version."""
+"""The page of any other error of the package: a journal that is damaged, or newer than this version."""
 
 _VISITOR = "planner_ext.visitor"
 """The visitor, in the scope of a request."""
@@ -85,14 +85,14 @@ _FILTERS = ("goal", "worker", "created_after", "created_before")
 def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authorize | None = None) -> Starlette:
     """Make the inbox of a store, as an ASGI application to serve or to mount under any path.
 
-    Decisions are recorded under the name of who is signed in.
+    Decisions are recorded under the name of the signed-in user.
 
     Args:
-        runs: The runs of an open store, or a store's SQLite file or ``postgresql://`` address. A store that is given by
-            its address is opened at the first request, and closed at the end of the ASGI lifespan, which a server runs
-            for the outermost application only: for one that is mounted, give open runs.
+        runs: The runs of an open store, or a store's SQLite file or ``postgresql://`` address. An address is opened at
+            the first request and closed at the end of the ASGI lifespan. A server runs the lifespan of the outermost
+            application only: give open runs to one that is mounted.
         sign_in: A `Token`, or a function of the host application, async or not, that returns the name of a request's
-            user, or None if nobody is signed in. With a function the host application checks the ``Host`` header.
+            user, or None without one. With a function the host application checks the ``Host`` header.
         authorize: Asked before each decision; see `planner_ext.durable.Approvals.connect`.
     """
     inbox = _Inbox(runs, sign_in, authorize)
@@ -167,7 +167,7 @@ class _Inbox:
         return await (await self._runs()).marks()
 
     def _for_visitors(self, handler: _Handler) -> _Handler:
-        """Let a handler serve those who are signed in, and show its errors as pages."""
+        """Restrict a handler to signed-in visitors, and show its errors as pages."""
 
         async def handle(request: Request) -> Response:
             visitor = await self.sessions.visitor_of(request)
@@ -241,7 +241,7 @@ class _Inbox:
         return self._page(request, "waiting", rows=rows, paging=paging, mark=marks.waiting)
 
     async def _waiting_rows(self, request: Request, mark: str, offset: int) -> tuple[int, Markup]:
-        """Render a part of what waits, once for all viewers until it changes: they all load it when it has."""
+        """Render a page of the waiting calls, once for all viewers: after a change all of them load it."""
         now, root = time.time(), request.scope.get("root_path", "")
         if (state := (mark, now // _ROWS_SECONDS)) != self._rows_state or len(self._rows) > _MOST_PARTS:
             self._rows_state, self._rows = state, {}
@@ -265,7 +265,7 @@ class _Inbox:
                 call = await approvals.show(id)
                 _check_shown(call, fingerprint)
                 if kind == "approve" and not views.waiting_of(call, time.time()).selectable:
-                    raise ApprovalRefusedError("It is decided on a page of its own: open it.")
+                    raise ApprovalRefusedError("This one is decided on its own page: open it.")
                 decision = _plain_decision(kind, form, by, fingerprint)
                 taken, text = await approvals.decide(id, decision), ""
                 text = _done_text(decision) if taken else _first_text(await approvals.show(id))
@@ -292,7 +292,7 @@ class _Inbox:
         unreadable, mark = "", (await self._marks()).waiting
         try:
             facts = (await (await self._runs()).load(call.run_id)).facts
-        except PlannerExtError as error:  # what waits may be decided all the same: it is bound by its fingerprint
+        except PlannerExtError as error:  # the call may still be decided: the decision binds to its fingerprint
             unreadable = str(error)
         page = views.approval_page(
             call, facts, time.time(), unreadable=unreadable, fields=fields, problem=problem, typed=typed
@@ -380,7 +380,7 @@ class _Inbox:
         return self._page(request, "problem", status=status, title=title, problem=visible(str(problem)))
 
     def _page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-        """Render a page; every template gets the path of the application, and the visitor."""
+        """Render a page; every template receives the path of the application, and the visitor."""
         root = request.scope.get("root_path", "")
         visitor = request.scope.get(_VISITOR)
         text = self._templates.get_template(f"{template}.html.jinja").render(
@@ -401,7 +401,7 @@ def _check_shown(call: PendingApproval, fingerprint: str) -> None:
     """Refuse a decision on something other than what its page showed."""
     if fingerprint != call.fingerprint:
         raise ApprovalRefusedError(
-            "The call has changed since this page was shown: look at it again, and decide anew. Nothing was changed."
+            "The call has changed since this page was loaded. Check it, and decide again. Nothing was changed."
         )
 
 
@@ -421,9 +421,9 @@ def _decision_on(call: PendingApproval, form: Form, by: str) -> Decision:
         case "answer" if call.kind == "question" and form.text("answer").strip():
             return Supply(form.text("answer"), by=by)
         case "answer":
-            raise ApprovalRefusedError("Write an answer, or leave the question without one by denying it.")
+            raise ApprovalRefusedError("Write an answer, or deny the question to leave it unanswered.")
         case other:
-            raise ApprovalRefusedError(f"The decision {other!r} does not fit what waits. Nothing was changed.")
+            raise ApprovalRefusedError(f"The decision {other!r} does not fit this kind of call. Nothing was changed.")
 
 
 def _plain_decision(kind: str, form: Form, by: str, fingerprint: str) -> Decision:
@@ -438,23 +438,21 @@ def _done_text(decision: Decision) -> str:
 
 
 def _first_text(call: PendingApproval) -> str:
-    """Say whose decision was first."""
+    """Describe the decision that was first."""
     if call.decision is None:
-        return "It does not wait any more: its run continued, or ended."
+        return "It no longer waits: its run continued, or ended."
     by, at = call.decision.by or "an unnamed person", f"{call.decision.at:%Y-%m-%d %H:%M:%S} UTC"
-    return (
-        f"The first decision counts: {call.decision.kind} by {by}, {at}. Yours was kept beside it and changes nothing."
-    )
+    return f"The first decision counts: {call.decision.kind} by {by}, {at}. Yours was recorded and changes nothing."
 
 
 def _redirect(request: Request, to: str) -> Response:
-    """Redirect to a page of this application, relative to its root, and to nothing else."""
+    """Redirect to a page of this application, relative to its root; any other target becomes the root."""
     local = to if _LOCAL.fullmatch(to) else ""
     return RedirectResponse(f"{request.scope.get('root_path', '')}/{local}", status_code=303)
 
 
 def _asked_path(request: Request) -> str:
-    """Return the page that was asked for, relative to the application's root, to show it after the sign-in."""
+    """Return the requested page, relative to the application's root, to show it after the sign-in."""
     if request.method != "GET":
         return ""
     path = request.scope.get("raw_path", b"").decode("ascii", "replace")
@@ -488,7 +486,7 @@ def _filters(chosen: Mapping[str, str]) -> RunFilters:
     """Read the filters of the runs.
 
     Raises:
-        ValueError: If a date is none.
+        ValueError: If a date is not valid.
     """
     days = {name: chosen[name] for name in ("created_after", "created_before") if name in chosen}
     times = {name: datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() for name, day in days.items()}

@@ -1,6 +1,6 @@
-"""The form in which a person edits a call's arguments: drawn from the function's parameters, read back as arguments.
+"""The form that edits a call's arguments: drawn from the function's parameters, read back as arguments.
 
-A field that was not touched keeps its exact value. What a plain field cannot hold faithfully, such as an object or a
+An unchanged field keeps its exact value. A value that a plain field cannot hold faithfully, such as an object or a
 text with invisible characters, is edited as JSON.
 """
 
@@ -29,10 +29,10 @@ class Field:
         name: The parameter; "" if all arguments are edited as one JSON object.
         kind: How it is edited.
         help: The parameter's description.
-        required: Whether the function needs the argument; one that is not required may be left blank.
-        value: What the field shows: the call's argument, or what the person typed.
+        required: Whether the function needs the argument; an optional one may be blank.
+        value: The field's content: the call's argument, or the person's input.
         choices: The values of a choice, as JSON texts.
-        problem: What is wrong with what was typed; "" if nothing is.
+        problem: Why the input is not valid; "" if it is.
     """
 
     key: str
@@ -77,10 +77,10 @@ def read_form(
     Args:
         parameters: As for `drawn_form`.
         arguments: As for `drawn_form`.
-        typed: What the person typed, by `Field.key`.
+        typed: The person's input, by `Field.key`.
 
     Returns:
-        The arguments, the form with what was typed, and what is wrong; "" if they can be used.
+        The arguments, the form with the input, and the problem, "" if the arguments are valid.
     """
     given: dict[str, Any] = {}
     fields: list[Field] = []
@@ -123,7 +123,7 @@ def _kind_of(schema: Mapping[str, Any], value: Any, *, has: bool) -> tuple[Field
 
 
 def _type_of(schema: object) -> str:
-    """Return the one type of a schema besides null; "" if there are several, or it is not said."""
+    """Return the one type of a schema besides null; "" if it has several types, or no type."""
     said = cast("Mapping[str, object]", schema if isinstance(schema, Mapping) else {})
     types = said.get("type")
     if isinstance(options := said.get("anyOf"), list):
@@ -138,7 +138,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a text shows everything that is in it, and a browser returns it as it is."""
+    """Whether a text has no invisible character, and a browser returns it unchanged."""
     return isinstance(value, str) and "\r" not in value and visible(value) == value
 
 
@@ -181,10 +181,10 @@ _WRITERS: dict[FieldKind, Callable[[Any], str]] = {
 
 
 def _read(field: Field, text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Read one field as arguments: none if it is left blank and not required.
+    """Read one field as arguments; a blank optional field gives no argument.
 
     Raises:
-        ValueError: If the text is no such value.
+        ValueError: If the text is not a valid value.
     """
     if text == field.value:
         return dict(arguments) if not field.name else {one: arguments[one] for one in (field.name,) if one in arguments}

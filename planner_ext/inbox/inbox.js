@@ -1,4 +1,4 @@
-// Keeps a list as it is in the store. Every page works without this file.
+// Keeps a list up to date with the store. Every page works without this file.
 "use strict";
 
 const live = document.getElementById("live");
@@ -12,7 +12,7 @@ async function refresh(mark) {
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   const fresh = page.getElementById("live");
   live.dataset.mark = mark;
-  if (live.dataset.keep && fresh.querySelector(live.dataset.keep)) return; // what a person types stays
+  if (live.dataset.keep && fresh.querySelector(live.dataset.keep)) return; // keep what a person is typing
   const checked = new Set([...live.querySelectorAll("input:checked")].map((one) => one.value));
   const typed = live.querySelector("input[name=reason]")?.value;
   const focused = document.activeElement?.id;
@@ -26,7 +26,7 @@ async function refresh(mark) {
   if (focused) document.getElementById(focused)?.focus();
 }
 
-// A hidden page holds no connection: browsers open only six to one server.
+// A hidden page closes its connection: browsers open at most six to one server.
 function follow() {
   source?.close();
   source = null;
@@ -40,7 +40,7 @@ function follow() {
   });
 }
 
-// "in 2 minutes" keeps up with the clock.
+// Updates relative times such as "in 2 minutes".
 function age() {
   for (const one of document.querySelectorAll("time[data-ages]")) {
     const seconds = (Date.parse(one.dateTime) - Date.now()) / 1000;

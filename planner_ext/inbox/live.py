@@ -1,4 +1,4 @@
-"""Server-sent events: viewers hear that what waits, or the runs, have changed. One poll of the store serves all."""
+"""Server-sent events for changed lists. One poll of the store serves all viewers."""
 
 import asyncio
 import json
@@ -14,23 +14,23 @@ __all__ = ["Live", "Topic"]
 logger = logging.getLogger(__name__)
 
 Topic: TypeAlias = Literal["waiting", "runs"]
-"""What a viewer looks at: the calls and questions that wait, or the list of runs."""
+"""The list that a viewer follows: the calls and questions that wait, or the runs."""
 
 _POLL_SECONDS = 1.0
 _COMMENT_SECONDS = 15.0
-"""How often something is sent though nothing changed, so that a connection that is gone is noticed."""
+"""The interval of comments on an idle stream, which reveal a lost connection."""
 
 
 _REFRESHES_PER_SECOND = 50
-"""How many viewers load their page anew in a second when it has changed: they wait for a random part of the spread."""
+"""The most viewers that reload a changed page in a second: each waits for a random part of the spread."""
 
 
 class Live:
-    """The viewers of a store; it is polled while there are any.
+    """The viewers of a store, which is polled while a stream is open.
 
     Attributes:
         poll_seconds: How often the store is polled.
-        viewers: How many streams are open.
+        viewers: The number of open streams.
     """
 
     def __init__(self, read: Callable[[], Awaitable[StoreMarks]], *, poll_seconds: float = _POLL_SECONDS) -> None:
@@ -45,8 +45,8 @@ class Live:
     async def events(self, topic: Topic) -> AsyncGenerator[bytes]:
         """Yield an event at once, and one for each change.
 
-        Its data: the ``mark`` of what a page shows now, the number of calls and questions ``waiting``, and the
-        ``spread``, the seconds over which the viewers load their pages anew.
+        Its data: the ``mark`` of the list's present state, the number of calls and questions ``waiting``, and the
+        ``spread``, the seconds over which the viewers reload their pages.
         """
         self.viewers += 1
         self._polling = self._polling or asyncio.create_task(self._poll())

@@ -1,8 +1,8 @@
-"""Who may use the inbox, and what a request must prove: sign-in, sessions, forged requests, headers, sizes.
+"""Access to the inbox: sign-in, sessions, protection against forged requests, security headers, size limits.
 
-A request that changes something must come from a page of this application: its ``Origin`` or ``Sec-Fetch-Site`` must
-say so, where the browser sends them, and its form must hold the visitor's form token. With a `Token`, the ``Host`` must
-be one of its names: a foreign name that leads here would let a foreign page read the inbox (DNS rebinding).
+A request that changes something must come from a page of this application: ``Origin`` and ``Sec-Fetch-Site``, where the
+browser sends them, must match, and its form must hold the visitor's form token. With a `Token`, the ``Host`` must be
+one of its names, against DNS rebinding: a foreign name for this address would let a foreign page read the inbox.
 """
 
 import secrets
@@ -64,7 +64,7 @@ class Visitor:
 
     Attributes:
         name: The name under which decisions are recorded.
-        form_token: What each form of this visitor must hold.
+        form_token: The token that each form of this visitor must hold.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Visitor:
 
 
 class Token:
-    """Sign-in by a token: whoever has it may use the inbox, under the name that they give or that is fixed here.
+    """Sign-in by a token: its holder may use the inbox, under the name they enter or the fixed ``user``.
 
-    Sessions live in the serving process, for twelve hours. Where it matters that a name is true, for instance with
-    roles, fix ``user``, or let the host application sign people in.
+    Sessions live in the serving process, for twelve hours. An entered name is not verified: where names matter, for
+    instance with roles, fix ``user``, or let the host application sign people in.
 
     Attributes:
         value: The token.
@@ -92,7 +92,7 @@ class Token:
             hosts: The names, without port, under which the inbox is reached. Default: those of this machine.
 
         Raises:
-            PlannerExtError: If the token is short enough to be guessed.
+            PlannerExtError: If the token is too short.
         """
         if value is not None and len(value) < _SHORTEST_TOKEN:
             raise PlannerExtError(f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}.")
@@ -105,7 +105,7 @@ SignIn: TypeAlias = Token | Callable[[Request], str | Awaitable[str | None] | No
 
 
 class Sessions:
-    """Who sends a request: by a session that a token has opened here, or by what the host application says.
+    """Identifies the sender of a request: by a session that a token opened, or by the host application.
 
     Attributes:
         token: The token; None if the host application signs people in.
@@ -117,7 +117,7 @@ class Sessions:
         self._open: dict[str, tuple[Visitor, float]] = {}
 
     async def visitor_of(self, request: Request) -> Visitor | None:
-        """Return who sends a request; None if nobody is signed in, or the session is too old.
+        """Return the signed-in sender of a request; None without a session, or after it expired.
 
         Raises:
             PlannerExtError: If the host application returns something other than a name.
@@ -133,7 +133,7 @@ class Sessions:
         return Visitor(name, request.cookies.get(_FORM) or secrets.token_urlsafe(32))
 
     def keep_form_token(self, visitor: Visitor, response: Response, request: Request) -> None:
-        """Set the cookie with which a form token is compared where the host application keeps the sessions."""
+        """Set the cookie that verifies form tokens if the host application keeps the sessions."""
         if self.token is None and request.cookies.get(_FORM) != visitor.form_token:
             _set_cookie(response, request, _FORM, visitor.form_token)
 
@@ -151,7 +151,7 @@ class Sessions:
 
 
 def same_text(one: str, other: str) -> bool:
-    """Compare secret texts, in a time that says nothing of the difference."""
+    """Compare secret texts in constant time."""
     return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
 
 
@@ -182,7 +182,7 @@ class RefusedFormError(PlannerExtError):
 
 
 class Form:
-    """The fields of a form; line ends are as in Python."""
+    r"""The fields of a form; line ends are ``\n``."""
 
     def __init__(self, fields: Mapping[str, list[str]]) -> None:
         self._fields = fields
@@ -219,14 +219,14 @@ async def form_of(request: Request, visitor: Visitor | None) -> Form:
     form = Form(fields)
     if visitor is not None and not same_text(form.text("form_token"), visitor.form_token):
         raise RefusedFormError(
-            "This form was not made for your session: you may have signed in again since. Nothing was changed; load "
-            "the page again and decide anew."
+            "This form belongs to another session: you may have signed in again since. Nothing was changed. Reload the "
+            "page and decide again."
         )
     return form
 
 
 def person_name(text: str) -> str | None:
-    """Return a name that a person gave at sign-in, without outer blanks; None if it cannot be one."""
+    """Return the name entered at sign-in, without outer blanks; None if it is not valid."""
     name = text.strip()
     return name if 0 < len(name) <= _LONGEST_NAME and name.isprintable() else None
 
@@ -253,10 +253,10 @@ class Guard:
         await (refused or self._app)(scope, receive, send_with_headers)
 
     def _problem(self, request: Request) -> str | None:
-        """Describe why a request is refused before anyone reads it; None if it is not."""
+        """Describe why a request is refused before it is read; None if it passes."""
         host = request.headers.get("host", "")
         if self._token is not None and _name_of(host) not in self._token.hosts:
-            return "The inbox is not served under this name. Open it under the address that was printed at its start."
+            return "The inbox is not served under this name. Open it at the address that was printed at its start."
         if request.method in ("GET", "HEAD"):
             return None
         origin = request.headers.get("origin")

@@ -1,7 +1,7 @@
-"""What the pages show, as frozen values: every text of a model, a function or a person in it is fully visible.
+"""The content of the pages as frozen values, in which every text of a model, a function or a person is fully visible.
 
 Templates escape these texts for HTML and put nothing into them. The rules are those of the terminal's prompt: no
-invisible character passes, and nothing of what a person decides on is cut.
+invisible character passes, and no text that a person decides on is cut.
 """
 
 import json
@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Literal["call", "question", "in doubt"]
-"""What a person is asked: whether a call may run, a question of the model, or what became of a call."""
+"""The kind of decision: whether a call may run, a question of the model, or the outcome of an interrupted call."""
 
 TYPED = ("decision", "always", "reason", "answer", "result")
 """The fields of a decision that a refused form shows again; the arguments are in the form's own fields."""
 
 _LONGEST_IN_LIST = 4_000
-"""Characters of arguments and question that a list shows; what is longer is decided on its own page."""
+"""The most characters of arguments and question in a list; a longer call is decided on its own page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +79,23 @@ class Waiting:
     """A call or question in a list.
 
     Attributes:
-        item: Its fingerprint and its id, as the form of a list sends them back; see `item_of`.
+        item: Its fingerprint and its id, as the list's form returns them; see `item_of`.
         shown_id: Its id, fully visible.
         href: Its page, relative to the application's root.
         run_id: The run, fully visible.
         run_href: The run's page, relative to the application's root.
-        kind: What a person is asked.
+        kind: The kind of decision.
         function: The function's fully qualified name.
-        arguments: Each argument's name and value, as JSON; of a question, none.
+        arguments: Each argument's name and value, as JSON; empty for a question.
         arguments_json: All arguments as one line of JSON.
-        question: The model's question, or what the person is asked about the call; "" for nothing in particular.
+        question: The model's question, or the call's prompt; "" without one.
         goal: The goal of the run.
-        asked_at: Since when it waits.
-        expires_at: Until when it may be decided; None for ever.
+        asked_at: When it began to wait.
+        expires_at: When it expires; None for never.
         roles: Who may decide; empty for anyone.
-        problem: Why the last decision was not taken; "" if there was no problem.
-        fingerprint: What a decision binds to.
-        selectable: Whether it may be decided together with others: a call, in full view of the list.
+        problem: Why the last decision was refused; "" if it was not.
+        fingerprint: The function and arguments that a decision binds to, as a digest.
+        selectable: Whether it may be decided together with others: a call that the list shows in full.
     """
 
     item: str
@@ -125,8 +125,8 @@ class Decided:
         kind: ``approve``, ``deny``, ``supply`` or ``expire``.
         by: Who decided.
         at: When.
-        details: What else it says, each with its name: other arguments, a reason, a result, for how long.
-        refused: Why it does not count; "" if it does.
+        details: Its other parts by name: edited arguments, a reason, a result, a duration.
+        refused: Why it does not count; "" if it counts.
     """
 
     kind: str
@@ -142,10 +142,10 @@ class Turn:
 
     Attributes:
         role: ``system``, ``user``, ``assistant``, ``tool``, or ``person``.
-        speaker: Who says it, such as a function's name.
-        text: What is said; "" if there are only calls.
-        calls: The calls that a reply asks for, each in one line.
-        at: When; None for what was there at the start.
+        speaker: Its author, such as a function's name.
+        text: Its text; "" if it has only calls.
+        calls: The calls of a reply, each on one line.
+        at: When; None for messages from the start.
     """
 
     role: str
@@ -160,17 +160,17 @@ class ApprovalPage:
     """A call or question with everything that its approver must see.
 
     Attributes:
-        call: What waits.
+        call: The call or question.
         status: ``open``; ``decided``, until a worker takes the decision; ``closed``.
         is_open: Whether it may be decided now.
         decision: The decision, or None.
         refused: Decisions that were refused, the oldest first.
         plan: The run's plan, "" without one.
-        conversation: What was said so far.
+        conversation: The turns up to now.
         unreadable: Why the plan and the conversation cannot be shown; "" if they can.
         fields: The form with the arguments; empty if they cannot be edited.
-        problem: Why this visitor's decision was refused just now; "" if it was not.
-        typed: What this visitor typed, by the names in `TYPED`; "" otherwise.
+        problem: Why this visitor's decision was refused; "" if it was not.
+        typed: This visitor's input, by the names in `TYPED`; "" for an empty field.
     """
 
     call: Waiting
@@ -188,11 +188,11 @@ class ApprovalPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one of many decisions.
+    """The outcome of one of many decisions.
 
     Attributes:
-        taken: Whether it counts.
-        text: What it was, or why it does not count.
+        taken: Whether the decision counts.
+        text: The decision, or why it does not count.
     """
 
     shown_id: str
@@ -222,14 +222,14 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paging:
-    """Which part of a list is shown.
+    """The shown part of a list.
 
     Attributes:
-        first: The number of the first entry, from 1; 0 if there is none.
+        first: The number of the first entry, from 1; 0 for an empty part.
         last: The number of the last entry.
         total: The number of all entries.
-        before: The address of the part before, relative to the application's root; None if this is the first.
-        after: The address of the part after; None if this is the last.
+        before: The address of the previous part, relative to the application's root; None for the first part.
+        after: The address of the next part; None for the last part.
     """
 
     first: int
@@ -267,12 +267,12 @@ def item_of(text: str) -> tuple[str, str]:
 
 
 def outcome_of(id: str, *, taken: bool, text: str) -> Outcome:
-    """Show what became of one of many decisions."""
+    """Show the outcome of one of many decisions."""
     return Outcome(shown_id=exact(id), href=approval_href(id), taken=taken, text=visible(text))
 
 
 def waiting_of(call: PendingApproval, now: float) -> Waiting:
-    """Show what waits."""
+    """Show a call or question that waits."""
     asks = call.kind == "question"
     question = call.arguments.get("question") if asks else call.prompt
     shown = visible(question) if isinstance(question, str) else exact_json(question)
@@ -300,7 +300,7 @@ def waiting_of(call: PendingApproval, now: float) -> Waiting:
 
 
 def is_editable(call: PendingApproval) -> bool:
-    """Whether a call may run with other arguments: not one that may have taken effect with those it had."""
+    """Whether a call may run with edited arguments: not one that may already have taken effect."""
     return call.kind == "function" and not call.in_doubt
 
 
@@ -321,9 +321,9 @@ def approval_page(
         facts: The journal; empty if it cannot be read.
         now: The time.
         unreadable: Why the journal cannot be read.
-        fields: The form as a person filled it in; None draws it from the call.
+        fields: The form with the person's input; None draws it from the call.
         problem: Why the person's decision was refused.
-        typed: What the person typed.
+        typed: The person's input.
     """
     expired = call.expires_at is not None and call.expires_at.timestamp() <= now
     return ApprovalPage(
@@ -366,7 +366,7 @@ def plan_of(facts: Iterable[Fact]) -> str:
 
 
 def conversation_of(facts: Iterable[Fact], now: float) -> Iterable[Turn]:
-    """List what was said in a run, but for its plan."""
+    """List the turns of a run, without its plan."""
     for fact in facts:
         at = moment_of(fact.at, now)
         match fact:
@@ -388,7 +388,7 @@ def conversation_of(facts: Iterable[Fact], now: float) -> Iterable[Turn]:
 
 
 def _said(message: Any) -> Turn:
-    """Show a message of the transcript with which a run started; anything but its text is shown as JSON."""
+    """Show a message of a run's first transcript; parts other than text are shown as JSON."""
     data = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
     role = data.get("role")
     texts = [
@@ -402,10 +402,10 @@ def _said(message: Any) -> Turn:
 
 def _decided(record: DecisionRecord, now: float) -> Decided:
     details = {
-        "with": exact_json(dict(record.arguments))
+        "arguments": exact_json(dict(record.arguments))
         if record.arguments is not None and record.arguments != record.requested
         else "",
-        "because": visible(record.reason),
+        "reason": visible(record.reason),
         "result": _value(record.result) if record.kind == "supply" else "",
         "for the rest of the run": {"function": "this function", "arguments": "these arguments"}.get(
             record.always or "", ""

@@ -56,7 +56,7 @@ class BoundedFunctionChoiceBehavior(FunctionChoiceBehavior):
     Assigning ``maximum_use_attempts`` replaces the bound and switches automatic invocation on; assigning attempts to
     ``maximum_auto_invoke_attempts`` can only tighten it. ``auto_invoke_kernel_functions`` switches and keeps the bound.
 
-    Copies share the callback by reference; it is left out of ``model_dump``, ``model_dump_json`` and the JSON schema.
+    Copies share the callback by reference; it is excluded from ``model_dump``, ``model_dump_json`` and the JSON schema.
 
     Attributes:
         maximum_use_attempts: Tool rounds of one chat request, 1 or more; None is unlimited.

@@ -185,7 +185,7 @@ async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
     """Return what work raises, except the cancellation of this task and what ends the program.
 
     A function may also raise ``CancelledError`` itself, after waiting for something that was cancelled: that is
-    an error like another. And it may hide the cancellation of this task, which is raised all the same.
+    an ordinary error. If it suppresses the cancellation of this task, the cancellation is raised anyway.
     """
     task = asyncio.current_task()
     cancelling = task.cancelling() if task else 0
@@ -323,7 +323,7 @@ class CallGuard:
         self._ended = True
 
     def guarding(self, function: KernelFunction) -> KernelFunction:
-        """Copy a function so that it runs through this, whatever filters are around it.
+        """Copy a function so that it runs through this guard, behind all filters.
 
         ``_invoke_internal`` is what Semantic Kernel calls behind the last filter, and what each kind of function
         overrides; an attribute of the instance overrides it for this call, and leaves class and metadata as filters

@@ -315,7 +315,7 @@ class _Option:
     """How an option is read, and how a door's is merged with that of a wrapped service.
 
     Attributes:
-        read: Validates the option's value, given its name, and fills in what None stands for.
+        read: Validates the option's value, given its name, and replaces None with the default.
         merge: Merges the two values; the default keeps the door's.
         default: The default of every door.
     """

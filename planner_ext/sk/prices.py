@@ -209,7 +209,7 @@ class RequestMeter:
             tools: The functions whose schemas are sent with them, if any.
 
         Raises:
-            PromptTooLargeError: If the request is over the limit; names count and limit. Nothing was sent.
+            PromptTooLargeError: If the request exceeds the limit; names count and limit. Nothing was sent.
         """
         if self.max_prompt_tokens and (tokens := self._prompt_tokens(messages, tools)) > self.max_prompt_tokens:
             name = None if self._encoding is None else self._encoding.name

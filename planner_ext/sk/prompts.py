@@ -294,7 +294,7 @@ def _no_number(name: str) -> Any:
 
 
 def response_form(given: object) -> ResponseForm | None:
-    """Read the option ``response_format``; None stands for no form.
+    """Read the option ``response_format``; None means free text.
 
     Raises:
         PlannerInvalidConfigurationError: If it is not a valid form.

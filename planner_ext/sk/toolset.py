@@ -211,8 +211,7 @@ class Tool:
         blocks: Whether it works when it is called, and would block the event loop: it is not a coroutine or generator
             function, nor an object whose ``__call__`` is one, nor wraps one.
         restarts: Whether it is declared ``@effect("idempotent")`` or ``"keyed"``, so that its call may start again.
-        asks_model: Whether it may make requests to a model with what it is given: a prompt, or one that takes the
-            kernel or a service.
+        asks_model: Whether it may make requests to a model: a prompt, or a function that takes the kernel or a service.
     """
 
     name: str
@@ -237,7 +236,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTool:
-    """A tool, with what it was worked out from: the method, or a function without one, and what that declared."""
+    """A tool with its sources: the method, or a function without one, and its declarations."""
 
     target: ref[Any]
     declaration: tuple[bytes, tuple[Any, ...]]

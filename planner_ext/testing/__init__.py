@@ -1,4 +1,4 @@
-"""Scripted models for tests, as a service or as an OpenAI-compatible server; and real ones, recorded and replayed."""
+"""Models for tests: scripted, as a service or an OpenAI-compatible server; or a real one, recorded and replayed."""
 
 from planner_ext.testing.cassette import CassetteError, Difference, ReplayDifferenceError
 from planner_ext.testing.fork import fork

@@ -1,12 +1,10 @@
-"""Cassettes: what a run asked of its model, what the model replied, and the run's journal, as one readable JSON file.
+"""Cassettes: a run's requests to its model, the replies, and the run's journal, as one readable JSON file.
 
-A request is kept in a normal form, which names neither the connector's classes nor the ids of calls: its messages, the
-functions that it offers, its settings. Headers are no part of it. A request that continues an earlier one is written as
-the messages that are new in it. Texts are scrubbed before they are written, see `Scrubber`; what was scrubbed equals
-anything in a replay.
+A request is kept in a normal form: its messages, its functions and its settings, without headers, the connector's
+classes, or the ids of calls. A request that continues an earlier one is written as its new messages. Texts are scrubbed
+before they are written, see `Scrubber`; in a replay a scrubbed part matches any text.
 
-A file is data of unknown origin: it is bounded in size, validated before any of it is used, and nothing in it names
-what is imported.
+A file is untrusted data: its size is bounded, all of it is validated before use, and no name in it is imported.
 """
 
 import builtins
@@ -49,13 +47,13 @@ __all__ = [
 ]
 
 FORM = 1
-"""The number of the file's form; one line per number. 1: the first."""
+"""The file's format number; one line per number. 1: the first."""
 
 MOST_BYTES = 64 * 2**20
 _MOST_MESSAGES = 10_000_000
-"""How many messages the requests of a file have together, each with those that it continues."""
+"""The most messages in all requests of a file together, each with those that it continues."""
 _LOOK_BACK = 20
-"""Among how many earlier requests the one is looked for that a request continues."""
+"""The number of earlier requests among which to find the one that a request continues."""
 
 
 class CassetteError(PlannerExtError):
@@ -63,7 +61,7 @@ class CassetteError(PlannerExtError):
 
 
 class ReplayDifferenceError(PlannerException):
-    """A replayed run asks something else than the recorded one did, or its functions return something else.
+    """A replayed run differs from the recorded one in its requests, or in the results of its functions.
 
     Attributes:
         differences: What differs, in the order in which it was found.
@@ -73,7 +71,7 @@ class ReplayDifferenceError(PlannerException):
         self.differences = tuple(differences)
         listed = "\n".join(f"- {one}" for one in self.differences)
         super().__init__(
-            f"The run is no longer the recorded one:\n{listed}\nIf that is intended, record the cassette again."
+            f"The run differs from the recorded one:\n{listed}\nIf that is intended, record the cassette again."
         )
 
 
@@ -85,8 +83,8 @@ class Difference:
         request: The 0-based number of the recorded request, in the cassette's order.
         what: What differs, in words.
         function: The function whose result or schema differs; "" for anything else.
-        expected: What was recorded.
-        got: What came instead.
+        expected: The recorded text.
+        got: The text in the replay.
     """
 
     request: int
@@ -106,13 +104,13 @@ _CONTEXT = 60
 
 
 def _around(place: int, text: str) -> str:
-    """Cut a long text to what is around a place in it."""
+    """Cut a long text to the surroundings of a place in it."""
     start, end = max(place - _CONTEXT, 0), place + _CONTEXT
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
 
 Scrub = Callable[[str], str] | Sequence[str | re.Pattern[str]]
-"""What an application wants to be scrubbed: regular expressions, or a function from a text to its clean form."""
+"""An application's secrets: regular expressions, or a function from a text to its clean form."""
 
 _SECRETS = (
     r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic
@@ -133,9 +131,9 @@ _SCRUBBED = "[scrubbed]"
 
 
 class Scrubber:
-    """Replaces secrets in texts: known forms of keys, the values of environment variables that hold one, and one's own.
+    """Replaces secrets in texts: known forms of keys, secret environment variables, and the application's own patterns.
 
-    Such variables end in ``_KEY``, ``_TOKEN``, ``_SECRET`` or ``_PASSWORD``.
+    The names of secret variables end in ``_KEY``, ``_TOKEN``, ``_SECRET`` or ``_PASSWORD``.
     """
 
     def __init__(self, own: Scrub = ()) -> None:
@@ -165,12 +163,12 @@ class Scrubber:
 
 
 def _written(secret: str) -> set[str]:
-    """List how a text may be written: as it is, inside JSON, inside an address."""
+    """List the spellings of a text: plain, inside JSON, inside an address."""
     inner = (json.dumps(secret, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
     return {secret, *inner, quote(secret, safe="", errors="replace")}
 
 
-# What is asked, in its normal form.
+# The normal form of a request.
 
 _NOT_COMPARED = frozenset(
     {
@@ -221,7 +219,7 @@ class Asked:
 
 
 def same(recorded: Any, value: Any) -> bool:
-    """Compare JSON values with recorded ones, in which what was scrubbed stands for any text."""
+    """Compare JSON values with recorded ones, whose scrubbed parts match any text."""
     if isinstance(recorded, dict) and isinstance(value, dict):
         old, new = cast("tuple[dict[str, Any], dict[str, Any]]", (recorded, value))
         return old.keys() == new.keys() and all(same(one, new[key]) for key, one in old.items())
@@ -242,7 +240,7 @@ def same(recorded: Any, value: Any) -> bool:
 
 
 def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Number the ids of calls: servers, and where these send none this package, make them up."""
+    """Number the ids of calls, which servers, or this package in their place, generate."""
     ids: dict[object, str] = {}
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -253,7 +251,7 @@ def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference]:
-    """Name what differs between a recorded request and one that is made in its place."""
+    """List the differences between a recorded request and the one in its place."""
 
     def one(what: str, before: Any, now: Any, function: str = "") -> Difference:
         return Difference(request=number, what=what, function=function, expected=_text(before), got=_text(now))
@@ -274,7 +272,7 @@ def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference
 
 
 def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """List what has another value in two mappings: its key, and both values, None for a missing one."""
+    """List the keys whose values differ in two mappings, with both values; None for a missing one."""
     for key in dict.fromkeys([*before, *now]):
         if not same(before.get(key), now.get(key)):
             yield key, before.get(key), now.get(key)
@@ -287,7 +285,7 @@ def _functions(messages: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
 
 
 def _tool_name(tool: Any) -> str:
-    """Read a function's name, in the forms that most connectors give it."""
+    """Read a function's name in the formats of most connectors."""
     for place in (part_of(tool, "function"), tool):
         if (name := part_of(place, "name")) is not None:
             return str(name)
@@ -295,7 +293,7 @@ def _tool_name(tool: Any) -> str:
 
 
 def _essence(message: Mapping[str, Any] | None) -> Any:
-    """Return a message's text where it has nothing else."""
+    """Return the text of a message that has only a role and text; any other message unchanged."""
     return message["content"] if message is not None and {*message} == {"role", "content"} else message
 
 
@@ -326,7 +324,7 @@ class Raised(_Strict):
         return found
 
     def error(self) -> Exception:
-        """Make the exception again: one of Semantic Kernel's or Python's, or a new class of that name."""
+        """Build the exception again: of Semantic Kernel's or Python's class, or of a new class of that name."""
         kind: Any = getattr(kernel_errors, self.type, None) or getattr(builtins, self.type, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             kind = type(self.type, (Exception,), {})
@@ -337,11 +335,12 @@ class Raised(_Strict):
 
 
 class Exchange(_Strict):
-    """A request as it is written, and its replies, or the exception that it raised; None while it is under way.
+    """A request in its written form, with its replies or the exception that it raised.
 
     Attributes:
         continues: The number of the earlier request whose messages come before these.
-        tools: None where they are those of the request that this one continues.
+        tools: None for the tools of the request that this one continues.
+        replies: None while the request is under way, or if it raised.
     """
 
     service: str
@@ -368,7 +367,7 @@ class Cassette:
 
     Attributes:
         services: The model of each service, by its id.
-        exchanges: What was asked, whole, and what came back, in the order of the requests.
+        exchanges: The complete requests with their replies, in order.
         runs: The journal of each run, in the order in which they began; nested ones are runs, too.
     """
 
@@ -418,10 +417,10 @@ class Cassette:
 
     @classmethod
     def read(cls, path: Path) -> "Cassette":
-        """Read a file, and check all of it.
+        """Read and validate a file.
 
         Raises:
-            CassetteError: If it is no cassette; names the place.
+            CassetteError: If it is not a valid cassette; names the place.
         """
         try:
             with path.open("rb") as file:
@@ -433,7 +432,7 @@ class Cassette:
         except OSError as error:
             raise CassetteError(f"The cassette {path} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError:
-            raise CassetteError(f"{path} is no cassette: it is not text.") from None
+            raise CassetteError(f"{path} is not a cassette: it is not text.") from None
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "its top"
@@ -463,11 +462,11 @@ class Cassette:
 
 
 class _DamagedError(Exception):
-    """A part of a file is not as expected."""
+    """A part of a file is damaged."""
 
 
 def _whole(one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]]) -> Asked:
-    """Put a request together with those that it continues."""
+    """Complete a request with the messages and tools of the one that it continues."""
     messages, tools = one.messages, one.tools
     if one.continues is not None:
         if not 0 <= one.continues < number:

@@ -1,10 +1,10 @@
-"""``fork``: go on from an iteration of a recorded or kept run, with another model, instruction, budget or policy.
+"""``fork``: continue from an iteration of a recorded or kept run with another model, instruction, budget or policy.
 
     checkpoint = fork("tests/cassettes/refund.json", at=1, instruction="Refund half of it.")
     result = await planner.resume(kernel, checkpoint, budget=Budget(max_iterations=10))
 
-What the run had spent by then counts. Functions of later iterations are called anew, and take effect again; those of
-earlier ones are not called, their results are in the history.
+The fork starts with the consumption of the kept iterations. Their functions are not called again: the results are in
+the history. Functions of later iterations are called again, and take effect again.
 """
 
 import time
@@ -31,14 +31,13 @@ def fork(
 ) -> Checkpoint:
     """Fork a run at the end of an iteration: the checkpoint of a new run, which any planner or service resumes.
 
-    A decision that was made later is not in the fork, nor does an approval for the rest of the run hold in it;
-    approvals bind to the fork's own name. Its policy is that of the planner that resumes it. A run of a store is forked
-    inside the store with ``Runs.fork``.
+    Later decisions are not in the fork, and an approval for the rest of the run does not hold in it: approvals bind to
+    the fork's name. Its policy is that of the planner that resumes it. ``Runs.fork`` forks a run inside its store.
 
     Args:
-        source: A checkpoint, a run of a store, the facts of a run, or the file of a cassette, whose first run it is.
+        source: A checkpoint, a run of a store, the facts of a run, or a cassette file, whose first run is forked.
         at: The last iteration that is kept, 0-based; -1 keeps the plan, if there is one, and nothing after it.
-        instruction: A message of the user that is added.
+        instruction: A user message to add.
         run_id: The fork's name; None generates one.
         key: Verifies the checkpoint, which must be signed with it, and signs the fork.
 

@@ -1,10 +1,10 @@
-"""A pytest plugin: the fixture ``tape`` records a test's runs with a real model once, and replays them from then on.
+"""A pytest plugin: the fixture ``tape`` records a test's runs with a real model once, and replays them afterwards.
 
-Switch it on in the ``conftest.py`` of your root directory::
+Enable it in the ``conftest.py`` of your root directory::
 
     pytest_plugins = ["planner_ext.testing.pytest_plugin"]
 
-A test puts its kernel on the tape; only while it is recorded does it need a service, and a key::
+A test puts its kernel on the tape; it needs a service and a key only while it is recorded::
 
     async def test_refund(tape):
         kernel = make_kernel()
@@ -18,9 +18,9 @@ Record it once, look at the file, and commit it::
     pytest --record tests/test_orders.py::test_refund       # writes tests/cassettes/test_orders/test_refund.json
     pytest                                                  # replays it: no network, no key
 
-A replay fails where the application has come to differ, and names the place: a prompt, the schema of a function, its
-result. A test that fails while it is recorded leaves its cassette as it was. A marker takes the options of `replay`, of
-`record`, and another file beside the test's::
+A replay fails where the application now differs, and names the place: a prompt, the schema of a function, its result.
+A test that fails while it is recorded leaves its cassette unchanged. A marker takes the options of `replay` and
+`record`, and the cassette's path relative to the test's folder::
 
     @pytest.mark.tape(functions="recorded", scrub=["customer-[0-9]+"], path="refund.json")
 """
@@ -40,13 +40,13 @@ _PASSED = pytest.StashKey[bool]()
 
 
 class _FailedError(Exception):
-    """The test has failed: nothing is written, and nothing more is compared."""
+    """Leaves the tape after a failed test: nothing is written or compared."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--record``."""
     group = parser.getgroup("planner_ext")
-    group.addoption("--record", action="store_true", help="Ask the models, and write the cassettes of tests anew.")
+    group.addoption("--record", action="store_true", help="Call the models, and rewrite the tests' cassettes.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

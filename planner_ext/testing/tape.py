@@ -1,22 +1,21 @@
 """``record`` and ``replay``: a run with a real model, kept as a cassette, and played without the model.
 
-    with record("tests/cassettes/refund.json") as tape:                       # asks the model, and writes the file
+    with record("tests/cassettes/refund.json") as tape:                       # calls the model, and writes the file
         result = await planner.invoke(tape.kernel(kernel), "Refund order 7.")
 
-    with replay("tests/cassettes/refund.json") as tape:                       # asks nobody
+    with replay("tests/cassettes/refund.json") as tape:                       # needs no model
         result = await planner.invoke(tape.kernel(kernel), "Refund order 7.")
 
-A tape belongs to the services of the kernel that it returns: planner, handler, session and prompt functions with that
-kernel are on it, and so are the planners, agents and prompts inside their functions. A service is put on it with
-`Tape.service`. The kernel that was given is not changed. Where a replayed kernel lacks a service of the cassette, it
-gets one that takes OpenAI's settings: neither a key nor a connector is needed.
+`Tape.kernel` returns a copy of a kernel with its services on the tape. A planner, handler, session or prompt function
+with that kernel is recorded, and so are the planners, agents and prompts inside their functions. `Tape.service` puts
+one service on the tape. If a replayed kernel lacks a service of the cassette, its copy has one that takes OpenAI's
+settings: it needs neither a key nor a connector.
 
-While a cassette is replayed, run ids and times are those of the recorded run, so every replay gives the same journal.
-Each request is compared with the recorded one. Functions are called (``functions="live"``), or answer as they did
-(``"recorded"``), where a call without a recorded result fails; prompt functions and planners are called in any case,
-since their requests are on the cassette, too.
-With recorded functions the application's filters do not run. Not on a tape are text completion, embeddings, and
-requests that do not pass the tape's kernel.
+A replay uses the run ids and times of the recorded run, so every replay gives the same journal. Each request is
+compared with the recorded one. Functions are called (``functions="live"``), or return their recorded results
+(``"recorded"``); then a call without a recorded result fails. Prompt functions and planners are always called, since
+their requests are on the cassette. With recorded functions the application's filters do not run. A tape does not cover
+text completion, embeddings, and requests that bypass its kernel.
 """
 
 import asyncio
@@ -76,14 +75,14 @@ S = TypeVar("S", bound=AIServiceClientBase)
 
 
 class Tape(ABC):
-    """What `record` and `replay` give: it puts kernels and services on the cassette.
+    """The value of `record` and `replay`: it puts kernels and services on the cassette.
 
     Attributes:
-        recording: Whether the model is asked.
-        services: The model of each service that was put on the tape, by its id.
-        runs: The journal so far of each run on the tape, by its id, in the order in which they began.
-        differences: In a replay, what differs from the recorded run.
-        as_recorded: In a replay, calls that answer as recorded although functions are live: run, iteration, index.
+        recording: Whether the model is called.
+        services: The model of each service on the tape, by the service's id.
+        runs: The journal up to now of each run on the tape, by its id, in the order in which they began.
+        differences: In a replay, the differences from the recorded run.
+        as_recorded: In a replay with live functions, calls that return their recorded result: run, iteration, index.
     """
 
     recording: ClassVar[bool]
@@ -116,11 +115,11 @@ class Tape(ABC):
 
     @abstractmethod
     def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> ChatCompletionClientBase:
-        """Make the service that is on the tape in place of a connector."""
+        """Make the service that replaces a connector."""
 
 
 class _Tape(Tape):
-    """What runs and services ask their tape; see also `planner_ext.sk.run_context.Tape`."""
+    """The tape's interface for runs and services; see also `planner_ext.sk.run_context.Tape`."""
 
     def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> "_TapedChatCompletion":
         role = {} if inner is None else {"instruction_role": inner.instruction_role}
@@ -137,14 +136,14 @@ class _Tape(Tape):
 
     @abstractmethod
     def run_id(self, goal: str) -> str:
-        """Name a run that begins."""
+        """Return the id of a new run."""
 
     @abstractmethod
     def clock(self, clock: Clock) -> Clock:
-        """Return the clock of a run, given its own."""
+        """Return the clock of a run, given its default one."""
 
     def ports(self, ports: Ports, facts: Sequence[Fact]) -> Ports:
-        """Let the tape see the facts of a run."""
+        """Add the tape as an observer of a run."""
         if facts and isinstance(facts[0], RunStarted):
             self.runs[facts[0].run_id] = list(facts)
         return replace(ports, observers=(*ports.observers, self._observe))
@@ -169,7 +168,7 @@ class _TapedChatCompletion(ChatCompletionClientBase):
     """A connector on a tape: the one request at the bottom of Semantic Kernel's loop goes to the tape.
 
     Attributes:
-        inner: The connector; None in the replay of a kernel that lacks it.
+        inner: The connector; None for a service that the replayed kernel lacks.
         tape: The tape.
     """
 
@@ -224,7 +223,7 @@ class _TapedWithoutCalls(_TapedChatCompletion):
 
 
 class _Recorder(_Tape):
-    """Asks the model, and keeps what it replies."""
+    """Calls the model, and records its replies."""
 
     recording = True
 
@@ -247,7 +246,7 @@ class _Recorder(_Tape):
     def _exchange(
         self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
     ) -> Generator[tuple[ChatCompletionClientBase, Exchange]]:
-        """Keep one request, and the exception that it raises."""
+        """Record one request, and the exception that it raises."""
         asked = self._asked(service, history, settings)
         kept = Exchange(**{name: getattr(asked, name) for name in Asked.__slots__})
         self._exchanges.append((asked, kept))
@@ -275,7 +274,7 @@ class _Recorder(_Tape):
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         assembly = ReplyAssembly()
         with self._exchange(service, history, settings) as (inner, kept):
-            stream = inner._inner_get_streaming_chat_message_contents(history, settings, attempt)  # pyright: ignore[reportPrivateUsage]  (likewise)
+            stream = inner._inner_get_streaming_chat_message_contents(history, settings, attempt)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
             async with aclosing(stream) as groups:
                 async for group in groups:
                     for chunk in group:
@@ -286,7 +285,7 @@ class _Recorder(_Tape):
 
 
 class _Player(_Tape):
-    """Replies as recorded, and compares what is asked."""
+    """Returns the recorded replies, and compares the requests."""
 
     recording = False
 
@@ -329,7 +328,7 @@ class _Player(_Tape):
         return kernel_with_services(copied, {**cast("dict[str, Any]", copied.services), **missing})
 
     def finish(self) -> None:
-        """Note the recorded requests that were not made, and raise if anything differs."""
+        """Add the recorded requests that were not made to the differences, and raise if there are any."""
         for number in self._left:
             asked = self.cassette.exchanges[number][0]
             if asked.function not in self._not_called:
@@ -357,7 +356,7 @@ class _Player(_Tape):
         self.changed = asyncio.Event()
 
     def result(self, fact: CallFinished, checked: ResolvedCall) -> Finished:
-        """Return how a call ended, and charge what its function spent."""
+        """Return the recorded end of a call, and charge its function's consumption."""
         self._not_called.add(checked.function)
         if fact.spent is not None and (tab := current_tab()) is not None:
             tab.charge(fact.spent)
@@ -367,7 +366,7 @@ class _Player(_Tape):
         )
 
     def no_result(self, checked: ResolvedCall) -> Finished:
-        """Note a call that the recorded run did not make: it fails, and its function is not called."""
+        """Fail a call that the recorded run did not make, without calling its function, and add the difference."""
         number = len(self.cassette.exchanges) - len(self._left)
         what, got = f"one more call of {checked.function}", json.dumps(dict(checked.arguments), default=str)
         self._note(Difference(request=number, what=what, function=checked.function, expected="no such call", got=got))
@@ -375,7 +374,7 @@ class _Player(_Tape):
         return Finished(outcome="failed", text=text, error=text, exception=LookupError(text))
 
     def compare(self, fact: CallFinished, finished: Finished) -> None:
-        """Note that a function returned something else."""
+        """Add a difference if a function returned another result than the recorded one."""
         if not same(fact.result, text := finished.text):
             number = len(self.cassette.exchanges) - len(self._left)
             what = f"the result of {fact.function}"
@@ -383,7 +382,7 @@ class _Player(_Tape):
             self._note(found)
 
     def _note(self, found: Difference) -> None:
-        """Keep a difference, once: later requests have the same messages."""
+        """Add a difference once: later requests repeat the same messages."""
         key = (found.what, found.expected, found.got)
         if found.what == "the request" or all((one.what, one.expected, one.got) != key for one in self.differences):
             self.differences.append(found)
@@ -391,10 +390,10 @@ class _Player(_Tape):
     def _recorded(
         self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
     ) -> Exchange:
-        """Find the recorded request that is equal, or the next one, with which it is then compared.
+        """Find the recorded request that equals this one; else compare it with the next one.
 
         Raises:
-            ReplayDifferenceError: If it differs, and differences are to be raised; or if none is left.
+            ReplayDifferenceError: If it differs, and differences raise; or if no recorded request is left.
         """
         asked, exchanges = self._asked(service, history, settings), self.cassette.exchanges
         left = self._left
@@ -471,10 +470,10 @@ def _pieces(message: ChatMessageContent, attempt: int) -> Iterator[StreamingChat
 
 
 class _Clock:
-    """The recorded time. Implements `planner_ext.engine.ports.Clock`.
+    """The recorded time; implements `planner_ext.engine.ports.Clock`.
 
     Attributes:
-        ahead: Whether a reply has come whose fact is not recorded yet.
+        ahead: Whether a reply has arrived whose fact is not in the journal yet.
     """
 
     def __init__(self, runs: dict[str, list[Fact]], times: Sequence[float]) -> None:
@@ -487,7 +486,7 @@ class _Clock:
         return self._time(0)
 
     def monotonic(self) -> float:
-        """Return the time of the last fact, or of the next one if the reply that it records has come."""
+        """Return the time of the last fact, or of the next one if its reply has arrived."""
         return self._time(0 if self.ahead else -1)
 
     def _time(self, offset: int) -> float:
@@ -499,18 +498,18 @@ class _Clock:
 
 
 _PATIENCE = 5.0
-"""Seconds for which a call waits for one that had ended before it, in case that has by now been held back."""
+"""The longest wait of a call for those that ended before it in the recorded run: a filter may delay them."""
 
 
 class _TapedFunctions:
-    """The functions of a replayed run, which end in the recorded order; see `planner_ext.engine.ports.Functions`."""
+    """The functions of a replayed run, ending in the recorded order; see `planner_ext.engine.ports.Functions`."""
 
     def __init__(self, inner: KernelFunctions, tape: _Player, max_concurrency: int | None) -> None:
         self._inner, self._tape, self._in_order = inner, tape, max_concurrency is not None
         self.check, self.encode = inner.check, inner.encode
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
-        """Run a function, or answer for it as recorded."""
+        """Run a function, or return its recorded result."""
         batch, tape = state.batch, self._tape
         assert batch is not None, "a function runs while its batch is open"
         place = (state.run_id, batch.iteration, index)
@@ -529,7 +528,7 @@ class _TapedFunctions:
         return finished
 
     async def _turn(self, run_id: str, iteration: int, index: int) -> None:
-        """Wait for the calls of the batch that had ended before this one."""
+        """Wait for the calls of the batch that ended before this one in the recorded run."""
         order = [place for (run, trip, place) in self._tape.finished if (run, trip) == (run_id, iteration)]
         before = set(order[: order.index(index)]) if index in order else set[int]()
         tab = current_tab()
@@ -544,13 +543,13 @@ class _TapedFunctions:
 
 @contextmanager
 def record(path: str | Path, *, scrub: Scrub = ()) -> Generator[Tape]:
-    """Record what the services on the tape are asked and reply, and the journals of the runs.
+    """Record the requests to the services on the tape, their replies, and the journals of the runs.
 
     Args:
-        path: The file, which is written when the block is left without an exception; folders are created.
+        path: The file, written when the block ends without an exception; folders are created.
         scrub: Regular expressions of texts that may not enter the file, or a function from a text to its clean form,
-            in which "[scrubbed]" stands for what it took out; in addition to known forms of keys and the secrets in
-            the environment. A replay takes any text in its place, and needs none of this.
+            in which "[scrubbed]" replaces each secret. Known forms of keys and the secrets in the environment are
+            always scrubbed. In a replay "[scrubbed]" matches any text.
 
     Raises:
         CassetteError: If the file cannot be written.
@@ -567,19 +566,19 @@ def replay(
     functions: Literal["live", "recorded"] = "live",
     on_difference: Literal["raise", "collect"] = "raise",
 ) -> Generator[Tape]:
-    """Replay a cassette: no service is asked.
+    """Replay a cassette without calling a model.
 
     Args:
-        path: What `record` wrote.
-        functions: Whether functions are called, or answer as they did in the recorded run; a call that was not recorded
-            is a difference then, and fails.
-        on_difference: ``raise``: the first request that differs raises, and so does leaving the block if requests of
-            the cassette were not made. ``collect``: the recorded replies are given all the same, and the differences
-            are in ``tape.differences``; only a request for which no reply is left raises.
+        path: The file that `record` wrote.
+        functions: ``live`` calls functions; ``recorded`` returns their recorded results, and a call that was not
+            recorded is a difference, and fails.
+        on_difference: ``raise``: the first request that differs raises, and so does the end of the block if requests of
+            the cassette were not made. ``collect``: a request that differs still receives the recorded reply, and the
+            differences are in ``tape.differences``; only a request without a recorded reply raises.
 
     Raises:
-        CassetteError: If the file is no cassette; names the place.
-        ReplayDifferenceError: If the run differs from the recorded one; names what differs.
+        CassetteError: If the file is not a valid cassette; names the place.
+        ReplayDifferenceError: If the run differs from the recorded one; lists the differences.
     """
     tape = _Player(Cassette.read(Path(path)), functions=functions, on_difference=on_difference)
     yield tape

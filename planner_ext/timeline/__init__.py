@@ -1,4 +1,4 @@
-"""What happened in a run, as values that any window can draw, and as a page.
+"""The timeline of a run: its facts as values to draw, and as an HTML page.
 
 timeline = timeline_of(result.facts)
 Path("run.html").write_text(page_of([timeline]), "utf-8")

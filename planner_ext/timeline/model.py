@@ -1,7 +1,7 @@
-"""What happened in a run, as values in the order in which a person reads them.
+"""The timeline of a run as values, in reading order.
 
-Every value is frozen and complete, so that a page, a terminal or a program draws it without the journal. Times are in
-seconds since the epoch. Texts are as they came: whoever shows them escapes them, see `planner_ext.core.text`.
+Every value is frozen and complete: a page, a terminal or a program draws it without the journal. Times are in seconds
+since the epoch. Texts are not escaped; escape them before you show them, see `planner_ext.core.text`.
 """
 
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineMessage:
-    """A message that the model was sent, or replied with.
+    """A message that was sent to the model, or its reply.
 
     Attributes:
-        role: As in the message, such as ``user``; "" if it has none.
-        text: All of its text.
+        role: As in the message, such as ``user``; "" without one.
+        text: Its whole text.
         others: A line for each part that is not text: calls, results, reasoning, images, files.
     """
 
@@ -44,14 +44,14 @@ class TimelineMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """What was used of one limit of a run.
+    """The consumption of one limit of a run.
 
     Attributes:
         name: The limit's name in `Budget`.
-        function: The function that it limits, of ``max_calls_per_function``; else "".
+        function: The limited function, for ``max_calls_per_function``; else "".
         used: Round trips, calls, tokens, US dollars, or seconds; of a deadline, the seconds since the run started.
         limit: How much is allowed, in the same unit.
-        nested: The part of it that functions spent by themselves: nested runs, prompts.
+        nested: The part that functions used: nested runs and prompts.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Spending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRequest:
-    """A request that has no reply.
+    """A request without a reply.
 
     Attributes:
         started: When it was sent.
-        ended: When it failed; when this was noticed, if the process ended.
-        reason: Why.
-        charged: The round trips that it cost.
-        lost: Whether the process that made it ended.
+        ended: When it failed; for a lost request, when the loss was noticed.
+        reason: Why it failed.
+        charged: The round trips charged for it.
+        lost: Whether its process ended before the reply was recorded.
     """
 
     started: float
@@ -85,14 +85,14 @@ class ModelRequest:
     """The request of one iteration.
 
     Attributes:
-        started: When the attempt that was answered, or that is under way, was sent.
+        started: When the latest attempt was sent.
         ended: When the reply arrived; None without a reply.
         charged: Round trips, without those of failed attempts.
         usage: Tokens and cost, without those of failed attempts.
-        model: The model's name, as the reply has it; "" if it has none.
+        model: The model's name in the reply; "" without one.
         finish_reason: Why the model stopped, or None.
-        withheld: The limit because of which no functions were offered, or None.
-        failed: The attempts before it.
+        withheld: The limit for which no functions were offered, or None.
+        failed: The failed attempts before the latest one.
     """
 
     started: float
@@ -124,12 +124,12 @@ CallOutcome: TypeAlias = Literal[
     "final_answer",
     "returned",  # to the caller of the run
 ]
-"""How a call ended, or how far it is."""
+"""How a call ended, or its present state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAttempt:
-    """One start of a call's function; ``ended`` is None while it runs, and if its process ended."""
+    """One execution of a call's function; ``ended`` has no value while it runs, or if its process ended."""
 
     started: float
     ended: float | None = None
@@ -140,24 +140,24 @@ class TimelineCall:
     """One call of an iteration.
 
     Attributes:
-        index: Its place among the calls of the reply.
-        id: Unique among these.
-        function: Fully qualified name of the function; before it is known, the name that the model used.
+        index: Its position among the calls of the reply.
+        id: Unique among the calls of the reply.
+        function: Fully qualified name of the function; before resolution, the name that the model used.
         requested: JSON text of the arguments as the model sent them.
-        arguments: JSON text of the arguments that the function got, or would get.
-        outcome: How it ended, or how far it is.
-        asked: When a person was first asked about it, or None.
-        prompt: What the person was asked.
+        arguments: JSON text of the arguments that the function received, or would receive.
+        outcome: How it ended, or its present state.
+        asked: When a person was first asked to decide it, or None.
+        prompt: The text shown to that person.
         roles: Who may decide it; empty for anyone.
         expires: When it stops waiting, or None.
-        decisions: Who decided what on it, and when.
-        attempts: Each start of the function.
-        ended: When it had its result, or None.
-        result: What the model read.
-        error: Type and text of the function's exception, or why it was not executed; "" without one.
-        nested: Whether it is a run itself.
-        reserved: The share of the budget that was reserved for it, or None.
-        spent: What it spent by itself on requests and functions, or None.
+        decisions: The decisions on it, with author and time.
+        attempts: Each execution of the function.
+        ended: When its result was recorded, or None.
+        result: The result that the model reads.
+        error: Type and message of the function's exception, or the reason why it did not run; "" without one.
+        nested: Whether the function is a nested run.
+        reserved: The share of the budget reserved for it, or None.
+        spent: The consumption of its function: requests and nested calls; or None.
     """
 
     index: int
@@ -181,7 +181,7 @@ class TimelineCall:
 
     @property
     def started(self) -> float | None:
-        """When its function first started, or None."""
+        """When its function first started; None before."""
         return self.attempts[0].started if self.attempts else None
 
 
@@ -194,12 +194,12 @@ EventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """Something that happened to the run, beside requests and calls.
+    """An event of the run other than a request or a call.
 
     Attributes:
-        text: The question, reason, problem or change, in words; "" if the kind says all.
+        text: The question, reason, problem or change; "" if the kind is the whole message.
         answer: The answer to a question, or None.
-        by: Who answered or changed it; "" if that is not known.
+        by: Who answered or made the change; "" if unknown.
     """
 
     at: float
@@ -211,11 +211,11 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A time in which the run did not work.
+    """A period in which the run was idle.
 
     Attributes:
-        ended: None if the run still waits.
-        kind: ``paused``; ``left``: it had ended, or its process had left it; ``crashed``: its process had ended;
+        ended: None while the run still waits.
+        kind: ``paused``; ``left``: the run had ended, or no process drove it; ``crashed``: its process had ended;
             ``retry``: between two attempts of a request.
     """
 
@@ -230,13 +230,13 @@ class TimelineIteration:
 
     Attributes:
         number: From 0; -1 is the plan request.
-        messages: The messages that the transcript got since the request before, other than replies and results.
+        messages: The messages added to the transcript since the previous request, except replies and results.
         replaced: Whether ``messages`` replaced the whole transcript: after a plan, and if a callback compacted it.
         request: The request.
-        reply: The reply as a message; None without one.
+        reply: The reply as a message; None before it arrives.
         calls: The calls of the reply, in order.
-        events: What happened in it beside them, in order.
-        gaps: When the run did not work in it.
+        events: Its events, in order.
+        gaps: Its idle periods.
         ended: The time of its last fact.
     """
 
@@ -258,19 +258,19 @@ class TimelineIteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What happened in a run.
+    """The timeline of a run.
 
     Attributes:
-        status: As in a result; ``running``; or ``queued`` without any fact. A store knows more: replace it by what its
-            `RunRecord` says.
+        status: As in a result; ``running``; or ``queued`` without any fact. For a run of a store, replace it with the
+            status of its `RunRecord`, which has more values.
         limit: The limit that ended the run, or None.
         reason: Why it ended as it did; "" if it was answered.
-        started: When it began; None without any fact, and where no times are known.
+        started: When it began; None without any fact, or without known times.
         ended: When it ended, or None.
-        until: The time up to which this is known: of the newest fact, or ``now``.
-        spent: All that was charged.
-        spending: What was used of each limit that is set.
-        lives: In how many processes or activations it was driven, as far as the facts tell.
+        until: The time up to which the timeline is known: that of the newest fact, or ``now``.
+        spent: The total charged.
+        spending: The consumption of each limit that is set.
+        lives: The number of processes or activations that drove it, as far as its facts show.
         plan: The plan, "" without one.
         answer: The answer, "" without one.
         iterations: In order.

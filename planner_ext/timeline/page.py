@@ -1,7 +1,7 @@
-"""The timeline of a run as a page: self-contained, without a script; light and dark, wide and narrow.
+"""The timeline of a run as a self-contained HTML page without scripts, in light and dark, wide and narrow.
 
-The templates escape every text for HTML, and no invisible character passes. They use no ``style`` attribute, so that
-the strictest content security policy holds. The same fragment is part of the inbox.
+The templates escape every text for HTML and make invisible characters visible. They use no ``style`` attribute, so a
+content security policy may forbid inline styles. The inbox embeds the same fragment.
 """
 
 import json
@@ -28,18 +28,18 @@ __all__ = ["fragment_of", "page_of", "steps_of"]
 
 
 def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
-    """Write one HTML file, with nothing to fetch.
+    """Write one HTML file that fetches nothing.
 
     Args:
-        timelines: One run, or two that are shown beside each other: a run and its fork.
+        timelines: One run, or two to show side by side: a run and its fork.
         title: The page's title; "" is the goal of the first run.
 
     Raises:
         PlannerExtError: If jinja2 is not installed.
-        ValueError: If there are neither one nor two timelines.
+        ValueError: If the number of timelines is neither one nor two.
     """
     if len(timelines) not in (1, 2):
-        raise ValueError(f"A page shows one run, or two beside each other; got {len(timelines)}.")
+        raise ValueError(f"A page shows one run, or two side by side; got {len(timelines)}.")
     title = title or one_line(timelines[0].goal) or "Run"
     return _templates().get_template("page.html.jinja").render(title=title, timelines=timelines)
 
@@ -68,7 +68,9 @@ def _templates() -> "Environment":
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  (an extra)
     except ImportError as error:
-        raise PlannerExtError('A run is drawn with jinja2. Install it with: pip install "planner-ext[cli]"') from error
+        raise PlannerExtError(
+            'A timeline page needs jinja2. Install it with: pip install "planner-ext[cli]"'
+        ) from error
     templates = Environment(
         loader=PackageLoader("planner_ext.timeline", ""),
         autoescape=True,
@@ -76,7 +78,7 @@ def _templates() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (jinja2 does not say of what)
+    templates.filters |= {  # pyright: ignore[reportUnknownMemberType]  (partially unknown in jinja2)
         "prose": _prose,
         "exact": exact,
         "exact_json": exact_json,
@@ -106,14 +108,14 @@ def _templates() -> "Environment":
     return templates
 
 
-# Time: when the run did not work is drawn short, whatever its length.
+# Time: idle periods are shortened, whatever their length.
 
 
 class _Axis:
     """Maps times to percent of a width."""
 
     def __init__(self, start: float, end: float, gaps: Iterable[tuple[float, float]]) -> None:
-        """Shorten the gaps between start and end, which may overlap."""
+        """Shorten the gaps between start and end; gaps may overlap."""
         joined: list[tuple[float, float]] = []
         for left, right in sorted((max(left, start), min(right, end)) for left, right in gaps):
             if joined and left <= joined[-1][1]:
@@ -157,7 +159,7 @@ class _Bar:
 
 
 _THINNEST = 0.4
-"""Percent of a track's width that a bar has at least, so that it is seen."""
+"""The least width of a bar, in percent of its track, so that it stays visible."""
 
 
 def _bar(axis: _Axis, span: "_Span", thinnest: float = _THINNEST) -> _Bar:
@@ -177,7 +179,7 @@ def _request_spans(iteration: TimelineIteration, until: float) -> list[_Span]:
 
 
 def _wait_of(call: TimelineCall, until: float) -> tuple[float, float] | None:
-    """Return from when to when a person was asked about a call."""
+    """Return the start and end of a call's wait for a person."""
     if call.asked is None:
         return None
     if call.outcome in ("waiting", "in_doubt"):
@@ -207,7 +209,7 @@ def _gaps(iteration: TimelineIteration, until: float) -> Iterator[tuple[float, f
 
 
 def _end_of(iteration: TimelineIteration, until: float) -> float:
-    """Return when an iteration ended: now, if something of it is under way."""
+    """Return when an iteration ended; ``until`` if it has unfinished work."""
     open_gap = any(gap.ended is None for gap in iteration.gaps)
     running = any(call.outcome == "running" for call in iteration.calls)
     return until if open_gap or running or iteration.request.ended is None else iteration.ended
@@ -239,12 +241,12 @@ def _overview(timeline: Timeline) -> list[_Bar]:
 
 
 def _prose(text: str) -> str:
-    """Make a text visible that nobody decides on: it keeps its indents."""
+    """Make a text visible, with its indents; for texts that are only read, not decided on."""
     return visible(text, blanks=16)
 
 
 def _moment(at: float, day_of: float | None = None) -> str:
-    """Write a time; on the day of another one without the date."""
+    """Write a time, without its date on the day of ``day_of``."""
     moment = datetime.fromtimestamp(at, UTC)
     if day_of is not None and moment.date() == datetime.fromtimestamp(day_of, UTC).date():
         return f"{moment:%H:%M:%S}"
@@ -274,7 +276,7 @@ def _span(seconds: float) -> str:
 
 
 def _pretty(arguments: str) -> str:
-    """Write arguments as indented JSON, or as they are if they are not JSON."""
+    """Write arguments as indented JSON; text that is not JSON stays unchanged."""
     try:
         return exact_json(json.loads(arguments or "{}"), indent=2)
     except (ValueError, RecursionError):
@@ -282,7 +284,7 @@ def _pretty(arguments: str) -> str:
 
 
 _LONGEST = 160
-"""Characters of a call or text in a line; its details have the whole."""
+"""The most characters of a call or text on one line; its details show all."""
 
 
 def _short(text: str) -> str:
@@ -305,7 +307,7 @@ def _tokens(usage: Usage) -> str:
 
 
 def _consumed(spent: Consumption) -> str:
-    """Write what was spent in words."""
+    """Write a consumption in words."""
     words = [counted(spent.iterations, "round trip"), counted(spent.tool_calls, "function call"), _tokens(spent.usage)]
     return ", ".join(words)
 
@@ -326,7 +328,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """What was spent of a limit: in words, and as shares of the limit in percent."""
+    """The consumption of a limit: in words, and in percent of the limit."""
 
     label: str
     text: str
@@ -389,10 +391,10 @@ _DECIDED = {"approve": "approved", "deny": "denied", "supply": "answered", "expi
 
 
 def _decided(record: DecisionRecord, call: TimelineCall) -> str:
-    """Say who decided what on a call, and how long it had waited."""
+    """Write a decision on a call: kind, author, the time that the call had waited, and reason."""
     what = _DECIDED[record.kind]
     if record.kind == "approve" and record.arguments != record.requested:
-        what += " with other arguments"
+        what += " with edited arguments"
     text = f"{what} by {exact(record.by)}" if record.by else what
     at = record.at.timestamp()
     if call.asked is not None and at > call.asked:
@@ -409,22 +411,24 @@ _EVENTS = {
     "stopped": "stopped",
     "budget": "the budget was changed",
     "question": "the model asked",
-    "check": "the answer did not have its form",
-    "callback": "the callback ended the run",
+    "check": "the answer was not in the required form",
+    "callback": "the iteration callback ended the run",
     "ended": "ended",
 }
 
 
 def _event_text(event: TimelineEvent) -> str:
+    """Write an event on one line, a question with its answer."""
     if event.kind == "violation":
         return f"✗ {_short(one_line(_prose(event.text)))}"
     by = f" by {exact(event.by)}" if event.by and event.kind != "question" else ""
-    return f"{_EVENTS[event.kind]}{by}{': ' if event.text else ''}{_short(one_line(_prose(event.text)))}"
+    answer = "" if event.answer is None else f" {exact(event.by) or 'answer'}: {_short(exact(event.answer))}"
+    return f"{_EVENTS[event.kind]}{by}{': ' if event.text else ''}{_short(one_line(_prose(event.text)))}{answer}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """What a reader looks for first: where it happened, how grave it is, and what it was."""
+    """A decision or problem for the top of the page: its iteration, its severity, and its text."""
 
     iteration: int
     level: str
@@ -451,11 +455,7 @@ def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
         yield from _noted_call(call)
     for event in iteration.events:
         if event.kind in ("crashed", "stopped", "budget", "question", "check", "callback"):
-            text = _event_text(event)
-            answer = (
-                "" if event.answer is None else f" {exact(event.by) or 'the answer'}: {_short(exact(event.answer))}"
-            )
-            yield "bad" if event.kind == "crashed" else "", text + answer
+            yield "bad" if event.kind == "crashed" else "", _event_text(event)
 
 
 _LIVELY = ("failed", "timed_out", "cancelled", "unknown", "invalid", "withheld", "waiting", "in_doubt")
@@ -469,19 +469,20 @@ def _noted_call(call: TimelineCall) -> Iterator[tuple[str, str]]:
     if call.outcome in _LIVELY:
         word, level = _OUTCOMES[call.outcome]
         why = call.error or (call.prompt if call.outcome == "waiting" else "")
+        why = "" if why == call.outcome else why
         yield level, f"{name} {word}{': ' if why else ''}{_short(one_line(_prose(why)))}"
 
 
 def _is_noted(record: DecisionRecord, call: TimelineCall) -> bool:
-    """Whether a decision is shown in a line: what an interceptor or policy allowed by itself is not."""
+    """Whether a decision has a line; an approval by an interceptor or policy alone has none."""
     return record.kind != "approve" or call.asked is not None
 
 
-# Two runs beside each other.
+# Two runs side by side.
 
 
 def _same(timelines: Sequence[Timeline]) -> int:
-    """Count the iterations that the runs have in common: a fork begins with those of its run."""
+    """Count the common iterations at the start of a run and its fork."""
 
     def parts(iteration: TimelineIteration | None) -> object:
         if iteration is None:
@@ -494,7 +495,7 @@ def _same(timelines: Sequence[Timeline]) -> int:
 
 
 def _own_events(timelines: Sequence[Timeline], last: int) -> list[list[TimelineEvent]]:
-    """List what happened to each run, and not to the other, after the last iteration that they have in common."""
+    """List the events of each run in the last common iteration that the other run does not have."""
     one, other = ([*timeline.iterations[last].events] for timeline in timelines)
     return [[event for event in one if event not in other], [event for event in other if event not in one]]
 

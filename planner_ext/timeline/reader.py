@@ -31,11 +31,11 @@ __all__ = ["timeline_of"]
 
 
 def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> Timeline:
-    """Compute what happened in a run.
+    """Compute the timeline of a run.
 
     Args:
-        journal: The run's facts: of a result, a checkpoint, a store, or the events of a stream so far.
-        now: The time, in seconds since the epoch, to which what is under way is shown; None is the newest fact's.
+        journal: The run's facts: of a result, a checkpoint or a store, or the events that a stream has yielded.
+        now: The end of unfinished work, in seconds since the epoch; None is the time of the newest fact.
 
     Raises:
         IllegalTransitionError: If a fact cannot follow the ones before it.
@@ -162,12 +162,12 @@ class _Reader:
         self._change(gaps=(*gaps, Gap(started=started, ended=ended, kind=kind)))
 
     def _resume_gap(self, at: float) -> None:
-        """End the pause that lasts, if there is one."""
+        """End the open pause, if any."""
         if self.iterations and (gaps := self.iterations[-1].gaps) and gaps[-1].ended is None:
             self._gap(gaps[-1].kind, gaps[-1].started, at)
 
     def _notice_crash(self, fact: facts.Fact) -> None:
-        """Record the end of a process before a fact that only the next process writes."""
+        """Add the end of a process before a fact that only its successor writes."""
         if self.last is None or not _follows_crash(self.state, fact, self.lost):
             return
         before = self.last.at
@@ -178,7 +178,7 @@ class _Reader:
         self._event(before, "crashed")
         self._gap("crashed", before, fact.at)
 
-    # One function for each kind of fact that is shown.
+    # One function for each kind of fact on the timeline.
 
     def _run_started(self, fact: facts.RunStarted) -> None:
         self.begun, self.lives = fact, 1
@@ -330,7 +330,7 @@ class _Reader:
             self.calls = [call if call.ended else replace(call, outcome="returned") for call in self.calls]
         self._event(fact.at, "ended", text=fact.reason)
         if self.state.stopping is not None and fact.at - self.before_stop > fact.seconds + _NOTICED:
-            self._gap("left", self.before_stop, fact.at)  # it was not under way when it was stopped
+            self._gap("left", self.before_stop, fact.at)  # it was idle when it was stopped
 
     readers: ClassVar[dict[str, Callable[[Any, Any], None]]] = {
         "RunStarted": _run_started,
@@ -363,7 +363,7 @@ def _status(state: State) -> str:
 
 
 def _follows_crash(state: State, fact: facts.Fact, lost: Collection[int]) -> bool:
-    """Whether only a process that found the run interrupted writes this fact; ``lost``: calls known to be."""
+    """Whether only a process that found the run interrupted writes this fact; ``lost``: calls known to be lost."""
     match fact:
         case facts.RequestFailed():
             return fact.reason == REQUEST_LOST
@@ -383,7 +383,7 @@ def _runs(state: State, index: int) -> bool:
 
 
 _NOTICED = 1.0
-"""Seconds that a run which is stopped may have been idle, for rounding."""
+"""Idle seconds before a stop that are not shown as a gap: times are rounded."""
 
 
 _OUTCOME_OF_KIND: dict[str, CallOutcome] = {"unknown": "unknown", "invalid": "invalid", "question": "withheld"}

@@ -120,7 +120,7 @@ async def test_a_decision_on_another_call_than_was_shown_is_refused(store: str) 
         await ann.get(PAY)
         for decision in ("approve", "deny", "edit"):
             response = await ann.send(PAY, {"decision": decision, "fingerprint": "0" * 64, "argument-0": "5"})
-            assert response.status_code == 409 and "has changed since this page was shown" in response.text
+            assert response.status_code == 409 and "has changed since this page was loaded" in response.text
     assert (await shown(store)).status == "open"
 
 
@@ -278,7 +278,7 @@ async def test_many_are_decided_at_once_each_with_its_outcome(tmp_path: Path) ->
         assert response.status_code == 200
         assert text.count('class="chip good">approved') == 1 and text.count('class="chip bad">refused') == 3
         assert "The first decision counts: deny by bob" in text
-        assert "has changed since this page was shown" in text
+        assert "has changed since this page was loaded" in text
         assert "No call with the id" in text
         await ann.get("")
         assert 'class="chip good">denied' in (await ann.send("approvals", {"decision": "deny", "item": items[3]})).text

@@ -311,4 +311,4 @@ async def test_an_application_without_a_token_has_no_sign_in(store: str) -> None
         response = await stranger.sign_in()
         assert response.status_code == 404
         page = await stranger.get("")
-        assert page.status_code == 401 and "Sign in there first." in page.text
+        assert page.status_code == 401 and "Sign in to the application that hosts this inbox" in page.text

@@ -65,7 +65,7 @@ def test_the_page_tells_what_happened() -> None:
         'parcel="CH-1182-77", events=true',
         "TimeoutError: no answer",
         "APIStatusError: 503, the server is overloaded",
-        "approved with other arguments by ann@shop.example after 3 h 8 min",
+        "approved with edited arguments by ann@shop.example after 3 h 8 min",
         '"amount": 129.9\n',
         '"amount": 120.0\n',
         "denied by rule 3: Only people block.",
@@ -237,7 +237,9 @@ page_of([Timeline()])
 def test_without_jinja2_the_error_names_the_extra() -> None:
     """The values need no jinja2; a page says what to install."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_JINJA], capture_output=True, text=True, check=False)
-    assert 'PlannerExtError: A run is drawn with jinja2. Install it with: pip install "planner-ext[cli]"' in done.stderr
+    assert (
+        'PlannerExtError: A timeline page needs jinja2. Install it with: pip install "planner-ext[cli]"' in done.stderr
+    )
 
 
 async def test_a_result_draws_itself(tmp_path: Path) -> None:
