@@ -1,10 +1,10 @@
-"""Step 17: a trace of a run that pauses, goes on, and calls another planner.
+"""Step 17: a trace of a run that pauses, continues, and calls another planner.
 
-Each activation of a run is an ``invoke_agent`` span, with a span for each iteration, in which the functions' spans lie.
-The run that goes on after the pause has a link to the span before it, also in another process. Nothing that the model,
-a person or a function said is in it. Here the spans are printed as trees; an application sets an exporter in place of
-the one below, or starts under ``opentelemetry-instrument``, and changes nothing else. The spans of the requests come
-from Semantic Kernel's connectors, with ``SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS=true``.
+Each activation of a run is an ``invoke_agent`` span, with a child span for each iteration and, below it, each function.
+After a pause the next activation links to the previous one, also in another process. No text of the model, a person or
+a function is recorded. This program prints the spans as trees; an application sets another exporter, or starts under
+``opentelemetry-instrument``, and changes nothing else. The spans of the requests come from Semantic Kernel's
+connectors, with ``SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS=true``.
 
 Run it, after ``pip install "planner-ext[otel]"``:
 
@@ -51,7 +51,7 @@ from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 
 
 class Orders:
-    """What the researcher reads, and the clerk pays back."""
+    """The orders: the researcher finds them, the clerk refunds them."""
 
     @kernel_function(description="What a customer paid for an order.")
     def find(self, order: str) -> float:
@@ -66,7 +66,7 @@ class Orders:
 
 
 async def main() -> None:
-    exporter = InMemorySpanExporter()  # in earnest OTLPSpanExporter(), behind a BatchSpanProcessor
+    exporter = InMemorySpanExporter()  # in production: OTLPSpanExporter() in a BatchSpanProcessor
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
@@ -85,7 +85,7 @@ async def main() -> None:
 
 
 def show(spans: Sequence[ReadableSpan], parent: int | None = None, indent: str = "") -> None:
-    """Print spans below their parents, each with its status, whether it links to another one, and its events."""
+    """Print spans as a tree, each with its status, its link and its events."""
     for span in spans:
         if span.context is not None and (None if span.parent is None else span.parent.span_id) == parent:
             links = ["(after another)"] if span.links else []
@@ -97,7 +97,7 @@ def show(spans: Sequence[ReadableSpan], parent: int | None = None, indent: str =
 
 
 def words(attributes: Mapping[str, object] | None, *names: str) -> list[str]:
-    """List the values of some attributes, of those that are there."""
+    """List the values of the given attributes that are set."""
     return [str(attributes[name]) for name in names if attributes and name in attributes]
 
 

@@ -1,4 +1,4 @@
-"""Step 18: a run with a model, recorded once, and replayed from then on: in tests and in CI, without model and key.
+"""Step 18: a run with a model, recorded once, then replayed in tests and CI without model and key.
 
     python samples/step18_record_replay.py
 
@@ -8,7 +8,7 @@ Output:
     another price: request 1, the result of shop-price: expected 'lamp: 12 EUR', got 'lamp: 13 EUR'
     forked: The desk costs 80 EUR.
 
-``python samples/step18_record_replay.py --record`` records step18_cassette.json anew. In pytest a fixture does all of
+``python samples/step18_record_replay.py --record`` rewrites step18_cassette.json. In pytest a fixture does all of
 this: see ``planner_ext.testing.pytest_plugin``.
 """
 
@@ -54,7 +54,7 @@ async def main() -> None:
         with record(CASSETTE) as tape:  # asks the model; keys do not enter the file
             await planner.invoke(tape.kernel(kernel), GOAL)
 
-    with replay(CASSETTE) as tape:  # asks nobody, and needs no service
+    with replay(CASSETTE) as tape:  # needs neither model nor service
         result = await planner.invoke(tape.kernel(shop_kernel()), GOAL)
         print(f"as recorded: {result.final_answer}")
 

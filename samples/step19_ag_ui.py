@@ -4,8 +4,8 @@ Run it, after ``pip install "planner-ext[ag-ui]" fastapi uvicorn``:
 
     uvicorn --app-dir samples step19_ag_ui:service
 
-and name it to the front end: ``new HttpAgent({url: "http://localhost:8000/agent"})``. Texts and calls arrive as they
-happen. The refund waits for the user: the run ends with an interrupt, and the answer to it continues the run.
+and connect the front end: ``new HttpAgent({url: "http://localhost:8000/agent"})``. Texts and calls are streamed. The
+refund waits for the user: the run ends with an interrupt, and the user's answer continues it.
 """
 
 from ag_ui.core import RunAgentInput
@@ -19,9 +19,9 @@ from planner_ext import Checkpoint
 from planner_ext.ag_ui import ag_ui_events
 
 planner, kernel = application()
-waiting: dict[str, Checkpoint] = {}  # of one user; with several, one for each who is signed in
+waiting: dict[str, Checkpoint] = {}  # for one user; keep a separate one for each signed-in user
 service = FastAPI()
-service.add_middleware(CORSMiddleware, allow_origins=["http://localhost:3000"], allow_headers=["*"])  # the front end's
+service.add_middleware(CORSMiddleware, allow_origins=["http://localhost:3000"], allow_headers=["*"])  # its origin
 
 
 @service.post("/agent")
