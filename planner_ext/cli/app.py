@@ -285,9 +285,9 @@ def show_result(
 def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By) -> cli.Exit:
     """Change limits of a run that has not ended, also while a worker drives it.
 
-    Its other limits stay; of a run that is still queued, those that it was submitted with. One that was submitted
-    without limits has only these from now on, and no longer those of the worker's planner: give all that it shall have.
-    What the run spent still counts: a limit that is used up ends it before its next step.
+    Its other limits stay; a queued run keeps those that it was submitted with. A run submitted without limits then has
+    only these, and no longer those of the worker's planner: give all that it needs. Its consumption still counts: a
+    limit that is used up ends it before its next step.
 
     Examples:
       planner-ext runs budget order-7 --store runs.db --max-iterations 30
@@ -299,7 +299,7 @@ def set_budget(run: RunName, store: cli.Store, limits: cli.LimitArgs, by: cli.By
 
 @cli.command(runs, exit_codes=RUNS_EXIT_CODES, name="list")
 def list_(args: cli.RunListArgs) -> cli.Exit:
-    """List runs, the ones that changed last first: what they spent, and what they wait for.
+    """List runs, the latest change first, with their consumption and what they wait for.
 
     Examples:
       planner-ext runs list --store runs.db --status paused
@@ -330,7 +330,7 @@ def show_run(
     html: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     as_json: cli.Json = False,
 ) -> cli.Exit:
-    """Show what happened in a run, what waits, and its answer.
+    """Show a run's events, its waiting calls, and its answer.
 
     Examples:
       planner-ext runs show order-7 --store runs.db
@@ -359,7 +359,7 @@ def show_run(
 def resume_run(
     run: RunName, store: cli.Store, options: cli.StoredRunOptions, max_iterations: cli.MoreIterations = None
 ) -> cli.Exit:
-    """Continue a run in this process, with what was decided meanwhile.
+    """Continue a run in this process, with the decisions made meanwhile.
 
     Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
 
@@ -414,7 +414,7 @@ def delete_run(run: RunName, store: cli.Store, force: Annotated[bool, typer.Opti
       planner-ext runs delete order-7 --store runs.db
 
     Options:
-        force: Delete a paused run, too; what waits in it is never decided.
+        force: Delete a paused run, too; its waiting calls are never decided.
     """
     from planner_ext.cli.store import delete_run  # noqa: PLC0415  (see above)
 
@@ -495,7 +495,7 @@ def back_up(file: Annotated[Path, typer.Argument(metavar="FILE", show_default=Fa
       planner-ext runs backup runs-2026-11-22.db --store runs.db
 
     Options:
-        file: The copy. It is a store, too.
+        file: The copy, which is a store, too.
     """
     from planner_ext.cli.store import back_up  # noqa: PLC0415  (see above)
 
@@ -516,7 +516,7 @@ def list_pending_calls(args: cli.ListArgs) -> cli.Exit:
 
 @cli.command(approvals, exit_codes=APPROVALS_EXIT_CODES, name="show")
 def show_call(id: cli.CallId, store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
-    """Show one call in full: exactly what will run, or what the model asks, and what was decided.
+    """Show one call in full: its function and arguments or its question, and its decision.
 
     Examples:
       planner-ext approvals show order-7/1/call_2 --store runs.db
@@ -530,14 +530,14 @@ def show_call(id: cli.CallId, store: cli.Store, as_json: cli.Json = False) -> cl
 def approve_call(
     args: cli.DecisionArgs, always: Annotated[str | None, typer.Option(metavar="function|arguments")] = None
 ) -> cli.Exit:
-    """Let a call run with the arguments that are shown; a worker continues the run.
+    """Approve a call with the arguments shown; a worker continues the run.
 
     Examples:
       planner-ext approvals approve order-7/1/call_2 --store runs.db
       planner-ext approvals approve order-7/1/call_2 --store runs.db --always function
 
     Options:
-        always: For the rest of the run, ask no more about this function, or about it with these arguments.
+        always: For the rest of the run, approve this function, or this function with these arguments, without asking.
     """
     from planner_ext.cli.store import decide  # noqa: PLC0415  (see above)
 

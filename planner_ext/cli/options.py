@@ -450,13 +450,13 @@ class WorkerArgs(ApprovalArgs):
         app: What drives the runs: a function without arguments, async or not, that returns (planner, kernel), or
             (planner, kernel, arguments_for): arguments_for(run_id) returns a run's arguments. A kernel alone gets a
             planner with default options. The current directory is importable.
-        once: Do what is due now, and end.
+        once: Drive the runs that are due now, and end.
         worker_id: This worker's name, unique among living workers. Default: a new name.
         max_concurrency: How many runs to drive at once.
-        retries: How often a run that a fault interrupts is tried again, with growing delays, before it is failed.
+        retries: How often a run is retried after a fault, with growing delays, before it is failed.
         notify: Post a notice here, as JSON, when a run of the store pauses, ends or fails: an https:// URL. The key
             that signs it is read from PLANNER_EXT_NOTIFY_KEY.
-        max_deaths: How often a run may end its worker's process, in one and the same place, before it is quarantined.
+        max_deaths: How often a run may end its worker's process, without progress between, before it is quarantined.
         lease: How long this worker may be frozen or cut off before others take its runs.
         grace: After SIGTERM or Ctrl-C, how long calls and requests in flight may take to end. No others start.
     """
@@ -480,7 +480,7 @@ class ServeArgs:
     Attributes:
         host: The address to listen on. Any other than this machine's own needs --allow-host, and a proxy with TLS.
         port: The port; 0 takes a free one.
-        user: The name of everyone who signs in, for the record. Default: each gives a name.
+        user: The recorded name of everyone who signs in. Default: each enters a name.
         allow_host: A name by which browsers reach the inbox, besides those of this machine. May be repeated.
     """
 

@@ -40,7 +40,7 @@ _BESIDE = 18
 
 
 class Progress:
-    """Prints the events of one run; a terminal shows, while the run waits, for what, and what is left of its limits.
+    """Prints the events of one run; a terminal also shows what the run waits for, and the rest of its limits.
 
     Takes the events of ``invoke_stream``, or, as an observer of ``invoke``, only the facts; then each text is printed
     whole.

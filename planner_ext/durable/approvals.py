@@ -143,7 +143,7 @@ def _checked_decision(approval: PendingApproval, decision: Decision, at: float) 
     if isinstance(decision, Approve) and decision.fingerprint not in (None, approval.fingerprint):
         raise ApprovalRefusedError(
             f"The approval of {approval.id!r} was given for another call or other arguments: its fingerprint is "
-            f"{decision.fingerprint}, the call's {approval.fingerprint}. Show the call again and decide anew."
+            f"{decision.fingerprint}, the call's {approval.fingerprint}. Show the call again and decide again."
         )
     if isinstance(decision, Approve) and decision.arguments is not None and approval.parameters is not None:
         from planner_ext.engine.schemas import argument_problem  # noqa: PLC0415  (loaded for edits only)

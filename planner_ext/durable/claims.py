@@ -1,8 +1,7 @@
-"""Which runs a worker may drive: claims them, counts faults and deaths of workers against them, and parks them.
+"""Claims the runs that a worker may drive, counts faults and worker deaths against them, and parks them.
 
-A run that was driven when its worker's process ended has a death counted; at the last one that is allowed it is
-quarantined, whatever its functions declare. Faults and deaths count until there is a new reply or result in the run's
-journal.
+When a worker's process ends, each run that it drove has a death counted. At the allowed number of deaths the run is
+quarantined, whatever its functions declare. A new reply or result in the run's journal resets faults and deaths.
 """
 
 import logging

@@ -18,7 +18,7 @@ from planner_ext.engine.journal import lost_request
 __all__ = ["CallGate", "GatedStore"]
 
 _LONGEST_SECONDS = 60.0
-"""How long a run keeps the calls of others from starting: one of its own calls may hang."""
+"""The longest time for which a run that is driven alone delays the calls of others: its own call may hang."""
 
 _BOOKKEEPING = (AddMessage, CheckAnswer, Finish, Pause, WithholdCalls)
 """Actions without a request, a call or the application's own code: a draining worker still performs them."""
@@ -27,8 +27,8 @@ _BOOKKEEPING = (AddMessage, CheckAnswer, Finish, Pause, WithholdCalls)
 class CallGate:
     """The runs that a worker drives, and their calls in flight.
 
-    While a run is driven alone, no call of another run starts. It is alone from when no call of others is in flight
-    until it has recorded a reply or a result.
+    While a run is driven alone, no call of another run starts. It is alone from the end of the other runs' calls until
+    it has recorded a reply or a result.
 
     While the worker drains, no call starts, and a run is interrupted as soon as it has neither a call nor a request in
     flight.
@@ -51,7 +51,7 @@ class CallGate:
         return self._alone is not None
 
     def drain(self, interrupt: Callable[[str], object]) -> None:
-        """Let no call start from now on; ``interrupt`` cancels the task of the run of a name."""
+        """Start no further calls; ``interrupt`` cancels the task of a run by its name."""
         self.interrupt = interrupt
         self.notify()
 
@@ -87,7 +87,7 @@ class CallGate:
         await self._until(lambda: self.interrupt is not None or self.is_open(run_id))
 
     def notify(self) -> None:
-        """Look again at what is waited for: a call has ended, or a run is no longer driven."""
+        """Wake the waiting runs: a call has ended, or a run is no longer driven."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -158,14 +158,14 @@ class GatedStore:
             await self._interrupt()
 
     def leaves(self) -> bool:
-        """Whether the worker drains, and the run has nothing in flight and would begin something."""
+        """Whether the worker drains, and the run is about to start new work with none in flight."""
         if self._gate.interrupt is None or self.calls:
             return False
         action = next_action(self.writer.state)
         return action is not None and not isinstance(action, _BOOKKEEPING)
 
     def abandon(self) -> None:
-        """Cancel what the run is doing, unless its end is recorded here already."""
+        """Cancel the run's work, unless its end is recorded here already."""
         if self.writer.state.ended is None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _BEATS = 5
 """Heartbeats in a lease."""
 _LONGEST_SECONDS = 60.0
-"""The longest time between two heartbeats, however long the lease is."""
+"""The longest time between two heartbeats, for any lease."""
 
 _FORGET = """
     DELETE FROM planner_workers WHERE worker_id = :worker_id OR name = :name OR seen_at < {now} - 86400

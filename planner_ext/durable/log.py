@@ -2,8 +2,8 @@
 
 A line has the run's name and one event.
 ``INFO``: a run's start, resumption, pause, the decisions on its calls, and its end. ``WARNING``: a limit that ended
-it, a fault, and that it was taken over from a worker that is gone. ``ERROR``: a run that failed, or was quarantined. A
-call that runs without a person's decision is no event. A line follows the fact in the store, so that several workers
+it, a fault, and a takeover from a dead worker. ``ERROR``: a run that failed, or was quarantined. A
+call that runs without a person's decision is not logged. A line follows the fact in the store, so that several workers
 write it once. Texts of models, persons and errors are cut, and their control characters escaped.
 """
 
@@ -76,7 +76,7 @@ def _waiting_text(state: State) -> str:
 def _decided_text(fact: CallDecided) -> str | None:
     match fact.verdict, fact.reason:
         case "run", _ if fact.person:
-            return "approved" if fact.edited is None else "approved with other arguments"
+            return "approved" if fact.edited is None else "approved with edited arguments"
         case "answer", "supplied":
             return "answered"
         case "answer", "expired":

@@ -74,16 +74,16 @@ _EVENTS: tuple[NoticeEvent, ...] = ("paused", "ended", "failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNotice:
-    """What happened to a run, for who is not looking at it.
+    """An event of a run, for the application.
 
     Attributes:
-        id: The notice's own name: a notice that arrives twice has the same one.
+        id: The notice's unique name; a repeated delivery has the same one.
         run_id: The run.
         event: ``paused``: it waits for decisions; ``ended``; ``failed``: its faults ran out of retries, or it is in
             quarantine.
         status: The run's status at that moment, as in `RunRecord`.
         goal: The goal of the run.
-        problem: Why it failed, or why it ended without an answer; "" for no particular reason.
+        problem: Why it failed, or why it ended without an answer; "" without a problem.
         pending: The calls and questions of a paused run that wait while this is delivered; none if all were decided
             meanwhile.
         where: The store's path or address, without passwords: `Approvals.connect` and ``planner-ext approvals`` decide
@@ -108,7 +108,7 @@ class RunNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeRecord:
-    """A notice, as the store keeps it.
+    """A notice in the store.
 
     Attributes:
         id: The notice's own name.
@@ -204,7 +204,7 @@ class Notifier:
             self._task = asyncio.create_task(self._work(poll_seconds))
 
     async def close(self) -> None:
-        """Deliver what is due, for a few seconds at most, and end."""
+        """Deliver the due notices, for a few seconds at most, and end."""
         try:
             if self._task is not None:
                 with suppress(TimeoutError, StoreError):
@@ -219,7 +219,7 @@ class Notifier:
                 await self._webhook.close()
 
     async def deliver(self) -> int:
-        """Deliver what is due; return how many notices this worker has tried."""
+        """Deliver the due notices; return the number that this worker has tried."""
         now, events = self._clock.now(), {event: event if event in self._targets else "" for event in _EVENTS}
         (rows,) = await self._store.database.transact((_DUE, {"now": now, "limit": _AT_ONCE, **events}))
         return sum(await asyncio.gather(*(self._take(row, now) for row in rows)))
@@ -320,7 +320,7 @@ class _NotTakenError(PlannerExtError):
 
 
 class Webhook:
-    """Posts notices to a URL, as JSON, signed as Standard Webhooks (standardwebhooks.com) has it.
+    """Posts notices to a URL, as JSON, signed by Standard Webhooks (standardwebhooks.com).
 
     Headers: ``webhook-id``, the notice's id; ``webhook-timestamp``, seconds since the epoch; and with a key
     ``webhook-signature``: ``v1,`` and the base64 of the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. An answer 2xx takes

@@ -303,7 +303,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
         raise ApprovalRefusedError(f"The row of approval {key!r} is damaged, it cannot be shown: {error!r}.") from error
     if fingerprint not in fingerprints:
         raise ApprovalRefusedError(
-            f"The row of approval {key!r} was altered: its function and arguments are not those that were asked about. "
+            f"The row of approval {key!r} was altered: its function and arguments differ from those that were asked. "
             "Cancel the run, or mend the row from the run's journal."
         )
     return approval

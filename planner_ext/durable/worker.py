@@ -397,7 +397,7 @@ class WorkerPool:
                 await self.queue.close()
 
     def give_up(self) -> None:
-        """Cancel what this worker does of its runs: its lease has lapsed, and others may have taken them."""
+        """Cancel the work on this worker's runs: its lease has lapsed, and others may have taken them."""
         for store in [*self.runner.gate.driven.values()]:
             store.abandon()
 
@@ -419,7 +419,7 @@ class WorkerPool:
                 await self.queue.hand_over(driven=self._tasks.keys())
 
     async def _watch_driven(self) -> None:
-        """Give driven runs the budgets that were set elsewhere, and cancel those that were ended: a call may hang."""
+        """Pass new budgets from the store to driven runs, and cancel runs ended elsewhere: a call may hang."""
         while self._tasks:
             await asyncio.sleep(self.poll_seconds)
             with suppress(StoreError):

@@ -40,7 +40,9 @@ def forked_facts(facts: Sequence[Fact], *, at: int, run_id: str, now: float, ins
             ends.setdefault(state.iteration - 1, (count, state))
     if at not in ends or (ends[at][1].final_answer is not None and not instruction):
         there = ", ".join(str(end) for end, (_, state) in ends.items() if state.final_answer is None)
-        raise InvalidForkError(f"The run cannot be forked after iteration {at}; possible: {there or 'none'}.")
+        raise InvalidForkError(
+            f"The run cannot be forked after iteration {at}; possible iterations: {there or 'none'}."
+        )
     count, state = ends[at]
     kept = [_of_fork(fact, run_id) for fact in facts[:count]]
     if instruction:

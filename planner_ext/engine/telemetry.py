@@ -1,9 +1,9 @@
 """The OpenTelemetry spans and metrics of a run, named by the GenAI conventions; ``adr/0015`` lists every name.
 
-Promises that a run without a tracer or meter provider passes no code of this module but `is_listening`; that spans and
+Promises that a run without a tracer or meter provider executes only `is_listening` of this module; that spans and
 metrics hold no goal, argument, result, answer or message unless the application allows sensitive data; and that a span
 is current while its request is made or its calls run, so that the spans of connectors and functions become its
-children. Uses the OpenTelemetry API alone: the application configures the SDK and its exporters.
+children. Uses only the OpenTelemetry API: the application configures the SDK and its exporters.
 """
 
 import json
@@ -87,7 +87,7 @@ def _tokens(usage: Usage) -> _Attributes:
 
 
 def _status_of(state: State) -> str:
-    """Name a run's status: ``running`` where its journal stays open, to be continued."""
+    """Return a run's status; ``running`` while its journal stays open for another life."""
     if state.ended is not None:
         return state.ended.status
     return "asked" if only_asks(state) else "paused" if state.phase is Phase.PAUSED else "running"
@@ -314,7 +314,7 @@ class Invocation:
             _COST.add(usage.cost, self._model)
 
     def _finish(self, before: State, state: State, seconds: float, failure: BaseException | None) -> None:
-        """Write how an activation ended, what it spent, and what its run has spent so far."""
+        """Write the end of an activation, its consumption, and that of the whole run."""
         ledger, earlier, agent = state.ledger, before.ledger, self._agent
         answer = state.ended.answer if state.ended is not None and self._sensitive else ""
         error = {"error.type": None if failure is None else type(failure).__qualname__}

@@ -321,7 +321,7 @@ class _DecisionFacts:
         if decision.fingerprint not in (None, call.fingerprint):
             return (
                 f"The approval of {name} was given for another call or other arguments: its fingerprint is "
-                f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide anew."
+                f"{decision.fingerprint}, the call's {call.fingerprint}. Show the call again and decide again."
             )
         checked = self.functions.check(call.request, call.decided.edited)
         if is_as_decided(checked, call.decided):

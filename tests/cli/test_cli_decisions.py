@@ -59,4 +59,4 @@ def test_what_waits_says_who_decided_as_json(command: Command) -> None:
     (waiting,) = json.loads(command("approvals", "list", *STORE, "--json").out)
     assert (waiting["decision"], waiting["refused"]) == (None, [])
     approved = command("approvals", "approve", CALL, "--by", "ann", *STORE)
-    assert "is approved as it was asked about" in approved.out
+    assert "is approved with the arguments shown" in approved.out

@@ -41,7 +41,7 @@ async def test_forks_that_cannot_be_are_refused(store: str, tmp_path: Path) -> N
         await (await runs.start(planner, kernel, "Settle.", run_id="order-7")).result()
         with pytest.raises(UnknownRunError):
             await runs.fork("order-8", at=0)
-        with pytest.raises(InvalidForkError, match="it can after -1, 0"):
+        with pytest.raises(InvalidForkError, match="possible iterations: -1, 0"):
             await runs.fork("order-7", at=1)
         with pytest.raises(RunConflictError, match="another name"):
             await runs.fork("order-7", at=0, new_run_id="order-7")

@@ -86,7 +86,7 @@ async def test_a_run_that_is_taken_over_says_from_whom(
 @pytest.mark.parametrize(
     ("decision", "said"),
     [
-        (Approve(arguments={"amount": 4}, by="ann"), "approved with other arguments by ann"),
+        (Approve(arguments={"amount": 4}, by="ann"), "approved with edited arguments by ann"),
         (Deny("no", by="ann"), "denied by ann"),
         (Supply("paid", by="ann"), "answered by ann"),
         (Deny("no"), "denied"),

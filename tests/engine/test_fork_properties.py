@@ -85,5 +85,5 @@ def test_a_fork_that_cannot_be_is_refused_with_those_that_can() -> None:
     world = two_calls(Approve())
     whole = asyncio.run(world.finish(world.start()))
     for at in (2, -2, 7):
-        with pytest.raises(InvalidForkError, match="it can after -1, 0, 1"):
+        with pytest.raises(InvalidForkError, match="possible iterations: -1, 0, 1"):
             forked_facts(whole, at=at, run_id="fork", now=world.time)

@@ -137,5 +137,5 @@ async def test_a_fork_that_cannot_be_is_refused() -> None:
     """After the last iteration there is nothing to go on from: the error names the others."""
     kernel, _ = world()
     paused = await planner().invoke(kernel, "Settle A-7.")
-    with pytest.raises(InvalidForkError, match="after iteration 2; it can after -1, 0, 1"):
+    with pytest.raises(InvalidForkError, match="after iteration 2; possible iterations: -1, 0, 1"):
         fork(paused.checkpoint, at=2)
