@@ -422,7 +422,7 @@ def _event_text(event: TimelineEvent) -> str:
     if event.kind == "violation":
         return f"✗ {_short(one_line(_prose(event.text)))}"
     by = f" by {exact(event.by)}" if event.by and event.kind != "question" else ""
-    answer = "" if event.answer is None else f" {exact(event.by) or 'answer'}: {_short(exact(event.answer))}"
+    answer = "" if event.answer is None else f" ({exact(event.by) or 'answer'}: {_short(exact(event.answer))})"
     return f"{_EVENTS[event.kind]}{by}{': ' if event.text else ''}{_short(one_line(_prose(event.text)))}{answer}"
 
 
@@ -458,6 +458,9 @@ def _noted(iteration: TimelineIteration) -> Iterator[tuple[str, str]]:
             yield "bad" if event.kind == "crashed" else "", _event_text(event)
 
 
+_IN_FULL: dict[CallOutcome, str] = {"unknown": "unknown function", "invalid": "invalid arguments"}
+"""The words for outcomes in a note, where they differ from those on a chip."""
+
 _LIVELY = ("failed", "timed_out", "cancelled", "unknown", "invalid", "withheld", "waiting", "in_doubt")
 
 
@@ -468,9 +471,10 @@ def _noted_call(call: TimelineCall) -> Iterator[tuple[str, str]]:
             yield ("" if record.kind in ("approve", "supply") else "poor"), f"{name} {_decided(record, call)}"
     if call.outcome in _LIVELY:
         word, level = _OUTCOMES[call.outcome]
+        word = _IN_FULL.get(call.outcome, word)
         why = call.error or (call.prompt if call.outcome == "waiting" else "")
         why = "" if why == call.outcome else why
-        yield level, f"{name} {word}{': ' if why else ''}{_short(one_line(_prose(why)))}"
+        yield level, f"{name}: {word}{f' ({_short(one_line(_prose(why)))})' if why else ''}"
 
 
 def _is_noted(record: DecisionRecord, call: TimelineCall) -> bool:
