@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -328,7 +328,15 @@ class _Inbox:
 
     async def _stream_events(self, request: Request) -> Response:
         topic: Topic = "runs" if request.query_params.get("of") == "runs" else "waiting"
-        return StreamingResponse(self.live.events(topic), media_type="text/event-stream")
+
+        async def events() -> AsyncGenerator[bytes]:
+            async with aclosing(self.live.events(topic)) as stream:
+                async for event in stream:
+                    if await self.sessions.visitor_of(request) is None:  # signed out, or too long ago
+                        return
+                    yield event
+
+        return StreamingResponse(events(), media_type="text/event-stream")
 
     # Runs
 

@@ -127,10 +127,14 @@ def _type_of(schema: object) -> str:
     said = cast("Mapping[str, object]", schema if isinstance(schema, Mapping) else {})
     types = said.get("type")
     if isinstance(options := said.get("anyOf"), list):
-        types = [_type_of(one) for one in cast("list[object]", options) if one != {"type": "null"}]
+        types = [_type_of(one) for one in cast("list[object]", options) if not _is_null(one)]
     listed = cast("list[object]", types if isinstance(types, list) else [types])
     names = {one for one in listed if isinstance(one, str)} - {"null"}
     return names.pop() if len(names) == 1 else ""
+
+
+def _is_null(schema: object) -> bool:
+    return isinstance(schema, Mapping) and cast("Mapping[str, object]", schema).get("type") == "null"
 
 
 def _is_scalar(value: Any) -> bool:

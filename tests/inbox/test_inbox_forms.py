@@ -13,7 +13,7 @@ TYPES: dict[str, Mapping[str, Any]] = {
     "text": {"type": "string", "description": "What to say."},
     "integer": {"type": "integer"},
     "number": {"type": ["number", "null"]},
-    "boolean": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    "boolean": {"anyOf": [{"type": "boolean"}, {"type": "null", "title": "No answer"}]},
     "choice": {"enum": ["a", "b", 3, None]},
     "texts": {"type": "array", "items": {"type": "string"}},
     "numbers": {"type": "array", "items": {"type": "integer"}},

@@ -46,6 +46,17 @@ async def test_a_decision_of_another_process_is_heard(store: str) -> None:
         assert await process.wait() == 0
 
 
+async def test_who_has_signed_out_hears_nothing_more(store: str) -> None:
+    """A stream ends with the session that opened it: the next change is not told."""
+    async with inbox(store) as base, visitor_at(base) as ann, following(ann) as heard:
+        await heard()
+        await ann.send("sign-out", {})
+        async with Approvals.connect(store) as approvals:
+            assert await approvals.decide("a/1/pay", Approve(by="bob"))
+        with pytest.raises(EOFError):
+            await heard()
+
+
 async def test_viewers_of_runs_hear_of_runs(store: str) -> None:
     """Who watches the list of runs hears of changed runs; who watches what waits does not."""
     async with inbox(store) as base, visitor_at(base) as ann, following(ann, "events?of=runs") as heard:
