@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,6 @@ def test_the_help_has_the_exit_codes(command: Command) -> None:
 
 
 def test_the_version_is_the_packages(command: Command) -> None:
-    """``--version`` prints name and version."""
+    """``--version`` prints the name and the version that is installed."""
     outcome = command("--version")
-    assert (outcome.code, outcome.out) == (0, "planner-ext 0.1.0\n")
+    assert (outcome.code, outcome.out) == (0, f"planner-ext {version('planner-ext')}\n")
