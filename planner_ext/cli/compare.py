@@ -166,9 +166,9 @@ def print_comparison(console: Console, comparison: Comparison, *, details: bool 
 
 
 _LEGEND = (
-    "trips: requests that the endpoint answered, +over: of them beyond the budget. charged: what the option believes. "
-    "tools: functions started, +past: of them when no trip was left to read the result. tokens summed: of all trips, "
-    "told: to the option's caller. history valid: every call has its one result."
+    "trips: requests that the endpoint answered; +over: those beyond the budget. charged: trips by the option's own "
+    "count. tools: functions started; +past: those whose result no trip could read. tokens summed: of all trips; "
+    "told: reported to the caller. history valid: each call has exactly one result."
 )
 
 
@@ -227,7 +227,7 @@ def _figures(run: Run) -> list[Text]:
 
 
 def _with_excess(number: int, excess: int) -> Text:
-    """Format a number, followed by the part of it that is too much, in a separate column."""
+    """Format a number, with its excess in a separate column."""
     return Text.assemble((str(number), _BAD if excess else ""), (f"{f'+{excess}' if excess else '':>4}", _BAD))
 
 
@@ -268,7 +268,7 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
     names = ", ".join(f"{option.short}: {option.name}" for option in comparison.options if option.short != option.name)
     legend = (
         f"+n  round trips over the budget     {broken}  history broken, or failed     !  another promise broken\n"
-        f"{silent}  no answer     {unfinished}  ran out where another option finished     -  not offered     "
+        f"{silent}  no answer     {unfinished}  budget used up, another option finished     -  not offered     "
         f"{fine}  nothing wrong\n{names}"
     )
     console.print(Padding(Text(legend, _QUIET), (0, 0, 1, 2)))

@@ -403,7 +403,7 @@ class CompareArgs:
         script: A situation of your own beside the others, made with planner_ext.compare.scenario. May be given several
             times.
         peer: Another framework beside the others: agent-framework, bare-loop, langchain, openai-agents, pydantic-ai,
-            all of them, or an adapter file of your own. Each gets an environment of its own, made at first use.
+            all of them, or your own adapter file. Each has a separate environment, made at first use.
         cost: Measure the processor time of a round trip, too, at 1, 10, 50 and 200 round trips.
         details: Print a table for each script, too, with all figures.
         as_json: Print everything as one JSON document on stdout.

@@ -1,6 +1,6 @@
 """The functions that the scripts call: they run at a desk, a server on this machine that notes each start.
 
-So a start is seen whoever makes it: a loop in this process, or one in another process or environment.
+So every start is counted, of a loop in this process, or in another process or environment.
 """
 
 import json
@@ -192,7 +192,7 @@ class _DeskFunctions:
 
     @kernel_function(description="Let another model judge an order.")
     async def opinion(self, order: Annotated[str, "The order's number"], kernel: HiddenKernel) -> str:
-        """Ask a model, as a function does that has a prompt of its own."""
+        """Request the model, as a prompt function does."""
         await self._at_desk("opinion", order=order)
         return str(await kernel.invoke_prompt(f"Judge {order} in one word."))
 

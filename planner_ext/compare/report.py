@@ -223,7 +223,7 @@ class ScriptInfo:
         about: The behaviour of the model.
         goal: The goal given to the model.
         entitled: What a user is entitled to in it.
-        source: Where that is written, or "".
+        source: The promise's source, or "".
         answers: Whether that is an answer, too.
     """
 

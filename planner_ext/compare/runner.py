@@ -233,7 +233,7 @@ def _was_said(answer: str, observed: Observed) -> bool:
 
 
 def _not_continued(observed: Observed, outcome: Outcome) -> Iterator[Violation]:
-    """Yield a violation if a loop of another framework was asked to go on, and sent no history that is accepted."""
+    """Yield a violation if a loop of another framework was continued, and sent no valid history."""
     if observed.ended_at and not observed.continued:
         place = max(len(outcome.messages) - 1, 0)
         yield Violation(place=place, text=f"message {place}: the history that is left cannot be continued")
@@ -323,7 +323,7 @@ class _Helper:
 
 
 async def _elsewhere(option: Option, scenario: Scenario, place: Place, observed: Observed, budget: int) -> Outcome:
-    """Run an option in a process of its own; where the situation says so, a second process continues."""
+    """Run an option in a separate process; in some situations a second process continues."""
     command = option.command or (sys.executable, "-m", "planner_ext.compare.life", option.info.key)
     outcome = Outcome(status="failed", error="it did not start")
     with TemporaryDirectory() as folder:
@@ -385,7 +385,7 @@ def _breaches(scenario: Scenario, observed: Observed, outcome: Outcome, seconds:
 
 
 def _left_over(stopped_at: str, observed: Observed, outcome: Outcome) -> Iterator[str]:
-    """Describe what went on after a cancellation, and whether a history is left."""
+    """Describe the work after a cancellation, and whether a history is left."""
     first = next((place for place, event in enumerate(observed.events) if event.function == stopped_at), 0)
     if later := observed.events[first + 1 :]:
         yield f"{counted(len(later), 'step')} after the cancellation"

@@ -72,7 +72,7 @@ def scenario(
         name: Its name in tables; with hyphens in place of spaces, its key on the command line.
         goal: The goal given to the model.
         entitled: What a user is entitled to here, in a sentence.
-        source: Where that is written: a title and an address.
+        source: The promise's source: a title and an address.
         short: The head of a narrow column, in one or two lines.
         answers: Whether a user is entitled to an answer.
         **special: Fields of `Scenario`.
@@ -245,7 +245,7 @@ def _cut(_: ScriptedRequest) -> ScriptedReply:
     functions=("opinion",),
 )
 def _opinions(request: ScriptedRequest) -> ScriptedReply:
-    """The model calls, as long as it can, a function that makes a request of its own."""
+    """The model calls, as long as it can, a function that itself makes a request."""
     if any(str(message.get("content")).startswith("Judge ") for message in request.messages):
         return say("Fine.")
     return call("desk-opinion", {"order": "A-3007"}) if request.tools else say("No two of them agreed.")
