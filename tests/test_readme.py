@@ -132,3 +132,11 @@ def test_every_decision_has_its_own_number() -> None:
     names = sorted(path.name for path in (ROOT / "adr").glob("*.md"))
     assert len({name[:4] for name in names}) == len(names)
     assert [name for name in names if f"adr/{name}" not in README] == []
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    """Each row of its table names at least one test file, and every file is there."""
+    rows = re.findall(r"^\| \*\*.*$", (ROOT / "adr" / "0017-threat-model.md").read_text("utf-8"), re.MULTILINE)
+    shown = [re.findall(r"`([\w/]+\.py)`", row.rpartition("|")[0].rpartition("|")[2]) for row in rows]
+    assert all(shown)
+    assert [file for files in shown for file in files if not (ROOT / "tests" / file).is_file()] == []

@@ -1,0 +1,138 @@
+"""The guides: every block of a guide runs in the order in which it stands, in one folder, and prints what is below it.
+
+A ``python`` block whose first line names a file is written to that file and run; so is the new side of a ``diff``
+block. Another block that begins with a file's name is that file. An ``sh`` block is typed line by line. What these
+print is the ``text`` block that follows, if one does; "..." in it stands for anything. A ``console`` block does not
+run, since it needs a network, a second terminal or a person: its options are compared with the command's help.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copy
+
+import pytest
+
+import planner_ext
+from support.processes import Lives, run_program
+
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted((ROOT / "samples" / "guides").glob("*.md"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"[#+ ]*?# ([\w.]+)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of a guide, and what it is said to print."""
+
+    kind: str
+    text: str
+    printed: str | None
+
+    @property
+    def file(self) -> str:
+        """The name in its first line, or ""."""
+        named = NAMED.match(self.text)
+        return named[1] if named else ""
+
+
+def blocks_of(guide: Path) -> list[Block]:
+    """Read the blocks of a guide."""
+    found = [(match[1], match[2]) for match in BLOCK.finditer(guide.read_text("utf-8"))]
+    below = [text if kind == "text" else None for kind, text in found[1:]]
+    return [Block(*one, printed) for one, printed in zip(found, [*below, None], strict=True) if one[0] != "text"]
+
+
+def new_side(diff: str) -> str:
+    """Apply a diff that shows a whole program."""
+    return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Leave out of the environment what names an endpoint or a store."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PLANNER_EXT_"))}
+    places = (Path(planner_ext.__file__).parent.parent, folder)
+    return {**own, "PYTHONPATH": os.pathsep.join(map(str, places)), "COLUMNS": "120"}
+
+
+def typed(folder: Path, line: str) -> str:
+    """Run a line of a shell block; return what it printed."""
+    words = shlex.split(line, comments=True)
+    modules = {"planner-ext": ["-m", "planner_ext"], "pytest": ["-m", "pytest", "-p", "no:cacheprovider"], "python": []}
+    command = [sys.executable, *modules[words[0]], *words[1:]]
+    env = environment(folder)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def assert_printed(printed: str, expected: str) -> None:
+    """Compare what was printed with what the guide shows."""
+    pattern = ".*".join(re.escape(part) for part in expected.strip().split("..."))
+    assert re.fullmatch(pattern, printed.strip(), re.DOTALL), f"printed:\n{printed}\nshown:\n{expected}"
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    lives = Lives()
+    yield lives
+    lives.close()
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_every_block_of_a_guide_runs(guide: Path, lives: Lives, tmp_path: Path) -> None:
+    """From top to bottom, in one folder: programs and commands end well, and print what the guide shows."""
+    copy(guide.parent / "shop.py", tmp_path)
+    for block in blocks_of(guide):
+        printed = ""
+        if block.file:
+            text = new_side(block.text) if block.kind == "diff" else block.text
+            (tmp_path / block.file).write_text(text, "utf-8")
+        if block.kind in ("python", "diff"):
+            file = tmp_path / block.file
+            code, complaint, printed = run_program(lives, file, typed="", cwd=tmp_path, env=environment(tmp_path))
+            assert (code, complaint) == (0, ""), block.file
+        if block.kind == "sh":
+            printed = "".join(typed(tmp_path, line) for line in block.text.splitlines())
+        if block.printed is not None:
+            assert_printed(printed, block.printed)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_a_guide_is_short_and_its_blocks_are_known(guide: Path) -> None:
+    """At most 95 lines; every program has a name, and every block is of a kind that is checked."""
+    assert len(guide.read_text("utf-8").splitlines()) <= 95
+    blocks = blocks_of(guide)
+    assert {block.kind for block in blocks} <= {"python", "diff", "sh", "console", "yaml", "csharp"}
+    assert [block.text for block in blocks if block.kind in ("python", "diff", "yaml") and not block.file] == []
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_commands_that_do_not_run_have_these_options(guide: Path, tmp_path: Path) -> None:
+    """Each option of a ``console`` block is in the help of its command."""
+    lines = [line for block in blocks_of(guide) if block.kind == "console" for line in block.text.splitlines()]
+    for line in (line for line in lines if line.startswith("planner-ext ")):
+        words = shlex.split(line.removesuffix("&"), comments=True)
+        command = " ".join(words[: 3 if words[1] in ("runs", "approvals") else 2])
+        options = [word for word in words if word.startswith("--")]
+        assert [option for option in options if option not in typed(tmp_path, f"{command} --help")] == []
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_links_of_a_guide_lead_somewhere(guide: Path) -> None:
+    """Every relative link names a file."""
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", guide.read_text("utf-8")) if not link.startswith("http")]
+    assert links
+    assert [link for link in links if not (guide.parent / link.partition("#")[0]).exists()] == []
+
+
+def test_the_list_of_samples_names_every_guide() -> None:
+    """The README of the samples links each of them."""
+    listed = (ROOT / "samples" / "README.md").read_text("utf-8")
+    assert [guide.name for guide in GUIDES if f"(guides/{guide.name})" not in listed] == []
