@@ -195,7 +195,7 @@ def test_a_waiting_call_is_marked_and_its_track_ends_now() -> None:
     """A paused run says what waits; the time of the pause is drawn short, so that the work before it can be seen."""
     facts = eventful(paused=True)
     page = drawn(facts, now=facts[-1].at + 1e6)
-    assert "shop-refund waits: More than 100 francs: may it?" in page.text
+    assert "shop-refund: waits (More than 100 francs: may it?)" in page.text
     widths = [float(width.rstrip("%")) for width in page.all("width") if width.endswith("%")]
     assert max(widths) <= 100
     asked = [one["width"] or "" for tag, one in page.tags if tag == "rect" and one.get("class") == "asked"]
