@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.accounts import Account
+from planner_ext.core.accounts import Account, Tab
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided
@@ -171,3 +171,21 @@ def test_what_functions_may_take_follows_a_budget_that_changes() -> None:
     facts = [*started(None), budget_changed(Budget(max_iterations=5, max_tool_calls=3))]
     account = Account(lambda: fold(facts), None, nullcontext())
     assert (account.left().iterations, account.left().tool_calls, account.left().tokens) == (3, 2, None)
+
+
+async def never_again() -> None:
+    """Allow one more start."""
+
+
+def test_what_running_calls_have_spent_is_known_before_it_is_recorded() -> None:
+    facts = started(None)
+    account = Account(lambda: fold(facts), None, nullcontext())
+    with Tab(account, 0, None, never_again) as tab, Tab(account, 1, SHARE, never_again) as shared:
+        assert account.unrecorded() == {1: Consumption()}
+        tab.charge(Consumption(iterations=1))
+        tab.expect("request", Usage(prompt_tokens=7))
+        shared.lost = True
+        assert account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=7))}
+        tab.charge(Consumption(usage=Usage(prompt_tokens=9)), instead_of="request")
+        assert account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=9))}
+    assert tab.left() == BudgetShare(iterations=0, tool_calls=0), "a call that has ended takes nothing more"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.engine.schemas import argument_problem
+from planner_ext.engine.schemas import answer_problems, argument_problem, schema_problem
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -64,3 +64,27 @@ def test_the_argument_that_does_not_fit_is_named(arguments: dict[str, Any], prob
 def test_what_the_function_may_take_passes(arguments: dict[str, Any]) -> None:
     """The function's own conversion decides what the schema does not surely exclude."""
     assert argument_problem(PARAMETERS, {"order": "7", **arguments}) == ""
+
+
+def test_an_answer_names_five_of_its_problems() -> None:
+    schema: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+    assert answer_problems(schema, [1, 2]) == ""
+    assert answer_problems(schema, ["x"]) == "$[0]: 'x' is not of type 'integer'"
+    assert answer_problems(schema, ["x"] * 9).count(";") == 4
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}, ""),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, ""),
+        ({"properties": {"$ref": {"type": "string"}}}, ""),
+        ({"type": "nothing"}, "its schema is not valid: "),
+        ({"anyOf": [{"$ref": "#/$defs/a"}]}, "its schema refers to '#/$defs/a', which is not in it."),
+        ({"$ref": "https://example.com/a.json"}, "its schema refers to 'https://example.com/a.json'"),
+    ],
+)
+def test_a_schema_refers_to_itself_alone(schema: dict[str, Any], problem: str) -> None:
+    found = schema_problem(schema)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)

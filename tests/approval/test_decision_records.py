@@ -1,0 +1,55 @@
+"""The decisions of a run, read from its facts."""
+
+from typing import Any
+
+import pytest
+
+from planner_ext.approval.decisions import ApprovalSettings, decisions_of
+from planner_ext.core.errors import InvalidLimitError
+from planner_ext.core.facts import Fact
+from support.core import calls, clarified, decided, replied, run_started
+
+BEGUN: list[Fact] = [run_started(), replied(calls("f"))]
+
+
+@pytest.mark.parametrize(
+    ("fact", "record"),
+    [
+        ({"verdict": "run"}, None),
+        ({"verdict": "run", "by": "Ada"}, {"kind": "approve", "by": "Ada", "arguments": {}}),
+        ({"verdict": "defer"}, None),
+        ({"verdict": "answer", "reason": "unknown"}, None),
+        ({"verdict": "deny", "reason": "no", "by": "Ada"}, {"kind": "deny", "by": "Ada", "reason": "no"}),
+        ({"verdict": "answer", "reason": "supplied", "answer": "7"}, {"kind": "supply", "result": "7", "reason": ""}),
+        ({"verdict": "answer", "reason": "expired"}, {"kind": "expire", "result": None}),
+        ({"verdict": "answer", "person": True, "by": "Ada"}, {"kind": "deny", "by": "Ada"}),
+    ],
+)
+def test_a_decision_is_read_from_its_fact(fact: dict[str, Any], record: dict[str, Any] | None) -> None:
+    found = decisions_of([*BEGUN, decided(0, **fact)])
+    assert len(found) == (record is not None)
+    for one in found:
+        assert {name: one.as_dict()[name] for name in record or {}} == record
+        assert one.at.isoformat() == one.as_dict()["at"] == "1970-01-01T00:00:00+00:00"
+
+
+def test_a_decision_repeated_by_a_recovery_is_one() -> None:
+    denied: dict[str, Any] = {"verdict": "deny", "reason": "no"}
+    facts = [*BEGUN, decided(0, **denied), decided(0, **denied, at=5.0), decided(0, **denied, by="Ada", at=6.0)]
+    assert len(decisions_of(facts)) == 2
+
+
+def test_an_answer_to_a_question_is_one_and_silence_is_none() -> None:
+    asked: list[Fact] = [run_started(), replied(calls("ask"))]
+    answered, refused = decisions_of([*asked, clarified("Oslo"), clarified(None), clarified("no", denied="late")])
+    assert (answered.kind, answered.result, answered.call) == ("supply", "Oslo", "c0")
+    assert (refused.kind, refused.result, refused.reason) == ("deny", None, "late")
+    assert answered.requested == {"question": "where?"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("unmatched", "allow"), ("on_denial", ""), ("on_deferred", None), ("expires_in", 0)]
+)
+def test_a_setting_that_cannot_be_used_is_refused(setting: str, value: Any) -> None:
+    with pytest.raises(InvalidLimitError, match=f"{setting} must be .*; got "):
+        ApprovalSettings(**{setting: value})

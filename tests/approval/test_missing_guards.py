@@ -1,0 +1,74 @@
+"""Which guards of a run are missing in the process that is to continue it, and how they are named."""
+
+import json
+import runpy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner_ext import ApprovalPolicy
+from planner_ext.approval.policy import guard_name, missing_guards
+from planner_ext.core.facts import Guards
+
+REFUND = {"function": "refund", "action": "ask"}
+LOOK = {"function": "look", "action": "allow"}
+
+
+def policy(*rules: dict[str, str], default: str = "ask") -> str:
+    return json.dumps({"default": default, "rules": list(rules)}, sort_keys=True, separators=(",", ":"))
+
+
+def guard() -> None:
+    """A guard that has a name."""
+
+
+class Guard:
+    def __call__(self) -> None:
+        """A guard without one."""
+
+
+def test_a_guard_is_named_as_another_process_finds_it() -> None:
+    assert guard_name(guard) == f"{__name__}.guard"
+    assert guard_name(partial(guard)) == f"partial of {__name__}.guard"
+    assert guard_name(Guard()) == f"{__name__}.Guard"
+    assert guard_name(len) == "builtins.len"
+    assert json.loads(guard_name(ApprovalPolicy.model_validate({"default": "deny", "rules": []})))["default"] == "deny"
+
+
+def test_the_guard_of_a_program_has_the_name_of_its_file(tmp_path: Path) -> None:
+    program = tmp_path / "till.py"
+    lines = ["from planner_ext.approval.policy import guard_name", "def guard(): ...", "NAME = guard_name(guard)"]
+    program.write_text("\n".join(lines), encoding="utf-8")
+    assert runpy.run_path(str(program), run_name="__main__")["NAME"] == "till.guard"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "found"),
+    [
+        ({}, {"interceptors": ("a",)}, ""),
+        ({"interceptors": ("a", "b")}, {"interceptors": ("b",)}, "the interceptor a"),
+        ({"interceptors": ("a", "b")}, {"interceptors": ("b", "a")}, "the order of the interceptors: it was a, then b"),
+        ({"checks": ("x" * 301, "b")}, {"checks": ("b", "x" * 301)}, "it was " + "x" * 300 + "..., then b"),
+        ({"filters": (policy(),)}, {}, "the approval policy {"),
+        ({"interceptors": (policy(),)}, {"interceptors": (policy(default="deny"),)}, "its default was ask, is deny"),
+        ({"interceptors": (policy(REFUND),)}, {"interceptors": (policy(),)}, "its rule 1 was"),
+        ({"interceptors": (policy(),)}, {"interceptors": (policy(REFUND),)}, "was not there"),
+        ({"interceptors": (policy(REFUND),)}, {"interceptors": (policy(LOOK),)}, 'is {"action": "allow"'),
+        ({"unmatched": "deny"}, {}, "now 'approve' instead of 'deny'"),
+        ({"unmatched": "approve"}, {"unmatched": "deny"}, ""),
+        ({"expires_in": 5.0}, {}, "expires_in is now None instead of 5.0"),
+        ({"expires_in": 5.0}, {"expires_in": 6.0}, "expires_in is now 6.0 instead of 5.0"),
+        ({"expires_in": 5.0}, {"expires_in": 5.0}, ""),
+        ({"marked": ("shop-refund", "shop-gone")}, {}, "@requires_approval of shop-refund"),
+        ({"interceptors": ("a",)}, {"interceptors": (policy(LOOK), "a")}, "allows calls before that"),
+        ({"interceptors": ("a",)}, {"interceptors": ("a", policy(LOOK, default="allow"))}, ""),
+        ({"checks": ("a",)}, {"checks": ("a",), "interceptors": (policy(LOOK),)}, "the say of what is asked later"),
+        ({"marked": ("shop-look",)}, {"marked": ("shop-look",), "interceptors": (policy(LOOK),)}, "allows calls"),
+        ({"marked": ("shop-refund",)}, {"marked": ("shop-refund",), "interceptors": (policy(LOOK),)}, ""),
+    ],
+)
+def test_what_is_missing_is_said(before: dict[str, Any], now: dict[str, Any], found: str) -> None:
+    missing = missing_guards(Guards(**before), Guards(**now), ["shop-refund", "shop-look"])
+    assert (found in missing[0]) if found else not missing
