@@ -53,3 +53,10 @@ def test_an_answer_to_a_question_is_one_and_silence_is_none() -> None:
 def test_a_setting_that_cannot_be_used_is_refused(setting: str, value: Any) -> None:
     with pytest.raises(InvalidLimitError, match=f"{setting} must be .*; got "):
         ApprovalSettings(**{setting: value})
+
+
+def test_arguments_that_cannot_be_read_are_recorded_as_none() -> None:
+    (record,) = decisions_of([*BEGUN, decided(0, verdict="deny", arguments='{"order": ')])
+    assert record.requested is None
+    (record,) = decisions_of([*BEGUN, decided(0, verdict="deny", arguments="[1]")])
+    assert record.requested is None

@@ -35,6 +35,8 @@ HOLDS: list[tuple[dict[str, Any], Any, bool]] = [
     ({"one_of": [1, 2]}, True, False),
     ({"one_of": [[True]]}, [1], False),
     ({"one_of": []}, "a", False),
+    ({"one_of": [None, 1]}, None, True),
+    ({"one_of": [None, 1]}, 2, False),
     ({"gt": 5}, 5, False),
     ({"gt": 5}, 5.1, True),
     ({"ge": 5}, 5, True),

@@ -48,3 +48,11 @@ async def test_an_observer_of_facts_alone_is_called_as_before() -> None:
     await engine.run()
     assert len(seen) == 5 * (len(engine.facts) - before)
     assert not any(isinstance(fact, RunInfo) for fact in seen)
+
+
+async def test_an_observer_without_a_signature_is_called_with_the_fact_alone() -> None:
+    """A builtin class may not say what it takes; where it fails, the run continues."""
+    engine = engine_of(["f"], "done", observers=(type,))
+    await engine.run()
+    assert engine.state.ended is not None
+    assert engine.state.ended.status == "answered"

@@ -87,3 +87,11 @@ def test_a_fork_that_cannot_be_is_refused_with_those_that_can() -> None:
     for at in (2, -2, 7):
         with pytest.raises(InvalidForkError, match="possible iterations: -1, 0, 1"):
             forked_facts(whole, at=at, run_id="fork", now=world.time)
+
+
+def test_an_instruction_is_the_last_message_of_the_fork() -> None:
+    """The forked run reads it before its next request; the original has no such message."""
+    facts = asyncio.run(two_calls(Approve()).finish(two_calls(Approve()).start()))
+    forked = forked_facts(facts, at=0, run_id="fork", now=1.0, instruction="Use h.")
+    assert "Use h." in str(fold(forked).transcript[-1])
+    assert "Use h." not in str(fold(forked_facts(facts, at=0, run_id="fork", now=1.0)).transcript)

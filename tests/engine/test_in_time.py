@@ -6,7 +6,7 @@ import gc
 import pytest
 
 from planner_ext.engine import concurrency as module
-from planner_ext.engine.concurrency import OUT_OF_TIME, in_time, seconds_from_now, time_left
+from planner_ext.engine.concurrency import OUT_OF_TIME, SystemClock, in_time, seconds_from_now, time_left
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +121,12 @@ async def test_the_time_that_is_left_is_the_least_around() -> None:
     assert time_left() is None
     assert await in_time(outer(), lambda: 10.0) == 10.0
     assert await in_time(outer(), lambda: 90.0) == 50.0
+
+
+async def test_the_clock_of_the_machine_waits_and_lets_others_work() -> None:
+    clock, worked = SystemClock(), asyncio.Event()
+    asyncio.get_running_loop().call_soon(worked.set)
+    before = clock.monotonic()
+    await clock.sleep(0.02)
+    assert worked.is_set()
+    assert clock.monotonic() - before >= 0.019
