@@ -11,9 +11,10 @@ from planner_ext.compare import Comparison, Run, Violation, run_comparison
 
 
 @pytest.fixture(scope="session")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def comparison(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Comparison:
     """Every option in every script, with five round trips allowed; one process of the tests makes it for all."""
-    kept = tmp_path_factory.getbasetemp().parent / "comparison.pickle"
+    folder = tmp_path_factory.getbasetemp()  # of this process; above it, of the whole run
+    kept = (folder if worker_id == "master" else folder.parent) / "comparison.pickle"
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():

@@ -120,7 +120,7 @@ async def test_an_unfinished_run_is_not_deleted(store: str, tmp_path: Path) -> N
 async def test_an_ended_run_that_is_driven_again_is_not_deleted(store: str, tmp_path: Path) -> None:
     """A living worker that has claimed an ended run, as for a larger budget, is named; a dead one is no hindrance."""
     await drive(store, tmp_path, "a", script=ENDED)
-    worker = "INSERT INTO planner_workers VALUES ('w', 'w', '', 0, 'working', 1, {lease}, 0, {seen})"
+    worker = "INSERT INTO planner_workers VALUES ('w', 'w', '', 0, 'working', 1, 0, {seen}, {lease})"
     execute(store, worker.format(lease=600, seen=time.time() - 60), "UPDATE planner_runs SET owner = 'w'")
     async with open_runs(store) as runs:
         with pytest.raises(RunConflictError, match="the worker 'w' drives it"):
