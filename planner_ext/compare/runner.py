@@ -176,6 +176,7 @@ async def _all_runs(
     finally:
         for task in beside.values():
             task.cancel()
+        await asyncio.gather(*beside.values(), return_exceptions=True)
     return runs
 
 
@@ -355,9 +356,11 @@ async def run_program(command: Sequence[str], given: str) -> Outcome:
     try:
         out, err = await asyncio.wait_for(process.communicate(given.encode()), _PATIENCE_SECONDS)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         return Outcome(status="failed", error=f"no outcome within {_PATIENCE_SECONDS:g} seconds")
+    finally:  # also when the comparison is interrupted
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     try:
         return _OUTCOME.validate_json(out.decode().strip().rpartition("\n")[2])
     except ValidationError:

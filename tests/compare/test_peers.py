@@ -1,6 +1,7 @@
 """Loops of other frameworks: programs that read a trial and report, and are judged from outside."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from planner_ext.compare import Option, OptionInfo, run_comparison
 from planner_ext.compare.cost import ROUND_TRIPS, measure_costs
 from planner_ext.compare.peers import adapters, metadata_of, peer_options
+from planner_ext.compare.runner import run_program
 from planner_ext.compare.strategies import OPTIONS
 from planner_ext.errors import PlannerInvalidConfigurationError
 
@@ -68,6 +70,26 @@ def test_a_program_that_fails_is_a_finding(tmp_path: Path, code: str, problem: s
     ours, peer = compared.runs
     assert (ours.status, peer.status) == ("answered", "failed")
     assert problem in peer.error
+
+
+WAITS = """
+import sys, time
+pipe = open(sys.argv[1], "w")
+print("here", file=pipe, flush=True)
+time.sleep(60)
+"""
+
+
+async def test_an_interrupted_comparison_leaves_no_process(tmp_path: Path) -> None:
+    """A program that still runs is killed: what it held open is closed."""
+    os.mkfifo(tmp_path / "pipe")
+    task = asyncio.ensure_future(run_program((sys.executable, "-c", WAITS, str(tmp_path / "pipe")), ""))
+    with await asyncio.to_thread(open, tmp_path / "pipe") as pipe:
+        assert await asyncio.to_thread(pipe.readline) == "here\n"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(pipe.read) == ""
 
 
 def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
