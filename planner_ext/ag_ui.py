@@ -464,7 +464,7 @@ def _with_tools(kernel: Kernel, tools: Mapping[str, Tool]) -> Kernel:
 def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
     @kernel_function(name=name, description=tool.description)
     async def not_here() -> str:
-        raise NotImplementedError(f"{tool.name} runs at the front end.")
+        raise PlannerInvalidConfigurationError(f"{tool.name} runs at the front end, which answers its calls.")
 
     given: object = tool.parameters
     schema = cast("dict[str, Any]", given) if isinstance(given, dict) else {}

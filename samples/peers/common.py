@@ -81,7 +81,7 @@ class Trial:
         function.__doc__ = DESCRIPTIONS[name]
         function.__annotations__ = {parameter: str, "return": str}
         one = inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, annotation=str)
-        function.__signature__ = inspect.Signature([one], return_annotation=str)  # type: ignore[attr-defined]
+        vars(function)["__signature__"] = inspect.Signature([one], return_annotation=str)
         return function
 
     async def ended(self) -> None:
