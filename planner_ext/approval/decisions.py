@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
@@ -180,6 +180,8 @@ class ToolCall:
         prompt: What a person is asked, if an approver is shown the call; "" for nothing in particular.
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
         roles: Who may decide, if an approver is shown the call; empty for anyone.
+        after: The functions after whose calls this one comes, by name: see `ApprovalRule.after`. None if that is not
+            known.
     """
 
     id: str
@@ -195,6 +197,7 @@ class ToolCall:
     prompt: str = ""
     signature: str = ""
     roles: Sequence[str] = ()
+    after: Set[str] | None = None
 
 
 class Interceptor(Protocol):

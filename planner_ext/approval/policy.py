@@ -8,6 +8,7 @@ compared: a process that runs other code under the same name is the application'
 
 import json
 import operator
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall, with_plain_numbers
 from planner_ext.core.errors import PlannerExtError, shown
@@ -28,6 +29,8 @@ __all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError", "guard_name",
 
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NonEmpty = Annotated[str, Field(min_length=1)]
+_Names = Annotated[list[_NonEmpty], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
 class InvalidPolicyError(PlannerExtError):
@@ -98,6 +101,18 @@ class ApprovalRule(_Data):
         plugin: Pattern of the plugin's name; case-sensitive. Default: any.
         function: Pattern of the function's name; case-sensitive. Default: any.
         arguments: What the validated arguments must be, by name.
+        after: Patterns of functions, one or a list; the rule is only for calls that come after a call of one of them.
+            So what came from outside can make what follows ask. Only with ``ask`` and ``deny``. A pattern is for the
+            fully qualified name, such as ``web-fetch`` or ``web-*``, or for the function's name in any plugin. Here
+            case and separators do not matter: ``Web.Fetch`` and ``web_fetch`` are ``web-fetch``.
+
+            A call comes after the functions that were started in earlier batches of its run, whether they succeeded or
+            not; those that ran inside these functions, also in nested runs; those in the history that the run began
+            with; and, in a nested run, those that come before it in the runs around. Calls of one batch do not come
+            after each other: the model wrote all of them before any had a result. Removing messages from a transcript
+            changes nothing. A call that did not start (denied, or with a supplied result) does not count, but in a
+            history that the run began with, every call counts. Where the calls before are not known, every call
+            matches: see `planner_ext.ApprovalFilter`.
         action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
         reason: What the model reads of a denial, and a person of a question.
         expires_in: Seconds after which a question is no longer open; None uses the run's setting.
@@ -107,15 +122,26 @@ class ApprovalRule(_Data):
     plugin: str = "*"
     function: str = "*"
     arguments: dict[str, ArgumentPredicate] = Field(default_factory=dict[str, ArgumentPredicate])
+    after: _Names = Field(default_factory=list[str])
     action: Literal["allow", "deny", "ask"]
     reason: str = ""
     expires_in: _Seconds | None = None
-    roles: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list[str])
+    roles: list[_NonEmpty] = Field(default_factory=list[str])
 
     @model_validator(mode="after")
     def _has_roles_for_a_question(self) -> Self:
         if self.roles and self.action != "ask":
             raise ValueError(f"roles are for the action ask; this one is {self.action}")
+        return self
+
+    @model_validator(mode="after")
+    def _is_stricter_after(self) -> Self:
+        if "after" in self.model_fields_set and not self.after:
+            raise ValueError("after must name a function, such as web-fetch or web-*; leave it out for calls after any")
+        if self.after and self.action == "allow":
+            raise ValueError(
+                "after is for the actions ask and deny; this one is allow: put such a rule before the allow rule"
+            )
         return self
 
     def names(self, plugin: str, function: str) -> bool:
@@ -129,7 +155,7 @@ class ApprovalRule(_Data):
         argument is of another type, or the model did not give it. In the latter case the function gets the
         application's value or its own default, which no rule sees.
         """
-        if not self.names(call.plugin_name, call.function_name):
+        if not self.names(call.plugin_name, call.function_name) or (self.after and not self._comes_after(call)):
             return False
         unknown = self.action != "allow"
         for name, predicate in self.arguments.items():
@@ -137,6 +163,19 @@ class ApprovalRule(_Data):
             if not (unknown if held is None else held):
                 return False
         return True
+
+    def _comes_after(self, call: ToolCall) -> bool:
+        return call.after is None or any(_is_named(name, self.after) for name in call.after)
+
+    def reason_for(self, call: ToolCall) -> str:
+        """Return the rule's reason, or else which calls made it match; "" for a rule without ``after``."""
+        if self.reason or not self.after:
+            return self.reason
+        if call.after is None:
+            return f"It may come after a call of {' or '.join(self.after)}: the calls before it are not known here."
+        return (
+            f"It comes after a call of {', '.join(name for name in sorted(call.after) if _is_named(name, self.after))}."
+        )
 
 
 class ApprovalPolicy(_Data):
@@ -193,8 +232,9 @@ class ApprovalPolicy(_Data):
         for number, rule in enumerate(self.rules, start=1):
             if rule.matches(call):
                 if rule.action == "ask":
-                    return Defer(prompt=rule.reason or None, expires_in=rule.expires_in, roles=tuple(rule.roles))
-                return _decision(rule.action, rule.reason, f"policy rule {number}")
+                    prompt = rule.reason_for(call) or None
+                    return Defer(prompt=prompt, expires_in=rule.expires_in, roles=tuple(rule.roles))
+                return _decision(rule.action, rule.reason_for(call), f"policy rule {number}")
         return None
 
     def by_default(self) -> Decision:
@@ -214,11 +254,35 @@ class ApprovalPolicy(_Data):
         known = list(functions)
         return [n for n, rule in enumerate(self.rules, start=1) if not any(rule.names(*names) for names in known)]
 
+    def unknown_after(self, functions: Iterable[tuple[str, str]]) -> list[tuple[int, str]]:
+        """List the patterns of ``after`` that are for none of these functions, each with its rule's number."""
+        known = ["-".join(filter(None, names)) for names in functions]
+        patterns = ((n, one) for n, rule in enumerate(self.rules, start=1) for one in rule.after)
+        return [(n, one) for n, one in patterns if not any(_is_named(name, [one]) for name in known)]
+
+
+_SEPARATORS: Final = re.compile("[-.:/]")
+
+
+def _is_named(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a pattern is for a function, by its whole name or by its name without the plugin's.
+
+    A history may have been written elsewhere, with other separators and another case.
+    """
+    names = {_spelled(name), _spelled(_SEPARATORS.split(name)[-1])}
+    return any(fnmatchcase(one, _spelled(pattern)) for pattern in patterns for one in names)
+
+
+def _spelled(name: str) -> str:
+    return _SEPARATORS.sub("-", name.casefold()).replace("_", "-")
+
 
 def _normal_rule(rule: ApprovalRule) -> dict[str, Any]:
     written = rule.model_dump(exclude={"reason", "arguments"}, exclude_defaults=True)
     arguments = {name: predicate.model_dump(exclude_unset=True) for name, predicate in rule.arguments.items()}
     rules = written | ({"arguments": arguments} if arguments else {})
+    if rule.after:
+        rules["after"] = sorted(set(rule.after))
     return with_plain_numbers(json.loads(json.dumps(rules, default=repr)))
 
 

@@ -236,6 +236,8 @@ class CliRun:
         for policy in policies:
             for number in policy.unused_rules(known):
                 self.console.say(f"Rule {number} of the policy is for no function of this kernel.", "yellow")
+            for number, name in policy.unknown_after(known):
+                self.console.say(f"Rule {number} of the policy is for calls after {name}: no such function.", "yellow")
 
     def _note(self, fact: Fact) -> None:
         self.facts.append(fact)

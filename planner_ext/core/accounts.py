@@ -111,6 +111,21 @@ class Tab:
                 return self.account.left()
             return self.share.less(self.taken + Consumption(iterations=self.held))
 
+    def earlier(self, run: "Account | None" = None) -> set[str]:
+        """Name the functions started before in the runs around, and so far in this call.
+
+        Args:
+            run: A run in this call that asks; its own calls are left out.
+        """
+        with self.account.lock:
+            names = set((self._taken or Consumption()).calls_by_function)
+            return names.union(self.account.earlier(), *(one.started() for one in self.runs if one is not run))
+
+    def runs_around(self) -> list[State]:
+        """List the states of the runs around this call, the innermost first."""
+        within = self.account.within
+        return [self.account.state, *([] if within is None else within.runs_around())]
+
     def take_request(self) -> str | None:
         """Take one round trip for a request that is about to be sent; or name the limit that forbids it."""
         with self.account.lock:
@@ -265,6 +280,17 @@ class Account:
         if self.calls_left().get(function, 1) <= 0:
             return "max_calls_per_function"
         return replace(left, iterations=None).used_up()
+
+    def earlier(self) -> set[str]:
+        """Name the functions started in earlier batches of the run, and before it in the runs around."""
+        names = set(self.state.earlier)
+        return names if self.within is None else names | self.within.earlier(self)
+
+    def started(self) -> set[str]:
+        """Name the functions that were started in the run so far, also inside other functions."""
+        with self.lock:
+            taken = (tab.taken.calls_by_function for tab in self.tabs.values())
+            return set(self.state.ledger.calls_by_function).union(*taken)
 
     def total(self) -> Consumption:
         """Compute what the run has spent since it was opened, with what is under way in it."""

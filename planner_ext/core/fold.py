@@ -75,6 +75,7 @@ def _run_started(_: State, fact: facts.RunStarted) -> _Changes:
         "goal": fact.goal,
         "rules": fact.rules,
         "transcript": fact.messages,
+        "given": fact.messages,
     }
 
 
@@ -279,6 +280,7 @@ def _settled(state: State, batch: Batch, ledger: Ledger, ending: str | None = No
         "phase": Phase.COMPLETING,
         "batch": None,
         "called": any(call.started for call in batch.calls),
+        "earlier": ledger.calls_by_function,
         "transcript": (*state.transcript, *_items(batch, removed)),
         "stopping": state.stopping or ending,
         "ending": None,

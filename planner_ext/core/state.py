@@ -9,13 +9,13 @@ if a clarifier can be shown it, or if it reads as one and a plain reply cannot b
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
 from planner_ext.core.limits import BudgetShare, Ledger
-from planner_ext.core.values import Message, RequestedCall, TranscriptItem
+from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem
 
 __all__ = ["ASK_USER", "TRANSITIONS", "Batch", "Call", "Phase", "State", "asks"]
 
@@ -105,6 +105,8 @@ class State:
         ending: Why it stops when the open batch is complete, or None.
         reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
+        given: The messages that the run began with; compaction of the transcript does not change them.
+        earlier: Functions started before the open batch, by fully qualified name, also inside other functions.
         intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
             follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed, so a
             `ModelAsked` is recorded before the next one is sent.
@@ -135,6 +137,8 @@ class State:
     ending: str | None = None
     reask: bool = False
     sticky: frozenset[str] = frozenset()
+    given: tuple[Message, ...] = ()
+    earlier: Tally = field(default_factory=Tally)
     intent: Literal["implied", "recorded", "failed"] = "implied"
     at: float = 0.0
     ended: Ended | None = None

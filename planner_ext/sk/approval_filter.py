@@ -35,11 +35,13 @@ from planner_ext.approval.decisions import (
     fingerprint_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.core.accounts import current_tab
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval import PendingCall
 from planner_ext.sk.conversion import InvalidArguments, parse_object
+from planner_ext.sk.earlier_calls import before_call
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
@@ -101,6 +103,11 @@ class ApprovalFilter:
     run, before any call of a batch runs; without an approver the call waits as the run's own (`PendingCall`, decided by
     the run's ``resume``). What a person decided there it does not ask about again.
 
+    For rules with ``after`` a call of the stock loop comes after the calls in its chat history, without those of its
+    own reply. A history that was compacted has lost its calls, and those inside functions are not in it. A function
+    that is invoked directly, or is seen under ``function_invocation`` alone, has no history: every such rule matches
+    it, except inside a run of this package, which knows its calls.
+
     In the stock loop Semantic Kernel starts the calls of a batch together, so there a safe sibling may run before a
     risky call is decided, and hidden parameters, bare names and exception texts are handled as the stock kernel does.
     Where that matters, use `FunctionInvokingChatCompletion`.
@@ -141,7 +148,7 @@ class ApprovalFilter:
             await next(context)  # a filter of this policy and person decided this very run of the call
             return
         self.report_unused_rules(context.kernel)
-        call = _described(context)
+        call = _described(context, in_run=guard is not None)
         if isinstance(call, InvalidArguments):
             _answer(context, _refusal(call.message))
             return
@@ -317,8 +324,17 @@ def report_unused_rules(
 ) -> None:
     """Log the rules of a policy that match none of the functions: a misspelt name guards nothing."""
     if isinstance(policy, ApprovalPolicy):
-        for number in policy.unused_rules([(one.plugin_name or "", one.name) for one in functions]):
+        known = [(one.plugin_name or "", one.name) for one in functions]
+        for number in policy.unused_rules(known):
             _logger.warning("Rule %d of the approval policy is for no function of this %s.", number, place)
+        for number, name in policy.unknown_after(known):
+            _logger.warning(
+                "Rule %d of the approval policy is for calls after %s, which is no function of this %s: only a "
+                "history, or a nested run, can have such a call.",
+                number,
+                name,
+                place,
+            )
 
 
 async def _always() -> None:
@@ -348,7 +364,9 @@ async def _guarded(context: Any, next: Next, guard: CallGuard) -> None:
     await behind_filters(next, last)(context)
 
 
-def _described(context: AutoFunctionInvocationContext | FunctionInvocationContext) -> ToolCall | InvalidArguments:
+def _described(
+    context: AutoFunctionInvocationContext | FunctionInvocationContext, *, in_run: bool
+) -> ToolCall | InvalidArguments:
     """Describe a call of a stock kernel: the function that will run, and what the model gave it, converted."""
     content = context.function_call_content if isinstance(context, AutoFunctionInvocationContext) else None
     tool, values = tool_of(context.function), cast("dict[str, Any]", context.arguments)
@@ -366,6 +384,7 @@ def _described(context: AutoFunctionInvocationContext | FunctionInvocationContex
         iteration=getattr(context, "request_sequence_index", 0),
         index=getattr(context, "function_sequence_index", 0),
         batch_size=getattr(context, "function_count", 1) or 1,
+        after=before_call(context, current_tab(), in_run=in_run),
     )
 
 

@@ -21,6 +21,7 @@ from semantic_kernel.contents import (
     AuthorRole,
     ChatMessageContent,
     FunctionCallContent,
+    FunctionResultContent,
     StreamingChatMessageContent,
     TextContent,
 )
@@ -106,7 +107,7 @@ ACCEPTED_ID = re.compile("[!-~]+")
 """Ids that servers accept: visible ASCII characters of any number; some are signatures of thousands."""
 
 
-def name_of(call: FunctionCallContent) -> str:
+def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
     """Name the function as the kernel would, whatever separator the connector uses."""
     if call.plugin_name and call.function_name:
         return f"{call.plugin_name}-{call.function_name}"

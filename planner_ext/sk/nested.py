@@ -46,6 +46,7 @@ from planner_ext.engine.engine import StopHandle
 from planner_ext.engine.gate import InterceptorChain
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, converted_values, tool_call
 from planner_ext.sk.conversion import InvalidArguments
+from planner_ext.sk.earlier_calls import GivenMessages, before_batch
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
 from planner_ext.sk.execution import Next, result_text
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
@@ -367,6 +368,7 @@ class RunGate:
         expires_in: Seconds after which a filter's question expires; None: never.
         marked: Whether ``@requires_approval`` counts here; where the kernel has approval filters, it counts there.
         can_wait: Whether calls may wait for a person. A run inside a function cannot: there they are denied, by name.
+        tab: The call of another run in which the calls are made, or None.
     """
 
     chains: Sequence[tuple[InterceptorChain, Account | None]]
@@ -376,7 +378,9 @@ class RunGate:
     expires_in: float | None = None
     marked: bool
     can_wait: bool
+    tab: Tab | None = None
     _reviewed: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]], init=False)
+    _given: dict[int, GivenMessages] = field(default_factory=dict[int, GivenMessages], init=False)
 
     def __post_init__(self) -> None:
         if self.marked:
@@ -389,6 +393,8 @@ class RunGate:
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
         """Decide each call, in order, before any of them runs."""
+        earlier = before_batch(state, self.tab, self._given)
+        calls = [replace(call, after=earlier) for call in calls]
         decisions = [await self._by_chains(call, state) for call in calls]
         if self.filters:
             for number, call in enumerate(calls):
@@ -478,6 +484,7 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
         functions=lambda: {name: function},
         marked=not filters,
         can_wait=False,
+        tab=parent.tab,
     )
     if gate.watches(name):
         (decision,) = await gate.review([_described(context, parent.tab)], parent.tab.account.state)

@@ -147,6 +147,7 @@ class RunContext:
             expires_in=options.approval.expires_in,
             marked=not filters,
             can_wait=self.parent is None,
+            tab=None if self.parent is None else self.parent.tab,
         )
         for one in filters:
             one.report_unused_rules(self.kernel)

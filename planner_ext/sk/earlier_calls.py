@@ -1,0 +1,107 @@
+"""The functions after whose calls a call comes: what `planner_ext.approval.policy.ApprovalRule.after` compares.
+
+For the calls of a run they are counted in the states of the run and of those around it. Only what came with a history
+is read from messages, and only if somebody asks.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from semantic_kernel.contents import ChatMessageContent, FunctionCallContent, FunctionResultContent
+from semantic_kernel.filters.auto_function_invocation.auto_function_invocation_context import (
+    AutoFunctionInvocationContext,
+)
+
+from planner_ext.core.accounts import Tab
+from planner_ext.core.state import State
+from planner_ext.core.values import Message
+from planner_ext.sk.messages import calls_of, load_message, name_of
+
+__all__ = ["GivenMessages", "before_batch", "before_call"]
+
+
+@dataclass(eq=False)
+class GivenMessages:
+    """The messages that a run or a request began with; `names` reads them once."""
+
+    messages: Sequence[Message]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The functions that these messages have a call or a result of."""
+        items = (item for message in self.messages for item in load_message(message).items)
+        called = (name_of(item) for item in items if isinstance(item, FunctionCallContent | FunctionResultContent))
+        return frozenset(filter(None, called))
+
+
+@dataclass(eq=False, repr=False)
+class _EarlierCalls(Set[str]):
+    """The names of functions; a set, whose messages are read when it is looked at first.
+
+    Attributes:
+        started: The functions that runs have started.
+        given: What these runs began with.
+    """
+
+    started: Set[str]
+    given: Sequence[GivenMessages]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.started).union(*(one.names for one in self.given))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(set(self._names))
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[Any]) -> Any:
+        return frozenset(it)
+
+
+def before_batch(state: State, tab: Tab | None, known: dict[int, GivenMessages]) -> Set[str]:
+    """Name the functions that come before the open batch of a run.
+
+    Args:
+        state: The run.
+        tab: The call of another run in which this run is made; or, for a call inside a function, the function's.
+        known: Messages that may have been read for an earlier batch, by identity; these are added to it.
+    """
+    around = [] if tab is None else tab.runs_around()
+    given = [known.setdefault(id(one.given), GivenMessages(one.given)) for one in (state, *around)]
+    started = set(state.earlier) if tab is None else tab.earlier() | set(state.earlier)
+    return _EarlierCalls(started, given)
+
+
+def before_call(context: object, tab: Tab | None, *, in_run: bool) -> Set[str] | None:
+    """Name the functions that come before a call that a filter sees; None if that is not known.
+
+    Args:
+        context: The filter's.
+        tab: The call of a run in which this one is made, or None.
+        in_run: Whether the call itself is one of a run of this package, which knows more than the filter's history.
+    """
+    given = [] if tab is None else [GivenMessages(one.given) for one in tab.runs_around()]
+    started = set[str]() if tab is None else tab.earlier()
+    if isinstance(context, AutoFunctionInvocationContext) and context.chat_history is not None and not in_run:
+        given.append(GivenMessages(_before(context.chat_history.messages, context.function_call_content)))
+    return _EarlierCalls(started, given) if tab is not None or given else None
+
+
+def _before(messages: Sequence[ChatMessageContent], call: FunctionCallContent | None) -> Sequence[ChatMessageContent]:
+    """Return the messages before the one with the call: those after it are results of its siblings."""
+    places = range(len(messages) - 1, -1, -1)
+    own = [place for place in places if any(one is call for one in calls_of(messages[place]))]
+    if call is not None and not own:  # a filter may have replaced it
+        own = [place for place in places if any(one.id == call.id for one in calls_of(messages[place]))]
+    return messages[: own[0]] if own else list(messages)
