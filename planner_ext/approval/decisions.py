@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, cast, overload
 
 from planner_ext.core.errors import InvalidLimitError, NotAFunctionError, PlannerExtError, is_function, shown
 from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
@@ -138,6 +138,8 @@ def problem_of(decision: Decision) -> str | None:
                 expected = f"a number of seconds above 0 and below {_LONGEST_WAIT:g}"
                 return f"expires_in must be {expected}; got {shown(expires_in)}"
             return _text_problem("prompt", prompt) or _roles_problem(roles)
+        case _:
+            assert_never(decision)
 
 
 _LONGEST_WAIT = 1e9

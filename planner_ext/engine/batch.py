@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 from planner_ext.approval.decisions import (
     Approve,
@@ -58,6 +58,8 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
             more = {"verdict": "answer", "answer": resolved.answer, "reason": resolved.kind}
         case "function":
             pass
+        case _:
+            assert_never(resolved.kind)
     if resolved.kind in ("function", "question"):
         digest = digest_of(resolved.function, resolved.arguments)
         fingerprint = fingerprint_of(run_id, batch.iteration, request.id, digest, resolved.signature)
@@ -116,6 +118,8 @@ def apply_decision(
         case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
             expires_at = None if expires_in is None else fact.at + expires_in
             return replace(fact, verdict="defer", prompt=prompt or "", expires_at=expires_at, roles=tuple(roles))
+        case _:
+            assert_never(decision)
 
 
 def _edited(

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
 from planner_ext.core.accounts import Account
@@ -136,6 +136,8 @@ class Engine:
             case machine.Finish():
                 at, seconds = self._journal.now(), self._journal.lap()
                 await self.record(plain_fact(action, at=at, seconds=seconds))
+            case _:
+                assert_never(action)
 
     def _prepared_fact(
         self, action: machine.AddMessage | machine.CheckAnswer

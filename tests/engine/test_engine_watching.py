@@ -1,6 +1,8 @@
 """Who watches sees what happens as it happens; time counts while a run works, and not while it waits."""
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -9,14 +11,18 @@ import pytest
 from planner_ext.approval.decisions import Defer
 from planner_ext.core.facts import (
     CallStarted,
+    Clarified,
     Ended,
     Fact,
     Paused,
     Resumed,
 )
 from planner_ext.core.limits import Budget
+from planner_ext.core.machine import AskModel
 from planner_ext.core.state import Phase
-from planner_ext.engine.ports import Event, TextDelta
+from planner_ext.core.values import Reply, TranscriptItem
+from planner_ext.engine.engine import watch
+from planner_ext.engine.ports import Emit, Event, TextDelta
 from support.engine import (
     PLAIN,
     FakeChat,
@@ -202,3 +208,59 @@ async def test_a_question_expires_counted_from_when_it_was_put() -> None:
     engine = engine_of(["f"], clock=clock, gate=gate)
     await engine.run()
     assert decision_of(engine).expires_at == clock.now() + 60
+
+
+async def test_a_request_that_the_time_limit_left_behind_streams_nothing_more() -> None:
+    """A connector that does not end when it is cancelled may go on receiving: its text is no longer of this run."""
+    clock, left_behind, late = FakeClock(), asyncio.Event(), asyncio.Event()
+
+    class Stubborn(FakeChat):
+        async def ask(self, transcript: Sequence[TranscriptItem], request: AskModel, emit: Emit | None) -> Reply:
+            assert emit is not None
+            await emit(TextDelta(text="in time", iteration=0))
+            clock.time += 60
+            try:
+                await asyncio.Future()
+            except asyncio.CancelledError:
+                await left_behind.wait()
+            await emit(TextDelta(text="late", iteration=0))
+            late.set()
+            raise AssertionError("nothing reads it")
+
+    async def emit(event: Event) -> None:
+        events.append(event)
+
+    events: list[Event] = []
+    engine = engine_of(Stubborn([]), emit=emit, clock=clock, rules={"limits": Budget(max_active_seconds=10)})
+    await engine.run()
+    left_behind.set()
+    await late.wait()
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["in time"]
+    assert types_of(engine.facts) == ["RequestFailed", "Ended"]
+
+
+async def test_a_consumer_that_is_slower_than_many_calls_receives_everything_in_order() -> None:
+    """Calls that run at once may each be one event further ahead than a consumer is given; none is lost."""
+
+    async def run(emit: Emit) -> str:
+        async with asyncio.TaskGroup() as group:
+            for number in range(300):
+                group.create_task(emit(TextDelta(text=str(number), iteration=0)))
+        return "done"
+
+    received: list[str] = []
+    async for event in watch(run):
+        assert isinstance(event, TextDelta)
+        received.append(event.text)
+        await _let_others_run()
+    assert received == [str(number) for number in range(300)]
+
+
+async def test_a_question_without_a_clarifier_is_left_open() -> None:
+    """A run that began with a clarifier and is driven without one takes the model's plain reply as it is."""
+    engine = engine_of("where?", rules={"clarifier": True})
+    state = await engine.run()
+    (clarified,) = [fact for fact in engine.facts if isinstance(fact, Clarified)]
+    assert (clarified.answer, clarified.by, clarified.iterations) == (None, "", 0)
+    assert state.ended is not None
+    assert (state.ended.status, state.ended.answer) == ("answered", "where?")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.metrics import _internal as metrics
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 from semantic_kernel import Kernel
@@ -457,6 +458,15 @@ async def test_a_run_that_is_not_sampled_has_no_spans(recording: Recording) -> N
         await no_plan().invoke(kernel, GOAL)
     assert tree_of(recording.spans) == []
     assert recording.points("planner_ext.run.iterations")[0][1].sum == 2
+
+
+@pytest.mark.parametrize("recording", [ALWAYS_OFF], indirect=True)
+async def test_nothing_is_read_off_a_run_that_is_neither_sampled_nor_measured(recording: Recording) -> None:
+    """Without a meter, and with a sampler that left the run out, its facts are turned into nothing."""
+    recording.patch.setattr(metrics, "_METER_PROVIDER", None)
+    kernel, _ = scripted([ADD, say("It is 3.")])
+    assert (await no_plan().invoke(kernel, GOAL)).status == "answered"
+    assert tree_of(recording.spans) == recording.points("gen_ai.client.token.usage") == []
 
 
 # The metrics.

@@ -1,0 +1,250 @@
+"""What a run may still spend while its functions run, and while runs inside them do."""
+
+from contextlib import nullcontext
+
+from planner_ext.core.accounts import Account, Tab, current_tab
+from planner_ext.core.facts import CallFinished, CallStarted, Fact
+from planner_ext.core.fold import fold
+from planner_ext.core.limits import Budget, BudgetShare, Consumption
+from planner_ext.core.machine import AskModel, AskPerson, Finish, RunCalls
+from planner_ext.core.values import Usage
+from support.core import began, calls, decided, finished, replied, run_started, says
+from support.narrow import present
+
+
+async def never() -> str | None:
+    """Refuse nothing."""
+    return None
+
+
+class Run:
+    """A run as its journal so far, and its account."""
+
+    def __init__(self, *facts: Fact, within: Tab | None = None) -> None:
+        self.facts = list(facts)
+        self.account = Account(lambda: fold(self.facts), within, nullcontext())
+
+    def tab(self, index: int = 0, share: BudgetShare | None = None) -> Tab:
+        """Open the tab of a call, as around its function."""
+        tab = self.account.tabs[index] = Tab(self.account, index, share, never)
+        return tab
+
+
+def calling(*names: str, **limits: object) -> Run:
+    """A run whose functions run."""
+    given = Budget(**{"on_limit": "stop", **limits})  # pyright: ignore[reportArgumentType]  (fields by name)
+    decisions = [decided(index, name) for index, name in enumerate(names)]
+    starts = [began(index, name) for index, name in enumerate(names)]
+    return Run(run_started(limits=given), replied(calls(*names)), *decisions, *starts)
+
+
+def asking(within: Tab, **rules: object) -> Run:
+    """A run inside a call, about to make its first request."""
+    run = Run(run_started(**rules), within=within)
+    assert run.account.open() is None
+    return run
+
+
+def test_a_tab_is_current_while_its_function_runs() -> None:
+    """The function finds its own call; a call inside it hides it, until that ends; outside there is none."""
+    run = calling("f", "g")
+    with Tab(run.account, 0, None, never) as outer:
+        with Tab(run.account, 1, None, never) as inner:
+            assert current_tab() is inner
+        assert current_tab() is outer
+    assert current_tab() is None
+
+
+def test_what_a_call_takes_is_taken_from_the_run_at_once() -> None:
+    """Requests, functions and tokens of a running function count before the ledger has them, those expected, too."""
+    run = calling("f", max_iterations=9, max_tool_calls=5, max_total_tokens=100)
+    tab = run.tab()
+    assert (tab.spent, run.account.left()) == (None, BudgetShare(iterations=8, tool_calls=4, tokens=100))
+    assert tab.take_request() is None
+    assert tab.take_call("g") is None
+    tab.expect("request", Usage(prompt_tokens=30))
+    assert run.account.left() == BudgetShare(iterations=7, tool_calls=3, tokens=70)
+    tab.charge(Consumption(usage=Usage(prompt_tokens=20)), instead_of="request")
+    assert run.account.left() == tab.left() == BudgetShare(iterations=7, tool_calls=3, tokens=80)
+    assert tab.spent == Consumption(
+        iterations=1, tool_calls=1, usage=Usage(prompt_tokens=20), calls_by_function={"g": 1}
+    )
+
+
+def test_a_call_that_has_its_result_is_in_the_ledger_alone() -> None:
+    """Its tab counts no more, although it is still open; the tab of a call of an earlier batch never does."""
+    run = calling("f", "g", max_iterations=9)
+    run.tab(0).charge(Consumption(iterations=2))
+    run.tab(7).charge(Consumption(iterations=3))
+    assert run.account.left().iterations == 9 - 1 - 2
+    done = finished(0, spent=Consumption(iterations=2))
+    assert isinstance(done, CallFinished)
+    run.facts.append(done)
+    assert run.account.left().iterations == 9 - 1 - 2
+
+
+def test_nothing_is_taken_after_the_end_of_a_call() -> None:
+    """A function that went on after its result finds nothing left: no request, and no function."""
+    run = calling("f")
+    with Tab(run.account, 0, None, never) as tab:
+        assert tab.take_request() is None
+    assert (tab.left(), tab.take_request()) == (BudgetShare(iterations=0, tool_calls=0), "max_iterations")
+    assert tab.take_call("g") == "max_tool_calls"
+
+
+def test_a_request_beyond_the_limit_is_not_taken() -> None:
+    """It is refused by the name of the limit, and is charged nothing."""
+    run = calling("f", max_iterations=2)
+    tab = run.tab()
+    assert (tab.take_request(), tab.take_request()) == (None, "max_iterations")
+    assert present(tab.spent).iterations == 1
+
+
+def test_functions_of_a_call_are_limited_by_name() -> None:
+    """A function's own limit counts the starts in the ledger and those that running functions made."""
+    run = calling("f", max_calls_per_function={"f": 3, "g": 1})
+    tab = run.tab()
+    assert run.account.calls_left() == {"f": 2, "g": 1}
+    assert (tab.take_call("g"), tab.take_call("g")) == (None, "max_calls_per_function")
+    assert [tab.take_call("f") for _ in range(3)] == [None, None, "max_calls_per_function"]
+    assert tab.take_call("h") is None
+
+
+def test_a_second_start_is_limited_by_the_run_around() -> None:
+    """A filter may run a function again as long as the run outside, whose budget it is, has a start left."""
+    tab = calling("f", max_tool_calls=3).tab()
+    run = Run(run_started(), replied(calls("g")), decided(0, "g"), began(0, "g"), within=tab)
+    assert run.account.open() is None
+    assert run.account.restart("g") is None
+    assert run.account.left().tool_calls == 1
+    run.facts.append(CallStarted(iteration=0, index=0, call_id="c0", function="g", attempt=2, at=0.0))
+    run.account.restarted()
+    assert run.account.left().tool_calls == 1
+    tab.charge(Consumption(tool_calls=1))
+    assert run.account.restart("g") == "max_tool_calls"
+
+
+def test_calls_that_are_about_to_start_are_taken() -> None:
+    """A running function cannot take the starts of the calls that were let in with its own, nor a planner's share."""
+    run = calling("f", max_tool_calls=4, max_iterations=9)
+    run.facts[1:] = [replied(calls("f", "g", "h")), decided(0), decided(1, "g", nested=True), decided(2, "h"), began(0)]
+    run.account.starting((0, 1, 2), BudgetShare(iterations=3, tool_calls=1))
+    assert run.account.left() == BudgetShare(iterations=9 - 1 - 3, tool_calls=4 - 3 - 1)
+    run.facts.append(began(1, "g"))
+    assert run.account.left() == BudgetShare(iterations=8, tool_calls=1)
+    run.account.starting((), None)
+    assert run.account.left() == BudgetShare(iterations=8, tool_calls=2)
+
+
+def test_a_share_is_all_that_its_call_has() -> None:
+    """A call with a share takes nothing from the run, and spends it whole if its run does not report."""
+    share = BudgetShare(iterations=2, tokens=50)
+    run = calling("f", max_iterations=9)
+    tab = run.tab(share=share)
+    assert tab.take_request() is None
+    assert (tab.left(), run.account.left().iterations) == (BudgetShare(iterations=1, tokens=50), 8)
+    assert tab.spent == Consumption(iterations=1)
+    tab.lost = True
+    assert tab.spent is None
+    without_trips = run.tab(share=BudgetShare(tokens=50))
+    without_trips.lost = True
+    without_trips.charge(Consumption(iterations=1))
+    assert without_trips.spent == Consumption(iterations=1, usage=Usage(completion_tokens=50))
+
+
+def test_a_run_keeps_its_answers_trip_from_the_run_around() -> None:
+    """A run inside a call holds the trip for its answer, and gives it back when it is closed."""
+    outer = calling("f", max_iterations=9)
+    inner = asking(outer.tab(), limits=Budget(max_iterations=5))
+    assert (inner.account.held, outer.account.left().iterations) == (1, 7)
+    inner.account.close()
+    assert (inner.account.held, outer.account.left().iterations) == (0, 8)
+
+
+def test_a_run_inside_that_may_not_ask_is_not_opened() -> None:
+    """The limit around it is named before its first request; a run without one around is always opened."""
+    spent = calling("f", max_iterations=1)
+    assert Run(run_started(), within=spent.tab()).account.open() == "max_iterations"
+    assert spent.account.tabs[0].runs == []
+    assert Run(run_started()).account.open() is None
+
+
+def test_a_request_under_way_inside_is_taken_outside_until_its_reply_is_charged() -> None:
+    """It counts once: while it is made by the account, and from its reply on by the ledger."""
+    outer = calling("f", max_iterations=9)
+    inner = asking(outer.tab())
+    assert isinstance(inner.account.decide(fold(inner.facts)), AskModel)
+    assert inner.account.total().iterations == 1
+    assert outer.account.left().iterations == 9 - 1 - 1 - 1
+    inner.facts.append(replied(says("done")))
+    assert inner.account.total() == Consumption(iterations=1)
+    assert outer.account.left().iterations == 9 - 1 - 1 - 1
+
+
+def test_a_question_inside_takes_the_trips_that_its_answer_may() -> None:
+    """A clarifier that asks a model may spend what it was given, and nothing else may take that meanwhile."""
+    outer = calling("f", max_iterations=9)
+    inner = asking(outer.tab(), clarifier=True, limits=Budget(max_iterations=4))
+    inner.facts.append(replied(says("where?")))
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, AskPerson)
+    assert action.iterations == 2
+    assert outer.account.left().iterations == 9 - 1 - (1 + 2) - 1
+
+
+def test_functions_inside_are_taken_outside_before_they_start() -> None:
+    """Those that a run in a call is about to start count around it, by name."""
+    outer = calling("f", max_tool_calls=4, max_calls_per_function={"g": 2})
+    inner = asking(outer.tab())
+    inner.facts += [replied(calls("g")), decided(0, "g")]
+    assert isinstance(inner.account.decide(fold(inner.facts)), RunCalls)
+    assert (outer.account.left().tool_calls, outer.account.calls_left()) == (2, {"g": 1})
+
+
+def test_a_run_inside_sees_what_is_left_around_it() -> None:
+    """It ends at the limit around it, which its own result names, as if that were its own."""
+    outer = calling("f", max_iterations=3)
+    tab = outer.tab()
+    inner = asking(tab, limits=Budget(on_limit="stop"))
+    assert isinstance(inner.account.decide(fold(inner.facts)), AskModel)
+    tab.charge(Consumption(iterations=2))
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, Finish)
+    assert (action.status, action.limit) == ("limit_reached", "max_iterations")
+
+
+def test_a_run_inside_a_call_that_has_ended_stops() -> None:
+    """Nothing is left for it: its function's result is recorded."""
+    outer = calling("f")
+    with Tab(outer.account, 0, None, never) as tab:
+        inner = asking(tab)
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, Finish)
+    assert (action.status, action.reason) == ("stopped", "The call in which this run was begun has ended.")
+
+
+def test_what_running_calls_have_spent_is_known_by_index() -> None:
+    """A run that breaks off records it; a call whose whole share is spent, or that spent nothing, is not named."""
+    run = calling("f", "g", "h")
+    run.tab(0).charge(Consumption(iterations=1))
+    run.tab(1)
+    run.tab(2, BudgetShare(iterations=2)).lost = True
+    assert run.account.unrecorded() == {0: Consumption(iterations=1)}
+
+
+async def test_a_request_is_recorded_in_every_journal_around_it() -> None:
+    """Each call around it whose run is kept records it; a share is charged already, so nothing is recorded beyond."""
+    seen: list[str] = []
+
+    def records(name: str) -> object:
+        async def record() -> None:
+            seen.append(name)
+
+        return record
+
+    for share, recorded in ((None, ["inner", "outer"]), (BudgetShare(), ["inner"])):
+        seen.clear()
+        outer = Tab(calling("f").account, 0, share, never, records("outer"))  # pyright: ignore[reportArgumentType]  (a function)
+        between = Tab(Run(within=outer).account, 0, None, never)
+        await Tab(Run(within=between).account, 0, None, never, records("inner")).record_request()  # pyright: ignore[reportArgumentType]  (a function)
+        assert seen == recorded

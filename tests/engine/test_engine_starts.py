@@ -1,0 +1,91 @@
+"""What a running function may start or send once more, and what of it is recorded first."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
+from planner_ext.core.accounts import Tab, current_tab
+from planner_ext.core.facts import CallStarted, ModelAsked
+from planner_ext.engine.engine import StopHandle
+from support.engine import FakeFunctions, FakeStore, engine_of, types_of
+
+
+def tab_of_this_call() -> Tab:
+    """Find the call in which this runs."""
+    tab = current_tab()
+    assert tab is not None
+    return tab
+
+
+async def test_a_second_start_is_recorded_before_it_happens() -> None:
+    """A function that starts once more finds its start in the journal, as the second of its call."""
+    seen: list[list[int]] = []
+
+    async def again() -> None:
+        assert await tab_of_this_call().restart() is None
+        seen.append([fact.attempt for fact in engine.facts if isinstance(fact, CallStarted)])
+
+    engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": again}))
+    state = await engine.run()
+    assert (seen, state.ledger.tool_calls) == ([[1, 2]], 2)
+
+
+async def test_a_call_that_has_its_result_does_not_start_again() -> None:
+    """It is refused within its batch, after it, and in a later batch with a call in the same place."""
+    kept: list[Tab] = []
+    refused: list[str | None] = []
+
+    async def late() -> None:
+        refused.append(await kept[0].restart())
+
+    does = {"f": lambda: kept.append(tab_of_this_call()), "g": late, "h": late}
+    functions = FakeFunctions(does=does)
+    engine = engine_of(["f", "g"], ["h"], "done", functions=functions, max_concurrency=1)
+    await engine.run()
+    await late()
+    assert refused == ["the call has ended"] * 3
+    assert sum(isinstance(fact, CallStarted) for fact in engine.facts) == 3
+
+
+async def test_nothing_starts_again_once_the_run_is_to_stop() -> None:
+    """A stop refuses the second start of a function that runs; the call keeps its first result."""
+    stop = StopHandle()
+    refused: list[str | None] = []
+
+    async def stopped() -> None:
+        stop.stop("enough")
+        refused.append(await tab_of_this_call().restart())
+
+    engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": stopped}), stop=stop)
+    state = await engine.run()
+    assert refused == ["the run is to stop"]
+    assert state.ended is not None
+    assert (state.ended.status, state.ledger.tool_calls) == ("stopped", 1)
+
+
+async def test_a_request_of_a_function_is_kept_before_it_is_sent() -> None:
+    """In a store, a request that a function makes is on disk first: if the process ends, the run is charged for it."""
+    store = FakeStore()
+    stored: list[bool] = []
+
+    async def asks() -> None:
+        await tab_of_this_call().record_request()
+        stored.append(any(isinstance(fact, ModelAsked) and fact.index == 0 for fact in store.rows.values()))
+
+    engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": asks}), store=store)
+    await engine.run()
+    assert stored == [True]
+    assert types_of(engine.facts)[2:5] == ["CallStarted", "ModelAsked", "CallFinished"]
+
+
+async def test_a_request_from_another_event_loop_is_not_waited_for() -> None:
+    """A function may block the run's loop until a loop of its own has ended: recording there would wait for ever."""
+
+    async def asks_elsewhere() -> None:
+        with ThreadPoolExecutor() as threads:  # leaving it blocks the run's loop
+            threads.submit(copy_context().run, asyncio.run, tab_of_this_call().record_request())
+
+    store = FakeStore()
+    engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": asks_elsewhere}), store=store)
+    await engine.run()
+    assert types_of(engine.facts)[2:4] == ["CallStarted", "CallFinished"]
