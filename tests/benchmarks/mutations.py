@@ -1,79 +1,292 @@
-"""How many small defects in ``planner_ext/core`` its tests find: a mutation score.
+"""Which small defects the tests find: a mutation score of the pure core, or of other modules.
 
-    python tests/benchmarks/mutations.py --sample 60
+    python tests/benchmarks/mutations.py                                     a sample of planner_ext/core
+    python tests/benchmarks/mutations.py --sample 0 planner_ext/core/fold.py    every mutation of one module
+    python tests/benchmarks/mutations.py --again survivors.txt               those that a saved output calls SURVIVED
 
-Each mutation changes one place in a temporary copy: a comparison, ``and`` and ``or``, a 1 that is added or subtracted,
-a ``not``, a returned value. The tests of the core must then fail. A mutation that they do not notice survives: it is a
-promise without a test, or a change without an effect.
+A mutation changes one place inside a function: a comparison, ``and`` and ``or``, a sign, a number, True and False,
+``not``, ``min`` and ``max``, ``any`` and ``all``; or it removes a condition, a keyword argument, an entry of a dict, a
+statement, or what is returned. One process imports the tests and runs them once, with the lines that each executes. For
+each mutation it forks; the child replaces the code of the live functions, and runs the tests that execute the changed
+statement, the quickest first, until one fails. A child that takes more processor time than its tests ever need was
+caught in a loop: the mutation is found. Property tests draw the same examples every time, and do not shrink them.
+
+A mutation that no test notices survives: it is a promise without a test, or a change without an effect.
 """
 
 import argparse
 import ast
+import gc
 import os
 import random
-import shutil
-import subprocess
+import re
+import resource
 import sys
-from collections.abc import Iterator
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import CodeType, FunctionType
 from typing import Any
 
+import coverage
+import pytest
+from _pytest.runner import runtestprotocol
+
 ROOT = Path(__file__).parents[2]
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", "-m", "fast", "tests/core"]
+CORE = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "planner_ext/core").glob("*.py"))
 PAIRS: list[tuple[type[Any], type[Any]]] = [
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
-    *((ast.And, ast.Or), (ast.Add, ast.Sub)),
+    *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.Div, ast.Mod)),
 ]
 SWAPS = dict(PAIRS) | {second: first for first, second in PAIRS}
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+BLOCKS = ("body", "orelse")
+STRICT = "strict"
+"""An argument of `zip` that changes nothing in code that is right."""
+NOT_RUN = ("annotation", "returns", "args", "decorator_list", "type_params")
+"""The fields of a function that its calls do not execute."""
+UNJUDGED = 3
+"""What a child exits with if the changed code does not fit the live functions."""
 
 
-def mutations(tree: ast.AST) -> Iterator[tuple[Any, str, Any]]:
-    """List what can be changed in a module: the node, its field, and the new value of the field."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Compare(ops=[operator, *more]) if type(operator) in SWAPS:
-                yield node, "ops", [SWAPS[type(operator)](), *more]
-            case ast.BoolOp(op=operator) | ast.BinOp(op=ast.Add() | ast.Sub() as operator, right=ast.Constant(value=1)):
-                yield node, "op", SWAPS[type(operator)]()
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield node, "operand", ast.UnaryOp(op=ast.Not(), operand=operand)
-            case ast.Return(value=ast.expr()):
-                yield node, "value", ast.Constant(value=None)
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One change: its module, its place among the edits of that, its line, and the lines of the changed statement."""
+
+    file: str
+    at: int
+    line: int
+    change: str
+    lines: range
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.change}"
 
 
-def passes(folder: str) -> bool:
-    """Run the tests on the copy; a mutation that never ends is noticed."""
-    environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        return not subprocess.run(PYTEST, cwd=folder, env=environment, capture_output=True, timeout=300).returncode
-    except subprocess.TimeoutExpired:
-        return False
+def changes(node: Any) -> Iterator[tuple[str, Any]]:
+    """List the changes of one node: the field, and its new value."""
+    match node:
+        case ast.Compare(ops=[operator, *more]) if type(operator) in SWAPS:
+            yield "ops", [SWAPS[type(operator)](), *more]
+        case ast.BoolOp(op=operator) | ast.BinOp(op=operator) | ast.AugAssign(op=operator) if type(operator) in SWAPS:
+            yield "op", SWAPS[type(operator)]()
+        case ast.UnaryOp(op=ast.Not()):
+            yield "operand", ast.UnaryOp(op=ast.Not(), operand=node.operand)
+        case ast.UnaryOp(op=ast.USub()):
+            yield "op", ast.UAdd()
+        case ast.Constant(value=bool() as value):
+            yield "value", not value
+        case ast.Constant(value=int() | float() as value):
+            yield "value", value + 1
+        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+            yield "value", ast.Constant(value=None)
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if isinstance(test, ast.Name | ast.Call):
+            yield "test", ast.UnaryOp(op=ast.Not(), operand=test)
+        case ast.Name(id=name, ctx=ast.Load()) if name in NAMES:
+            yield "id", NAMES[name]
+        case ast.comprehension(ifs=[_, *more]):
+            yield "ifs", more
+        case ast.Call(keywords=[_, *_]):
+            for at in (at for at, keyword in enumerate(node.keywords) if keyword.arg != STRICT):
+                yield "keywords", [*node.keywords[:at], *node.keywords[at + 1 :]]
+        case ast.Dict():
+            for at in range(len(node.keys)):
+                yield "keys values", [[*items[:at], *items[at + 1 :]] for items in (node.keys, node.values)]
+        case _:
+            pass
+
+
+def removed(node: Any) -> Iterator[tuple[str, Any]]:
+    """List the statements of a block, each of which can be removed."""
+    for name in BLOCKS:
+        block = getattr(node, name, ())
+        for at, statement in enumerate(block if isinstance(block, list) else ()):
+            text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.If) and not text:
+                yield name, [*block[:at], ast.copy_location(ast.Pass(), statement), *block[at + 1 :]]
+
+
+def inside(node: ast.AST, statement: ast.stmt | None = None, within: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Walk the code of functions: each node, and the statement that it belongs to."""
+    if isinstance(node, ast.stmt):
+        statement = node
+    within = within or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    if within:
+        yield node, statement
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "args", "decorator_list", "type_params") and not isinstance(
+            node, ast.Call
+        ):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and getattr(child, "arg", None) != STRICT:
+                yield from inside(child, statement, within)
+
+
+def header(statement: Any) -> range:
+    """Return the lines of a statement without the blocks inside it."""
+    blocks = getattr(statement, "body", None) or getattr(statement, "cases", None)
+    ends = statement.end_lineno if blocks is None else max(statement.lineno, _first_line(blocks[0]) - 1)
+    return range(statement.lineno, ends + 1)
+
+
+def _first_line(block: Any) -> int:
+    return block.pattern.lineno if isinstance(block, ast.match_case) else block.lineno
+
+
+def edits(tree: ast.Module) -> list[tuple[Any, Any, list[str], list[Any]]]:
+    """List the edits of a module, always in the same order: node, its statement, fields and their new values."""
+    found: list[tuple[Any, Any, list[str], list[Any]]] = []
+    for node, statement in inside(tree):
+        for names, value in (*changes(node), *removed(node)):
+            fields = names.split()
+            found.append((node, statement, fields, value if len(fields) > 1 else [value]))
+    return found
+
+
+def mutations(file: str) -> Iterator[Mutation]:
+    """List what can be changed in a module."""
+    for at, (node, statement, fields, values) in enumerate(edits(ast.parse((ROOT / file).read_text("utf-8")))):
+        shown, before = node, statement
+        if fields[0] in BLOCKS:
+            gone = next(old for old, new in zip(getattr(node, fields[0]), values[0], strict=True) if old is not new)
+            shown, before, change = gone, gone, f"removed {ast.unparse(gone)}"
+        elif fields == ["test"]:
+            change = f"if {ast.unparse(node.test)} -> if {ast.unparse(values[0])}"
+        else:
+            originals = [getattr(node, name) for name in fields]
+            change = ast.unparse(node)
+            _set(node, fields, values)
+            change = f"{change} -> {ast.unparse(node)}"
+            _set(node, fields, originals)
+        line = getattr(shown, "lineno", before.lineno)
+        yield Mutation(file=file, at=at, line=line, change=" ".join(change.split()), lines=header(before))
+
+
+def changed(mutation: Mutation) -> CodeType:
+    """Compile a module with its mutation."""
+    path = ROOT / mutation.file
+    tree = ast.parse(path.read_text("utf-8"))
+    node, _, fields, values = edits(tree)[mutation.at]
+    _set(node, fields, values)
+    return compile(ast.fix_missing_locations(tree), str(path), "exec")
+
+
+def _set(node: Any, fields: Sequence[str], values: Sequence[Any]) -> None:
+    for name, value in zip(fields, values, strict=True):
+        setattr(node, name, value)
+
+
+def codes(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
+    """List the code objects of a module by name and line."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield (constant.co_qualname, constant.co_firstlineno), constant
+            yield from codes(constant)
+
+
+def install(mutation: Mutation) -> None:
+    """Replace the code of the live functions by the changed one."""
+    path = str(ROOT / mutation.file)
+    code = dict(codes(changed(mutation)))
+    live = [one for one in gc.get_objects() if isinstance(one, FunctionType) and one.__code__.co_filename == path]
+    for function in live:
+        function.__code__ = code[function.__code__.co_qualname, function.__code__.co_firstlineno]
+
+
+class Judge:
+    """A pytest plugin that runs the collected tests once, and then those that matter for each mutation."""
+
+    def __init__(self, drawn: Sequence[Mutation]) -> None:
+        self.drawn = drawn
+        self.score = Counter[str]()
+
+    def pytest_configure(self) -> None:
+        """Let property tests draw the same examples every time, and not shrink them."""
+        from hypothesis import Phase, settings  # pytest prepares its plugin first
+
+        same = settings(derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate])
+        settings.register_profile("same", same)
+        settings.load_profile("same")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Judge the mutations, and print each with the score so far."""
+        covering, took = self._covering(session.items)
+        for mutation in self.drawn:
+            found = {item for line in mutation.lines for item in covering[mutation.file, line]}
+            items = sorted(found, key=lambda item: took[item])
+            verdict = self._judge(mutation, items, 10 + 3 * sum(took[item] for item in items)) if items else "NO TEST"
+            self.score[verdict] += 1
+            judged = self.score.total() - self.score["unjudged"]
+            print(f"{self.score['killed']}/{judged} {verdict} {mutation}", flush=True)
+        return True
+
+    def _covering(self, items: Sequence[pytest.Item]) -> tuple[dict[tuple[str, int], set[pytest.Item]], Any]:
+        files = sorted({mutation.file for mutation in self.drawn})
+        measured = coverage.Coverage(data_file=None, config_file=False, include=[str(ROOT / file) for file in files])
+        measured.start()
+        took, by_name = {}, {item.nodeid: item for item in items}
+        for item in items:
+            measured.switch_context(item.nodeid)
+            began = time.process_time()
+            assert passes(item), f"{item.nodeid} fails on the code as it is"
+            took[item] = time.process_time() - began
+        measured.stop()
+        covering = defaultdict[tuple[str, int], set[pytest.Item]](set)
+        for file in files:
+            for line, names in measured.get_data().contexts_by_lineno(str(ROOT / file)).items():
+                covering[file, line] = {by_name[name] for name in names if name in by_name}
+        return covering, took
+
+    def _judge(self, mutation: Mutation, items: Sequence[pytest.Item], seconds: float) -> str:
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            try:
+                resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
+                resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+                silent = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(silent, 1)
+                os.dup2(silent, 2)
+                try:
+                    install(mutation)
+                except (ValueError, KeyError, SyntaxError):
+                    os._exit(UNJUDGED)
+                os._exit(0 if all(map(passes, items)) else 1)
+            finally:
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNJUDGED:
+            return "unjudged"
+        return "SURVIVED" if status == 0 else "killed"
+
+
+def passes(item: pytest.Item) -> bool:
+    """Run one test with its fixtures."""
+    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
 def main() -> None:
-    """Mutate, test and print each mutation with the score so far."""
-    parser = argparse.ArgumentParser(description="Print the mutation score of planner_ext/core.")
-    parser.add_argument("--sample", type=int, default=60, help="how many mutations, drawn at random")
+    """Draw mutations, and judge them."""
+    parser = argparse.ArgumentParser(description="Print the mutation score of modules.")
+    parser.add_argument("files", nargs="*", default=CORE, help="modules; those of planner_ext/core by default")
+    parser.add_argument("--tests", nargs="+", default=["tests/core"], help="the tests that judge")
+    parser.add_argument("--sample", type=int, default=100, help="how many mutations, drawn at random; 0 for all")
     parser.add_argument("--seed", type=int, default=1)
-    options, killed = parser.parse_args(), 0
-    sources = {file: file.read_text() for file in sorted((ROOT / "planner_ext/core").glob("*.py"))}
-    places = [(file, at) for file, text in sources.items() for at, _ in enumerate(mutations(ast.parse(text)))]
-    with TemporaryDirectory() as folder:
-        for part in ("planner_ext", "tests", "adr", "pyproject.toml"):
-            (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, Path(folder, part))
-        assert passes(folder), "the tests fail on the code as it is"
-        drawn = random.Random(options.seed).sample(places, min(options.sample, len(places)))
-        for done, (file, at) in enumerate(drawn, 1):
-            tree, copy = ast.parse(sources[file]), Path(folder, file.relative_to(ROOT))
-            node, field, value = list(mutations(tree))[at]
-            place = f"{file.name}:{node.lineno}: {ast.unparse(node)}"
-            setattr(node, field, value)
-            copy.write_text(ast.unparse(tree))
-            survived = passes(folder)
-            copy.write_text(sources[file])
-            killed += not survived
-            print(f"{killed}/{done} {'SURVIVED' if survived else 'killed'} {place} -> {ast.unparse(node)}", flush=True)
+    parser.add_argument("--again", type=Path, help="an output of this program; only its survivors are judged")
+    options = parser.parse_args()
+    drawn = [mutation for file in options.files for mutation in mutations(file)]
+    print(f"{len(drawn)} mutations in {len(options.files)} modules")
+    if options.again is not None:
+        before = set(re.findall(r"(?:SURVIVED|NO TEST) (\S+?):\d+: (.*)", options.again.read_text("utf-8")))
+        drawn = [mutation for mutation in drawn if (mutation.file, mutation.change) in before]
+    else:
+        drawn = random.Random(options.seed).sample(drawn, min(options.sample or len(drawn), len(drawn)))
+    os.chdir(ROOT)
+    arguments = ["-q", "-s", "-n0", "-p", "no:cacheprovider", "-m", "fast"]
+    sys.exit(pytest.main([*arguments, *options.tests], plugins=[Judge(drawn)]))
 
 
 if __name__ == "__main__":
