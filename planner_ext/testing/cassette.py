@@ -214,8 +214,13 @@ class Asked:
         kept = {name: value for name, value in given.items() if name not in _NOT_COMPARED}
         tools: Any = getattr(settings, "tools", None) or []
         parts = [message.to_dict() for message in history.messages], tools, kept
-        messages, tools, kept = to_jsonable_python(parts, bytes_mode="base64", fallback=str)
+        messages, tools, kept = to_jsonable_python(parts, bytes_mode="base64", fallback=_shown)
         return cls(service=service, function=function, messages=_numbered(messages), tools=tools, settings=kept)
+
+
+def _shown(value: object) -> str:
+    """Write an object without its address, which is another one in each process."""
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", str(value))
 
 
 def same(recorded: Any, value: Any) -> bool:
@@ -319,7 +324,8 @@ class Raised(_Strict):
         """List an exception and its causes."""
         found: list[Raised] = []
         while error is not None and len(found) < _LOOK_BACK:
-            found.append(cls(type=type(error).__name__, text=str(error)))
+            name = re.sub(r"^(?![A-Za-z_])|\W", "_", type(error).__name__)[:100]
+            found.append(cls(type=name, text=str(error)))
             error = error.__cause__
         return found
 
@@ -340,17 +346,21 @@ class Exchange(_Strict):
     Attributes:
         continues: The number of the earlier request whose messages come before these.
         tools: None for the tools of the request that this one continues.
-        replies: None while the request is under way, or if it raised.
+        within: The functions around ``function``, the innermost first.
+        replies: None while the request is under way, or if it raised; of a stream, what arrived before its end.
+        abandoned: Whether the request was cancelled, or the reader left its stream.
     """
 
     service: str
     function: str = ""
+    within: list[str] = []
     continues: int | None = None
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     settings: dict[str, Any] = {}
     replies: list[dict[str, Any]] | None = None
     error: list[Raised] = []
+    abandoned: bool = False
 
 
 class _File(_Strict):

@@ -129,10 +129,7 @@ class _Tape(Tape):
         )
 
     def _asked(self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings) -> Asked:
-        tab = current_tab()
-        batch = None if tab is None else tab.account.state.batch
-        function = "" if tab is None or batch is None else batch.calls[tab.index].request.name
-        return Asked.of(service.service_id, function, history, settings)
+        return Asked.of(service.service_id, next(_functions(), ""), history, settings)
 
     @abstractmethod
     def run_id(self, goal: str) -> str:
@@ -162,6 +159,15 @@ class _Tape(Tape):
         self, service: "_TapedChatCompletion", history: ChatHistory, settings: PromptExecutionSettings, attempt: int
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         """Answer one request as a stream."""
+
+
+def _functions() -> Iterator[str]:
+    """Name the functions in which this code runs, the innermost first."""
+    tab = current_tab()
+    while tab is not None:
+        if (batch := tab.account.state.batch) is not None:
+            yield batch.calls[tab.index].request.name
+        tab = tab.account.within
 
 
 class _TapedChatCompletion(ChatCompletionClientBase):
@@ -232,8 +238,8 @@ class _Recorder(_Tape):
         self._exchanges: list[tuple[Asked, Exchange]] = []
 
     def write(self, path: Path, scrub: Scrubber) -> None:
-        """Write the cassette, without requests that were abandoned."""
-        done = [one for one in self._exchanges if one[1].replies is not None or one[1].error]
+        """Write the cassette, without requests that are still under way."""
+        done = [one for one in self._exchanges if one[1].replies is not None or one[1].error or one[1].abandoned]
         Cassette(self.services, done, [tuple(facts) for facts in self.runs.values()]).write(path, scrub)
 
     def run_id(self, goal: str) -> str:  # noqa: ARG002  (the port's signature)
@@ -246,15 +252,19 @@ class _Recorder(_Tape):
     def _exchange(
         self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
     ) -> Generator[tuple[ChatCompletionClientBase, Exchange]]:
-        """Record one request, and the exception that it raises."""
+        """Record one request, and how it ends without a reply."""
         asked = self._asked(service, history, settings)
-        kept = Exchange(**{name: getattr(asked, name) for name in Asked.__slots__})
+        within = [*_functions()][1:]
+        kept = Exchange(**{name: getattr(asked, name) for name in Asked.__slots__}, within=within)
         self._exchanges.append((asked, kept))
         assert service.inner is not None, "a recorded service has its connector"
         try:
             yield service.inner, kept
         except Exception as error:
             kept.error = Raised.chain(error)
+            raise
+        except BaseException:  # cancelled, or a stream that its reader left
+            kept.abandoned = True
             raise
 
     def _keep(self, kept: Exchange, messages: Sequence[ChatMessageContent]) -> None:
@@ -275,13 +285,15 @@ class _Recorder(_Tape):
         assembly = ReplyAssembly()
         with self._exchange(service, history, settings) as (inner, kept):
             stream = inner._inner_get_streaming_chat_message_contents(history, settings, attempt)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
-            async with aclosing(stream) as groups:
-                async for group in groups:
-                    for chunk in group:
-                        if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
-                            assembly.add(received(chunk))
-                    yield group
-            self._keep(kept, [merge_reply([assembly.message()])] if assembly.is_reply else [])
+            try:
+                async with aclosing(stream) as groups:
+                    async for group in groups:
+                        for chunk in group:
+                            if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
+                                assembly.add(received(chunk))
+                        yield group
+            finally:  # what had arrived is a reply, too
+                self._keep(kept, [merge_reply([assembly.message()])] if assembly.is_reply else [])
 
 
 class _Player(_Tape):
@@ -330,8 +342,8 @@ class _Player(_Tape):
     def finish(self) -> None:
         """Add the recorded requests that were not made to the differences, and raise if there are any."""
         for number in self._left:
-            asked = self.cassette.exchanges[number][0]
-            if asked.function not in self._not_called:
+            asked, exchange = self.cassette.exchanges[number]
+            if self._not_called.isdisjoint((asked.function, *exchange.within)):
                 self._note(Difference(request=number, what="the request", expected="as recorded", got="not made"))
         if self._raises and self.differences:
             raise ReplayDifferenceError(self.differences)
@@ -387,10 +399,8 @@ class _Player(_Tape):
         if found.what == "the request" or all((one.what, one.expected, one.got) != key for one in self.differences):
             self.differences.append(found)
 
-    def _recorded(
-        self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
-    ) -> Exchange:
-        """Find the recorded request that equals this one; else compare it with the next one.
+    def _recorded(self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings) -> int:
+        """Find the number of the recorded request that equals this one; else compare it with the next one.
 
         Raises:
             ReplayDifferenceError: If it differs, and differences raise; or if no recorded request is left.
@@ -411,8 +421,17 @@ class _Player(_Tape):
         if number is None or (self._raises and self.differences):
             raise ReplayDifferenceError(self.differences)
         left.remove(number)
+        return number
+
+    async def _end(self, number: int) -> None:
+        """End a request as the recorded one ended.
+
+        Raises:
+            Exception: The recorded exception.
+            ReplayDifferenceError: If the recorded request was abandoned, and this one is not within some seconds.
+        """
+        exchange = self.cassette.exchanges[number][1]
         self._clock.ahead = True
-        exchange = exchanges[number][1]
         if exchange.error:
             first, *causes = [raised.error() for raised in exchange.error]
             error: BaseException = first
@@ -420,19 +439,26 @@ class _Player(_Tape):
                 error.__cause__ = cause
                 error = cause
             raise first
-        return exchange
+        if exchange.abandoned:
+            await asyncio.sleep(_PATIENCE)
+            self._note(Difference(request=number, what="the request", expected="abandoned", got="waited for"))
+            raise ReplayDifferenceError(self.differences)
 
     async def reply(
         self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
-        return [_message(one) for one in self._recorded(service, history, settings).replies or ()]
+        number = self._recorded(service, history, settings)
+        await self._end(number)
+        return [_message(one) for one in self.cassette.exchanges[number][1].replies or ()]
 
     async def chunks(
         self, service: _TapedChatCompletion, history: ChatHistory, settings: PromptExecutionSettings, attempt: int
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
-        for one in self._recorded(service, history, settings).replies or ():
+        number = self._recorded(service, history, settings)
+        for one in self.cassette.exchanges[number][1].replies or ():
             for chunk in _pieces(_message(one), attempt):
                 yield [chunk]
+        await self._end(number)
 
 
 def _message(written: dict[str, Any]) -> ChatMessageContent:
@@ -498,7 +524,8 @@ class _Clock:
 
 
 _PATIENCE = 5.0
-"""The longest wait of a call for those that ended before it in the recorded run: a filter may delay them."""
+"""The longest wait of a replay for what the recorded run did: for the calls that ended before another one, which a
+filter may delay, and for the end of a request that was abandoned."""
 
 
 class _TapedFunctions:

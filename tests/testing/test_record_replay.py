@@ -1,11 +1,12 @@
 """Record and replay: a run with a model behind real HTTP is played without it, and what has changed is named."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -16,6 +17,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
     Approve,
+    Budget,
     Deny,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
@@ -325,6 +327,46 @@ async def test_nested_planners_and_prompts_are_on_the_tape(tmp_path: Path) -> No
         assert (played.iterations, played.usage.total_tokens) == (recorded.iterations, recorded.usage.total_tokens)
 
 
+_Hidden = Annotated[Kernel, "The kernel", {"include_in_function_choices": False}]
+
+
+class Lab:
+    """A function that makes a run, in which another function asks the model."""
+
+    @kernel_function(description="Research a topic.")
+    async def research(self, topic: str, kernel: _Hidden) -> str:
+        return (await planner(excluded_functions={"lab-research"}).invoke(kernel, f"Deep: {topic}")).final_answer
+
+    @kernel_function(description="Judge a topic.")
+    async def judge(self, topic: str, kernel: _Hidden) -> str:
+        return str(await kernel.invoke_prompt(f"Judge {topic}."))
+
+
+@pytest.mark.parametrize("functions", ["live", "recorded"])
+async def test_requests_far_inside_a_function_are_its_own(tmp_path: Path, functions: Any) -> None:
+    """A recorded function is not called, so that no request inside it is missed, however deep it was made."""
+    path = tmp_path / "c.json"
+
+    def script(request: Any) -> Any:
+        last = str(request.messages[-1]["content"])
+        if request.messages[-1]["role"] == "user" and not last.startswith("Judge"):
+            return call("lab-judge" if last.startswith("Deep") else "lab-research", {"topic": "lamps"})
+        return say("Fine.")
+
+    async def run(kernel: Kernel) -> Any:
+        kernel.add_plugin(Lab(), "lab")
+        return await planner(excluded_functions={"lab-judge"}).invoke(kernel, "Go.")
+
+    async with model(script) as service:
+        with record(path) as tape:
+            recorded = await run(tape.kernel(shop_kernel(service=service)))
+    inside = [(one.get("function", ""), one.get("within", [])) for one in document(path)["requests"]]
+    assert ("lab-judge", ["lab-research"]) in inside
+    with replay(path, functions=functions) as tape:
+        played = await run(tape.kernel(shop_kernel()))
+    assert (played.final_answer, played.iterations) == (recorded.final_answer, recorded.iterations)
+
+
 async def test_a_run_that_pauses_is_recorded_and_replayed(tmp_path: Path) -> None:
     """Pause and resume are on one cassette; a changed decision is a difference in what the model reads."""
     path, script = tmp_path / "c.json", [call("shop-refund", {"order": "A-7"}), say("Refunded.")]
@@ -359,6 +401,84 @@ async def test_a_request_that_failed_fails_again(tmp_path: Path) -> None:
         await replayed(path)
     assert str(played.value) == str(recorded.value)
     assert "RateLimitError" in str(played.value)
+
+
+class Ärger(Exception):
+    """A class of an application, whose name is no identifier."""
+
+
+Ärger.__name__ = "Ärger[int]"
+
+
+async def test_any_exception_of_a_service_is_recorded(tmp_path: Path) -> None:
+    """Whatever its class is called, the run gets the service's own exception, and a replay one of that text."""
+    path = tmp_path / "c.json"
+    for tape, service in ((record(path), ScriptedChatCompletion([Ärger("nicht da")])), (replay(path), None)):
+        with tape as made, pytest.raises(ServiceCallError) as raised:
+            await planner().invoke(made.kernel(shop_kernel(service=service)), "Go.")
+        assert str(raised.value.__cause__) == "nicht da"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_request_that_was_abandoned_is_abandoned_again(tmp_path: Path, *, streaming: bool) -> None:
+    """A request that a limit of time cut off takes as long in the replay, which ends as the recorded run did."""
+    path, limited = tmp_path / "c.json", planner(budget=Budget(max_active_seconds=0.3))
+
+    async def hang(request: Any) -> None:
+        if request.index == 1:
+            await asyncio.sleep(60)
+
+    async def run(kernel: Kernel) -> Any:
+        if not streaming:
+            return await limited.invoke(kernel, "Go.")
+        async with aclosing(limited.invoke_stream(kernel, "Go.")) as events:
+            (result,) = [event.result async for event in events if isinstance(event, ResultReady)]
+            return result
+
+    script = [call("shop-price", {"article": "lamp"}), say("Too late.")]
+    with record(path) as tape:
+        recorded = await run(tape.kernel(shop_kernel(service=ScriptedChatCompletion(script, before_reply=hang))))
+    assert (recorded.status, recorded.limit) == ("limit_reached", "max_active_seconds")
+    with replay(path) as tape:
+        played = await run(tape.kernel(shop_kernel()))
+    journals = [[{**one, "seconds": 0} for one in dump_facts(run.facts)] for run in (played, recorded)]
+    assert journals[0] == journals[1]
+
+
+async def test_a_stream_that_was_left_is_left_again(tmp_path: Path) -> None:
+    """What had arrived of its text arrives again."""
+    path = tmp_path / "c.json"
+
+    async def read(kernel: Kernel, pieces: int) -> str:
+        text = ""
+        async with aclosing(planner().invoke_stream(kernel, "Go.")) as events:
+            async for event in events:
+                text += event.text if isinstance(event, TextDelta) else ""
+                if len(text) >= pieces:
+                    break
+        return text
+
+    with record(path) as tape:
+        await read(tape.kernel(shop_kernel(service=ScriptedChatCompletion([say("word " * 100)]))), 8)
+    with replay(path) as tape:
+        assert (await read(tape.kernel(shop_kernel()), 8)).startswith("word wor")
+
+
+async def test_an_object_in_the_settings_is_compared_without_its_address(tmp_path: Path) -> None:
+    """Settings may hold what JSON cannot: a replay in another process has other objects, which are no difference."""
+    path = tmp_path / "c.json"
+
+    async def run(kernel: Kernel) -> Any:
+        chat: Any = kernel.get_service()
+        settings = OpenAIChatPromptExecutionSettings(extra_body={"routing": Shop()})
+        history = ChatHistory()
+        history.add_user_message("Go.")
+        return await chat.get_chat_message_content(history, settings, kernel=kernel)
+
+    kept = [Shop()]  # so that no address is used twice
+    for tape, service in ((record(path), ScriptedChatCompletion([say("Yes.")])), (replay(path), None)):
+        with tape as made:
+            assert str(await run(made.kernel(shop_kernel(kept[0], service)))) == "Yes."
 
 
 async def test_secrets_do_not_enter_a_cassette(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
