@@ -29,7 +29,7 @@ from planner_ext.core.values import Usage
 from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.messages import read_usage
 from planner_ext.sk.transport import kernel_with_service, select_service
-from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, say
+from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, say
 from planner_ext.testing.rules import find_violation
 from planner_ext.testing.script import completion_body
 from planner_ext.testing.server import HttpResponse
@@ -151,7 +151,7 @@ class _ForgivingServer(ScriptedOpenAIServer):
     """
 
     def __init__(self, scenario: Scenario, observed: Observed) -> None:
-        super().__init__(lambda request: self._noted(scenario.model(request)))
+        super().__init__(lambda request: self._noted(scenario.model(_as_read(request))))
         self._refused, self._observed, self._reports = observed.refused, observed, scenario.reports
 
     def _noted(self, reply: ScriptedReply) -> ScriptedReply:
@@ -178,6 +178,11 @@ class _ForgivingServer(ScriptedOpenAIServer):
         self._observed.continued = True
         reply = completion_body(say("You are welcome."), index=0, model="scripted", usage=Usage())
         return HttpResponse(status=200, content_type="application/json", parts=(json.dumps(reply).encode(),))
+
+
+def _as_read(request: ScriptedRequest) -> ScriptedRequest:
+    """Take away the functions that a request describes and forbids to call, as a real model does not call them."""
+    return replace(request, tools=()) if request.tool_choice == "none" else request
 
 
 def _without_usage(response: HttpResponse) -> HttpResponse:

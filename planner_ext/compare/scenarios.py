@@ -1,8 +1,9 @@
 """The situations in which every option runs: a goal, a scripted model, and what a user is entitled to.
 
-A scripted model reads the request: it calls functions only if they are offered, and takes its knowledge from their
-results. So one script fits every option, whatever the number of round trips. If the final-answer function of the
-removed planner is offered, a model that has called functions passes its answer to it; one that only talks, talks.
+A scripted model reads the request: it calls functions only if they are offered and ``tool_choice`` does not forbid it,
+and takes its knowledge from their results. So one script fits every option, whatever the number of round trips. If the
+final-answer function of the removed planner is offered, a model that has called functions passes its answer to it; one
+that only talks, talks.
 """
 
 from collections.abc import Callable, Mapping
@@ -274,7 +275,7 @@ def _delegating(request: ScriptedRequest) -> ScriptedReply:
     "limit of calls",
     short="limit of\ncalls",
     goal="Count the lamps in Hamburg, Lyon and Turin.",
-    entitled="With two function calls allowed, at most two functions start, also of a reply with three.",
+    entitled="With two function calls allowed, at most two start, also of a reply with three; there is an answer.",
     source="pydantic-ai, https://github.com/pydantic/pydantic-ai/issues/2593: requests alone do not bound the calls",
     needs="tool calls",
     limits={"max_tool_calls": 2},
@@ -288,7 +289,7 @@ def _many_calls(request: ScriptedRequest) -> ScriptedReply:
     "limit of tokens",
     short="limit of\ntokens",
     goal=_EXPORT,
-    entitled="Once 500 tokens are used up, no more than one request follows: the one for the answer.",
+    entitled="Once 500 tokens are used up, no more than one request follows, which brings an answer.",
     source="pydantic-ai, UsageLimits.total_tokens_limit: https://ai.pydantic.dev/api/usage",
     needs="tokens",
     limits={"max_total_tokens": 500},
@@ -303,7 +304,8 @@ def _many_tokens(request: ScriptedRequest) -> ScriptedReply:
     short="tokens\nunrep.",
     goal=_EXPORT,
     entitled="A limit of tokens holds by an estimate, or is refused, where none are reported. It is not ignored.",
-    source="pydantic-ai, UsageLimits.total_tokens_limit: https://ai.pydantic.dev/api/usage",
+    source="this package; pydantic-ai, total_tokens_limit, leaves it open: https://ai.pydantic.dev/api/usage",
+    answers=False,
     needs="tokens",
     limits={"max_total_tokens": 500},
     reports=False,
@@ -333,7 +335,7 @@ def _slow(request: ScriptedRequest) -> ScriptedReply:
     "repeats itself",
     short="repeats\nitself",
     goal=_EXPORT,
-    entitled="With two equal calls allowed, the third does not start.",
+    entitled="With two equal calls allowed, the third does not start; there is an answer.",
     source="LangGraph, https://github.com/langchain-ai/langgraph/issues/6731: it ends at the recursion limit only",
     needs="repeats",
     limits={"max_repeated_calls": 2},
@@ -383,7 +385,8 @@ def _refunding(request: ScriptedRequest) -> ScriptedReply:
     "crash",
     goal="Refund the order A-3007.",
     entitled="The refund is made once, although the process was killed before its result was recorded; the run ends.",
-    source="LangGraph, Durable execution: https://docs.langchain.com/oss/python/langgraph/durable-execution",
+    source="LangGraph, Durable execution, which asks functions to be idempotent for it: "
+    "https://docs.langchain.com/oss/python/langgraph/durable-execution",
     functions=("order", "refund"),
     needs="recovery",
     kills_at="desk-refund",

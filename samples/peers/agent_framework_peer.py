@@ -40,14 +40,13 @@ async def run(trial: Trial, report: Report) -> None:
         tool(function, name=name, approval_mode="always_require" if name == trial.gated else "never_require")
         for name, function in trial.functions().items()
     ]
-    agent = Agent(client, tools=tools, middleware=[forbid])
     if trial.delegates:
         helper = Agent(client, tools=tools, name="helper")
         tools = [
             *tools,
             helper.as_tool(name="helper-reach_goal", description="Hand a goal to a helper.", arg_name="goal"),
         ]
-        agent = Agent(client, tools=tools, middleware=[forbid])
+    agent = Agent(client, tools=tools, middleware=[forbid])
     given, session = trial.goal, agent.create_session()
     if trial.life > 1:
         saved = trial.saved()
@@ -63,7 +62,9 @@ async def run(trial: Trial, report: Report) -> None:
         else:
             response = await agent.run(given, session=session)
         waits = list(response.user_input_requests)
-        report.status, report.answer = ("paused", "") if waits else ("answered", response.text)
+        cut = response.finish_reason == "length"
+        report.status = "paused" if waits else "incomplete" if cut else "answered"
+        report.answer = "" if waits else response.text
         if waits:
             messages = [message.to_dict() for message in response.messages]
             trial.save({"session": session.to_dict(), "messages": messages})

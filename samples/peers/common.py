@@ -30,6 +30,8 @@ class Trial:
         limits: ``max_iterations``, and perhaps ``max_tool_calls``, ``max_total_tokens`` or ``max_active_seconds``.
         streaming: Whether to stream.
         vetoed, gated: The full name of the function that may not run, that waits for a person; "" for none.
+        stops_at: The full name of the function during which the caller cancels the run by `stop`; "" for none.
+        stop: Cancels the task of the run; an adapter puts its framework's own cancellation here, if there is one.
         life: 1, or 2 in the process that continues; a person has agreed by then.
         folder: Where the first process leaves what the second one needs.
     """
@@ -46,7 +48,7 @@ class Trial:
         self.folder: str = given["folder"] or ""
         self.delegates: bool = given["delegates"]
         self._desk_url: str = given["desk_url"]
-        self._stops_at: str = given["stops_at"]
+        self.stops_at: str = given["stops_at"]
         self.stop: Callable[[], object] = lambda: None
 
     @property
@@ -91,11 +93,11 @@ class Trial:
                 await client.post(f"{self._desk_url}/ended", json={})
 
     async def _at_desk(self, name: str, arguments: dict[str, str]) -> Any:
-        if self._stops_at == f"desk-{name}":
-            asyncio.get_running_loop().call_later(0.5, self.stop)  # the caller cancels while the function runs
         if not self.is_judged:
             return "E-7 is still running."
         async with httpx.AsyncClient(timeout=30) as client:
+            if self.stops_at == f"desk-{name}":
+                asyncio.get_running_loop().call_later(0.5, self.stop)  # the caller cancels while the function runs
             answer = (await client.post(f"{self._desk_url}/{name}", json=arguments)).json()
             if answer["kill"]:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -42,7 +42,7 @@ CONFIG = {"configurable": {"thread_id": "run"}, "recursion_limit": 2_000}
 @asynccontextmanager
 async def _saver(trial: Trial, kept: InMemorySaver) -> AsyncIterator[object]:
     if not trial.folder:
-        yield kept
+        yield kept if trial.is_judged else None  # the cost is that of a run that is not kept, as for the others
         return
     async with AsyncSqliteSaver.from_conn_string(str(Path(trial.folder, "checkpoints.db"))) as saver:
         yield saver
@@ -102,6 +102,9 @@ async def _run(trial: Trial, report: Report, saver: object) -> None:
     given: object = {"messages": [{"role": "user", "content": trial.goal}]}
     if trial.life > 1:
         given = Command(resume={"decisions": [{"type": "approve"}]}) if trial.gated else None
+    if not saver:
+        _conclude(report, (await agent.ainvoke(given, CONFIG))["messages"], waits=False)
+        return
     try:
         if trial.streaming:
             async for _ in agent.astream(given, CONFIG, stream_mode="messages", durability="sync"):
@@ -112,7 +115,7 @@ async def _run(trial: Trial, report: Report, saver: object) -> None:
         state = await agent.aget_state(CONFIG)
         messages = state.values.get("messages", [])
         _write(report, messages)
-    _conclude(report, messages, waits=bool(state.interrupts))
+        _conclude(report, messages, waits=bool(state.interrupts))
 
 
 def _conclude(report: Report, messages: list, *, waits: bool) -> None:
@@ -124,8 +127,10 @@ def _conclude(report: Report, messages: list, *, waits: bool) -> None:
     if waits:
         report.status = "paused"
     elif replies and not replies[-1].tool_calls:
-        report.status = "answered" if replies[-1].response_metadata else "limit_reached"
-        report.answer = replies[-1].text
+        last, told = replies[-1], replies[-1].response_metadata
+        ended = "incomplete" if told.get("finish_reason") == "length" else "answered"
+        report.status = ended if told else "limit_reached"
+        report.answer = last.text or last.additional_kwargs.get("refusal") or ""
 
 
 def _write(report: Report, messages: list) -> None:

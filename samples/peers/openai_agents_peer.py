@@ -55,11 +55,14 @@ async def run(trial: Trial, report: Report) -> None:
         agent.tools.append(
             helper.as_tool("helper-reach_goal", "Hand a goal to a helper.", max_turns=trial.max_iterations)
         )
-    options = {"max_turns": trial.max_iterations, "run_config": RunConfig(tracing_disabled=True)}
+    config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
+    options = {"max_turns": trial.max_iterations, "run_config": config}
     given = trial.goal if trial.life == 1 else await _approved(agent, trial)
     try:
-        if trial.streaming:
+        if trial.streaming or trial.stops_at:
+            # Only a streamed run can be cancelled so that its turn is whole.
             result = Runner.run_streamed(agent, given, **options)
+            trial.stop = lambda: result.cancel(mode="after_turn")
             async for _ in result.stream_events():
                 pass
         else:
@@ -75,10 +78,12 @@ async def run(trial: Trial, report: Report) -> None:
         return
     except ModelRefusalError as error:
         report.status, report.answer = "refused", error.refusal
+        report.charged = len(error.run_data.raw_responses)
         return
-    report.status = "paused" if result.interruptions else "answered"
-    report.answer = "" if result.interruptions else str(result.final_output)
+    report.answer = str(result.final_output or "")
+    report.status = "answered" if report.answer else "cancelled"
     if result.interruptions:
+        report.status = "paused"
         trial.save(result.to_state().to_json())
     report.charged, report.tokens = len(result.raw_responses), result.context_wrapper.usage.total_tokens or None
     _write(report, result.to_input_list())

@@ -77,7 +77,9 @@ async def run(trial: Trial, report: Report) -> None:
             else:
                 result = await agent.run(**given, usage_limits=limits, usage=usage)
                 output, messages = result.output, result.all_messages()
-            report.status = "paused" if isinstance(output, DeferredToolRequests) else "answered"
+            cut = messages[-1].kind == "response" and messages[-1].finish_reason == "length"
+            paused = isinstance(output, DeferredToolRequests)
+            report.status = "paused" if paused else "incomplete" if cut else "answered"
             report.answer = output if isinstance(output, str) else ""
             if report.status == "paused":
                 trial.save(ModelMessagesTypeAdapter.dump_python(messages, mode="json"))

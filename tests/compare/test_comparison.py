@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from semantic_kernel.connectors.ai import FunctionChoiceBehavior
 from semantic_kernel.contents import FunctionCallContent
 
 from planner_ext.compare import Comparison, Run, Trial, option, run_comparison, scenario
@@ -280,3 +281,28 @@ def test_an_ability_that_does_not_exist_is_refused() -> None:
     """The message lists those that there are."""
     with pytest.raises(PlannerInvalidConfigurationError, match="tool calls, tokens, time"):
         option("mine", offers=("flying",))  # pyright: ignore[reportArgumentType]  (that is the point)
+
+
+@option("none-last", offers=())
+async def _forbidden_last(trial: Trial) -> None:
+    """The last request describes the functions and forbids to call them, as other frameworks do."""
+    for trips in range(1, trial.max_iterations + 1):
+        last = FunctionChoiceBehavior.NoneInvoke() if trips == trial.max_iterations else None
+        if last is None:
+            reply = await trial.ask()
+        else:
+            settings = trial.settings.model_copy(update={"function_choice_behavior": last})
+            (reply,) = await trial.service.get_chat_message_contents(trial.history, settings, kernel=trial.kernel)
+        trial.charged = trips
+        trial.history.add_message(reply)
+        for call in (item for item in reply.items if isinstance(item, FunctionCallContent)):
+            await trial.kernel.invoke_function_call(call, trial.history)
+    trial.answer = reply.content
+
+
+def test_a_model_calls_nothing_where_the_tool_choice_forbids_it() -> None:
+    """A loop may forbid calls by ``tool_choice`` and leave the functions in its last request: the model answers."""
+    compared = asyncio.run(run_comparison(options=[OURS, _forbidden_last], scripts=["never-ending"]))
+    run = found(compared, "none-last", "never-ending")
+    assert (run.trips, run.tools_run, run.history_valid) == (5, 4, True)
+    assert run.answer.startswith("E-7 is not finished")
