@@ -9,15 +9,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai import PromptExecutionSettings
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
-from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.filters import FunctionInvocationContext
@@ -30,6 +28,7 @@ from planner_ext.service import FunctionInvokingChatCompletion
 from planner_ext.sk.messages import read_usage
 from planner_ext.sk.transport import kernel_with_service, select_service
 from planner_ext.testing import ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, say
+from planner_ext.testing.connector import OuterConnector
 from planner_ext.testing.rules import find_violation
 from planner_ext.testing.script import completion_body
 from planner_ext.testing.server import HttpResponse
@@ -202,35 +201,21 @@ def _with_results(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str
                 yield {"role": "tool", "tool_call_id": call["id"], "content": "(no result)"}
 
 
-class _CountingChatCompletion(ChatCompletionClientBase):
-    """A connector that counts its round trips, those of Semantic Kernel's own loop included, and delegates the rest.
-
-    It overrides what every connector overrides: the one request at the bottom of Semantic Kernel's loop.
+class _CountingChatCompletion(OuterConnector):
+    """A connector that counts its round trips, those of Semantic Kernel's own loop included.
 
     Attributes:
-        inner: The connector that makes the requests.
         observed: Gets the tokens of each request; None does not count.
         reports: Whether replies keep their metadata.
     """
 
-    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
-
-    inner: ChatCompletionClientBase
     observed: Observed | None
     reports: bool
-
-    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
-        """Return the inner connector's settings class."""
-        return self.inner.get_prompt_execution_settings_class()
-
-    def service_url(self) -> str | None:
-        """Return the inner connector's URL."""
-        return self.inner.service_url()
 
     async def _inner_get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
     ) -> list[ChatMessageContent]:
-        messages = await self.inner._inner_get_chat_message_contents(chat_history, settings)
+        messages = await self.connector._inner_get_chat_message_contents(chat_history, settings)
         self._count(self._taken_metadata(messages))
         return messages
 
@@ -238,22 +223,11 @@ class _CountingChatCompletion(ChatCompletionClientBase):
         self, chat_history: ChatHistory, settings: PromptExecutionSettings, function_invoke_attempt: int = 0
     ) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
         reported: dict[str, Any] = {}
-        stream = self.inner._inner_get_streaming_chat_message_contents(chat_history, settings, function_invoke_attempt)
-        async for chunks in stream:
+        ask = self.connector._inner_get_streaming_chat_message_contents
+        async for chunks in ask(chat_history, settings, function_invoke_attempt):
             reported |= self._taken_metadata(chunks)
             yield chunks
         self._count(reported)
-
-    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
-        self.inner._verify_function_choice_settings(settings)
-
-    def _update_function_choice_settings_callback(
-        self,
-    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
-        return self.inner._update_function_choice_settings_callback()
-
-    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
-        self.inner._reset_function_choice_settings(settings)
 
     def _count(self, metadata: Mapping[str, Any]) -> None:
         if self.observed is not None:

@@ -21,7 +21,7 @@ text completion, embeddings, and requests that bypass its kernel.
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +30,6 @@ from uuid import uuid4
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.connectors.ai.function_call_choice_configuration import FunctionCallChoiceConfiguration
-from semantic_kernel.connectors.ai.function_calling_utils import update_settings_from_function_call_configuration
-from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import (
     ChatHistory,
@@ -68,6 +64,7 @@ from planner_ext.testing.cassette import (
     differences,
     same,
 )
+from planner_ext.testing.connector import OuterConnector
 
 __all__ = ["Tape", "record", "replay"]
 
@@ -170,27 +167,15 @@ def _functions() -> Iterator[str]:
         tab = tab.account.within
 
 
-class _TapedChatCompletion(ChatCompletionClientBase):
-    """A connector on a tape: the one request at the bottom of Semantic Kernel's loop goes to the tape.
+class _TapedChatCompletion(OuterConnector):
+    """A connector on a tape, which answers its requests.
 
     Attributes:
         inner: The connector; None for a service that the replayed kernel lacks.
         tape: The tape.
     """
 
-    SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
-
-    inner: ChatCompletionClientBase | None
     tape: _Tape
-
-    def get_prompt_execution_settings_class(self) -> type[PromptExecutionSettings]:
-        """Return the connector's settings class."""
-        inner = self.inner
-        return OpenAIChatPromptExecutionSettings if inner is None else inner.get_prompt_execution_settings_class()
-
-    def service_url(self) -> str | None:
-        """Return the connector's URL."""
-        return None if self.inner is None else self.inner.service_url()
 
     async def _inner_get_chat_message_contents(
         self, chat_history: ChatHistory, settings: PromptExecutionSettings
@@ -203,23 +188,6 @@ class _TapedChatCompletion(ChatCompletionClientBase):
         async with aclosing(self.tape.chunks(self, chat_history, settings, function_invoke_attempt)) as stream:
             async for group in stream:
                 yield group
-
-    def _verify_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
-        if self.inner is not None:
-            self.inner._verify_function_choice_settings(settings)
-
-    def _update_function_choice_settings_callback(
-        self,
-    ) -> Callable[[FunctionCallChoiceConfiguration, PromptExecutionSettings, FunctionChoiceType], None]:
-        if self.inner is None:
-            return update_settings_from_function_call_configuration
-        return self.inner._update_function_choice_settings_callback()
-
-    def _reset_function_choice_settings(self, settings: PromptExecutionSettings) -> None:
-        if self.inner is not None:
-            self.inner._reset_function_choice_settings(settings)
-        elif isinstance(settings, OpenAIChatPromptExecutionSettings):
-            settings.tools = settings.tool_choice = None
 
 
 class _TapedWithoutCalls(_TapedChatCompletion):
@@ -257,9 +225,8 @@ class _Recorder(_Tape):
         within = [*_functions()][1:]
         kept = Exchange(**{name: getattr(asked, name) for name in Asked.__slots__}, within=within)
         self._exchanges.append((asked, kept))
-        assert service.inner is not None, "a recorded service has its connector"
         try:
-            yield service.inner, kept
+            yield service.connector, kept
         except Exception as error:
             kept.error = Raised.chain(error)
             raise
