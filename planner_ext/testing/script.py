@@ -9,7 +9,6 @@ shapes are those of https://platform.openai.com/docs/api-reference/chat.
     script = [lambda request: say(f"{len(request.tools)} tools")]           # an item decides when it is asked
 """
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -221,9 +220,9 @@ class ScriptReader:
                 f"chunk_size is the number of characters per streamed piece, at least 1, not {chunk_size!r}."
             )
         self.chunk_size = chunk_size
-        self._steps: Iterator[object] = itertools.repeat(script) if callable(script) else iter(script)
+        self._steps: Iterator[object] = iter(lambda: script, None) if callable(script) else iter(script)
         self._answers_given = 0
-        self._call_numbers = itertools.count(1)
+        self._calls_given = 0
 
     def answer(self, request: ScriptedRequest) -> ScriptedAnswer:
         """Return the script's next answer, for this request.
@@ -260,8 +259,9 @@ class ScriptReader:
     def _with_ids(self, reply: ScriptedReply) -> ScriptedReply:
         named = (
             item if item.id is not None else replace(item, id=f"call_{number}")
-            for item, number in zip(reply.calls, self._call_numbers, strict=False)
+            for number, item in enumerate(reply.calls, self._calls_given + 1)
         )
+        self._calls_given += len(reply.calls)
         return replace(reply, calls=tuple(named))
 
 
