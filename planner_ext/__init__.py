@@ -83,6 +83,8 @@ __all__ = [
     "requires_approval",
 ]
 
+__version__ = "0.1.0"
+
 _NAMES = {
     "approval.decisions": ("Approve", "Defer", "Deny", "Supply", "requires_approval"),
     "approval.policy": ("ApprovalPolicy",),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
+import planner_ext
 from planner_ext.approval.decisions import Approve, Deny, Supply
 from planner_ext.cli import options as cli
 from planner_ext.cli.text import Terminal
@@ -68,9 +69,7 @@ APPROVALS_EXIT_CODES = """\
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415  (only this needs it)
-
-        print(f"planner-ext {version('planner-ext')}")
+        print(f"planner-ext {planner_ext.__version__}")
         raise typer.Exit
 
 
