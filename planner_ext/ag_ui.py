@@ -1,6 +1,6 @@
 """A planner's run as an AG-UI event stream, for CopilotKit, assistant-ui and other front ends; extra ``ag-ui``.
 
-One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_ag_ui.py`` is a complete one::
+One function, `ag_ui_events`, is the body of an HTTP endpoint; ``samples/step19_ag_ui.py`` is a complete one:
 
     waiting: dict[str, Checkpoint] = {}
 

@@ -1,7 +1,7 @@
 """Loops of other frameworks: each a program with an environment of its own, made from what the program says it needs.
 
 An adapter is one file with inline script metadata (PEP 723). Besides its dependencies these name the framework, the
-package whose version is shown, and what it offers beyond a budget of round trips::
+package whose version is shown, and what it offers beyond a budget of round trips:
 
     # /// script
     # dependencies = ["pydantic-ai-slim[openai]==2.68.0"]

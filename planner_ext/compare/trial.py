@@ -1,7 +1,7 @@
 """A trial: one run of one option in one situation, as the option sees it. This is the protocol for loops of your own.
 
 A strategy is one async function of a `Trial`. It pursues the goal, keeps to what the trial allows, and notes in the
-trial how it ended; everything else is counted outside. A loop of your own::
+trial how it ended; everything else is counted outside. A loop of your own:
 
     async def plain_loop(trial: Trial) -> None:
         "Asks until the model calls nothing more."

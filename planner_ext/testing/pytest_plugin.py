@@ -1,10 +1,10 @@
 """A pytest plugin: the fixture ``tape`` records a test's runs with a real model once, and replays them afterwards.
 
-Enable it in the ``conftest.py`` of your root directory::
+Enable it in the ``conftest.py`` of your root directory:
 
     pytest_plugins = ["planner_ext.testing.pytest_plugin"]
 
-A test puts its kernel on the tape; it needs a service and a key only while it is recorded::
+A test puts its kernel on the tape; it needs a service and a key only while it is recorded:
 
     async def test_refund(tape):
         kernel = make_kernel()
@@ -13,14 +13,14 @@ A test puts its kernel on the tape; it needs a service and a key only while it i
         result = await make_planner().invoke(tape.kernel(kernel), "Refund order 7.")
         assert result.final_answer == "Order 7 is refunded."
 
-Record it once, look at the file, and commit it::
+Record it once, look at the file, and commit it:
 
     pytest --record tests/test_orders.py::test_refund       # writes tests/cassettes/test_orders/test_refund.json
     pytest                                                  # replays it: no network, no key
 
 A replay fails where the application now differs, and names the place: a prompt, the schema of a function, its result.
 A test that fails while it is recorded leaves its cassette unchanged. A marker takes the options of `replay` and
-`record`, and the cassette's path relative to the test's folder::
+`record`, and the cassette's path relative to the test's folder:
 
     @pytest.mark.tape(functions="recorded", scrub=["customer-[0-9]+"], path="refund.json")
 """

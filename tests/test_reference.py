@@ -1,0 +1,26 @@
+"""The API reference, as `.ci/reference` builds it from the docstrings."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from test_contract import MODULES
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
+    """One command builds it without a warning; each name is on the page of its module, with its docstring."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    command = ["bash", str(ROOT / ".ci" / "reference"), str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for module, names in MODULES.items():
+        page = (tmp_path / f"{module.replace('.', '/')}.html").read_text("utf-8")
+        sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.DOTALL))
+        assert sorted(set(names.split()) - set(sections)) == [], module
+        described = {name for name, text in sections.items() if re.search('class="(docstring|attr variable)"', text)}
+        assert sorted(set(names.split()) - described) == [], module
