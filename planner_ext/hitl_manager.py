@@ -4,7 +4,7 @@ import logging
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Interceptor, Supply, ToolCall
 from planner_ext.approval.policy import ApprovalRule, ArgumentPredicate
-from planner_ext.engine.gate import CheckForIntervention, PreInvoke
+from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.sk.approval import ApprovalSettings, DecisionRefusedError, PendingCall
 from planner_ext.sk.chat import ModelClarifier
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
@@ -14,6 +14,7 @@ __all__ = [
     "ApprovalRule",
     "ApprovalSettings",
     "Approve",
+    "Approver",
     "ArgumentPredicate",
     "CheckForIntervention",
     "Checkpoint",

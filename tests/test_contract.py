@@ -138,8 +138,8 @@ def FunctionCallingStepwisePlannerOptions(
     *,
     max_iterations=15, budget=None, control="iterations_metadata", plan=True, charge_plan=True,
     require_final_answer_function=False, response_format=None, execution=None, approval=None, interceptors=(),
-    pre_invoke=None, iteration_completed=None, clarifier=None, max_clarifications=None, observers=(), clock=None,
-    min_iteration_time_ms=0, excluded_plugins=..., excluded_functions=..., get_available_functions=None,
+    pre_invoke=None, approver=None, iteration_completed=None, clarifier=None, max_clarifications=None, observers=(),
+    clock=None, min_iteration_time_ms=0, excluded_plugins=..., excluded_functions=..., get_available_functions=None,
     get_initial_plan=None, get_step_prompt=None, execution_settings=None, max_tokens=None, max_tokens_ratio=0.1,
     max_completion_tokens=None, max_prompt_tokens=None, on_invalid_history="refuse", strict_finish_reason=False,
     checkpoint_key=None,
@@ -168,7 +168,7 @@ class FunctionInvokingChatCompletion:
     def __init__(
         self, inner, *,
         budget=None, execution=None, approval=None, interceptors=(), pre_invoke=None, check_for_intervention=None,
-        iteration_completed=None, clarifier=None, max_clarifications=None, observers=(), clock=None,
+        approver=None, iteration_completed=None, clarifier=None, max_clarifications=None, observers=(), clock=None,
         min_iteration_time_ms=0, max_prompt_tokens=None, on_invalid_history="refuse", strict_finish_reason=False,
         checkpoint_key=None, service_id=None,
     ): ...
@@ -185,7 +185,7 @@ class ToolCallHandler:
     def __init__(
         self, kernel, *,
         arguments=None, settings=None, service_id=None, check_for_intervention=None, interceptors=(), budget=None,
-        approval=None, execution=None, pre_invoke=None, iteration_completed=None, clarifier=None,
+        approver=None, approval=None, execution=None, pre_invoke=None, iteration_completed=None, clarifier=None,
         max_clarifications=None, observers=(), clock=None, min_iteration_time_ms=0, max_prompt_tokens=None,
         on_invalid_history="refuse", strict_finish_reason=False, checkpoint_key=None,
     ): ...
@@ -199,8 +199,8 @@ class ToolUseSession:
         self, kernel, *,
         initial_prompts=(), tool_use_config=..., service_id=None, settings=None, arguments=None, budget=None,
         execution=None, approval=None, interceptors=(), pre_invoke=None, check_for_intervention=None,
-        iteration_completed=None, observers=(), clock=None, min_iteration_time_ms=0, max_prompt_tokens=None,
-        strict_finish_reason=False, checkpoint_key=None,
+        approver=None, iteration_completed=None, observers=(), clock=None, min_iteration_time_ms=0,
+        max_prompt_tokens=None, strict_finish_reason=False, checkpoint_key=None,
     ): ...
     def append(self, messages): ...
     def history(self): ...

@@ -54,6 +54,7 @@ GIVEN: dict[str, Any] = {
     "interceptors": [asked],
     "pre_invoke": lambda iteration, name, arguments: True,
     "check_for_intervention": lambda call: False,
+    "approver": asked,
     "iteration_completed": asked,
     "clarifier": asked,
     "max_clarifications": 3,

@@ -24,7 +24,7 @@ from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.engine.concurrency import OUT_OF_TIME, called, in_time, seconds_from_now
 
-__all__ = ["CheckForIntervention", "InterceptorChain", "PreInvoke"]
+__all__ = ["Approver", "CheckForIntervention", "InterceptorChain", "PreInvoke"]
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +34,9 @@ PreInvoke = Callable[[int, str, Mapping[str, Any]], bool | Awaitable[bool]]
 CheckForIntervention = Callable[[ToolCall], bool | Awaitable[bool]]
 """Called with the call; True defers it to a person, False is no objection."""
 
+
+Approver = Callable[[ToolCall], Decision | Awaitable[Decision | None] | None]
+"""Asks a person about a call, and returns their decision; None or `Defer` leaves the question open."""
 
 _UNMATCHED = {"approve": None, "defer": Defer(), "deny": Deny("Nobody approved it.", by="default")}
 """The decision on a call that no interceptor decided."""
@@ -50,6 +53,7 @@ class InterceptorChain:
 
     Attributes:
         marked: Gives a function's own mark by its fully qualified name, or None.
+        approver: Asked by `asked`, about a call that was deferred.
     """
 
     options: ApprovalSettings
@@ -57,6 +61,7 @@ class InterceptorChain:
     pre_invoke: Sequence[PreInvoke] = ()
     checks: Sequence[CheckForIntervention] = ()
     marked: Callable[[str], Defer | None] = lambda _: None
+    approver: Approver | None = None
 
     def watches(self, function: str) -> bool:
         """Return whether a call of this function could be decided by an interceptor, a mark or a setting."""
@@ -66,6 +71,15 @@ class InterceptorChain:
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
         """Decide each call, in order, before any of them runs; None if no interceptor decided and that approves."""
         return [self._final(await self._decide(call), call, state) for call in calls]
+
+    async def asked(self, call: ToolCall, question: Defer) -> Decision:
+        """Ask the approver about a deferred call while the question is open; returns the question if it stays open."""
+        if self.approver is None:
+            return question
+        waiting = replace(self, options=replace(self.options, interceptor_timeout=question.expires_in))
+        shown = replace(call, prompt=question.prompt or "", roles=tuple(question.roles))
+        answer = await waiting._ask(self.approver, shown)
+        return question if answer is None or isinstance(answer, Defer) else answer
 
     async def _decide(self, call: ToolCall) -> Decision | None:
         for interceptor in self.interceptors:

@@ -22,7 +22,7 @@ from semantic_kernel.kernel_pydantic import KernelBaseModel
 from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget
-from planner_ext.engine.gate import CheckForIntervention, PreInvoke
+from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
 from planner_ext.sk.checkpoint import SigningKey
@@ -70,8 +70,8 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         max_completion_tokens: Maximum tokens of a reply: sets ``max_tokens``, or the equivalent field, of each
             request's settings. A run whose settings have no such field is refused. None and 0 leave the settings as
             they are.
-        budget, execution, approval, interceptors, pre_invoke, check_for_intervention, iteration_completed, clarifier,
-        max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens, on_invalid_history,
+        budget, execution, approval, interceptors, pre_invoke, check_for_intervention, approver, iteration_completed,
+        clarifier, max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens, on_invalid_history,
         strict_finish_reason, checkpoint_key: The options of every door, see `planner_ext.sk.options.RunOptions`.
             Questions are offered with ``require_final_answer_function``, too.
 
@@ -107,6 +107,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
     interceptors: SkipValidation[Sequence[Interceptor]] = ()
     pre_invoke: SkipValidation[PreInvoke | None] = None
     check_for_intervention: SkipValidation[CheckForIntervention | None] = None
+    approver: SkipValidation[Approver | None] = None
     iteration_completed: SkipValidation[IterationCallback | None] = None
     clarifier: SkipValidation[Clarifier | None] = None
     max_clarifications: SkipValidation[int | None] = None

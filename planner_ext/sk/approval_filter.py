@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -38,7 +38,7 @@ from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
-from planner_ext.engine.gate import InterceptorChain
+from planner_ext.engine.gate import Approver, InterceptorChain
 from planner_ext.sk.approval import PendingCall
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.earlier_calls import before_call
@@ -68,9 +68,6 @@ from planner_ext.sk.waiting_results import (
 __all__ = ["ApprovalFilter", "approval_filters", "converted_values", "report_unused_rules", "tool_call"]
 
 _logger = logging.getLogger(__name__)
-
-Approver = Callable[[ToolCall], Decision | Awaitable[Decision]]
-"""Asks a person, and returns their decision; async or not."""
 
 _REFUSED: Final = "The call was refused and did not run"
 _STARTED: Final = (

@@ -359,7 +359,8 @@ class RunGate:
     The chains are asked first, the outermost run's first, each about what those before it approved. A function's own
     ``@requires_approval`` counts once, in the outermost chain. What the chains refuse or supply stands. What they defer
     is refused where a filter's policy refuses it, and waits otherwise. What they let run, each filter decides: by its
-    policy, the function's mark, and its approver; without an approver the call waits as the run's own.
+    policy, the function's mark, and its approver; without an approver the call waits as the run's own. Last, the
+    approver of the run, or of the nearest run around it that has one, is asked about each call that would wait.
 
     Attributes:
         chains: Each with its run's account; None is the account of the run that is reviewed.
@@ -400,19 +401,25 @@ class RunGate:
             for number, call in enumerate(calls):
                 decisions[number] = await self._by_filters(call, decisions[number], state)
                 self._reviewed.add((call.iteration, call.id))
-        for number, call in enumerate(calls):
-            if not self.can_wait and isinstance(decisions[number], Defer):
-                decisions[number] = Deny(
-                    f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait "
-                    "for one. Go on without it."
-                )
-        return decisions
+        return [await self._asked(call, decision) for call, decision in zip(calls, decisions, strict=True)]
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
         """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
         if fact is not None and (fact.person or (fact.iteration, fact.call_id) in self._reviewed):
             return self.filters
         return ()
+
+    async def _asked(self, call: ToolCall, decision: Decision | None) -> Decision | None:
+        """Ask the approver about a call that would wait; without an answer it waits, or is denied where it cannot."""
+        asking = next((chain for chain, _ in reversed(self.chains) if chain.approver is not None), None)
+        if asking is not None and isinstance(decision, Defer):
+            decision = await asking.asked(call, decision)
+        if self.can_wait or not isinstance(decision, Defer):
+            return decision
+        return Deny(
+            f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait for one. "
+            "Go on without it."
+        )
 
     async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:
         decided: Approve | None = None

@@ -20,7 +20,7 @@ from planner_ext.approval.decisions import Interceptor
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget, is_count, tightest
 from planner_ext.engine.concurrency import SystemClock
-from planner_ext.engine.gate import CheckForIntervention, PreInvoke
+from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
 from planner_ext.sk.checkpoint import SigningKey
@@ -103,6 +103,11 @@ class RunOptions(TypedDict, total=False):
         pre_invoke: Asked about each call with the 1-based round trip, the function's name and its arguments; False
             refuses the call, True is no objection.
         check_for_intervention: Asked about each call; True defers it to a person, False is no objection.
+        approver: Asks a person at once about a call that was deferred by any of these, by a policy or by
+            ``@requires_approval``: a function, async or not, of the `ToolCall` with the question as its ``prompt``. The
+            run stays open for as long as the person needs, or the question's ``expires_in`` allows; after that, and if
+            it raises, the call is denied. `Defer` or None leaves the question open: the run pauses, as it does without
+            an approver. Runs inside functions, which cannot pause, use their own or the nearest one around them.
         iteration_completed: Called after the results of a batch are stored and before the next request.
         clarifier: Answers what the model asks with ``UserInteraction-AskUser``, a function that is offered if there is
             a clarifier. Before a plain reply becomes the final answer, the clarifier gets it, too, and may answer a
@@ -132,6 +137,7 @@ class RunOptions(TypedDict, total=False):
     interceptors: Sequence[Interceptor]
     pre_invoke: PreInvoke | None
     check_for_intervention: CheckForIntervention | None
+    approver: Approver | None
     iteration_completed: IterationCallback | None
     clarifier: Clarifier | None
     max_clarifications: int | None
@@ -177,6 +183,7 @@ class RunSettings:
     interceptors: tuple[Interceptor, ...]
     pre_invoke: tuple[PreInvoke, ...]
     check_for_intervention: tuple[CheckForIntervention, ...]
+    approver: Approver | None
     iteration_completed: IterationCallback | None
     clarifier: Clarifier | None
     max_clarifications: int | None
@@ -362,6 +369,7 @@ _OPTIONS: Mapping[str, _Option] = {
     "interceptors": _Option(_callables, operator.add, ()),
     "pre_invoke": _Option(_one_callable, operator.add),
     "check_for_intervention": _Option(_one_callable, operator.add),
+    "approver": _Option(partial(callable_with, given=("the call",)), _either),
     "iteration_completed": _Option(partial(callable_with, given=("the context of the iteration",)), _either),
     "clarifier": _Option(partial(callable_with, given=("the question",)), _either),
     "max_clarifications": _Option(_optional_count, least),

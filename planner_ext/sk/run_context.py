@@ -139,6 +139,7 @@ class RunContext:
             interceptors=options.interceptors,
             pre_invoke=options.pre_invoke,
             checks=options.check_for_intervention,
+            approver=options.approver,
         )
         self._gate = RunGate(
             [*(() if self.parent is None else self.parent.gates), (own, None)],
