@@ -187,7 +187,6 @@ class _Run:
         self._messages = 0
         self._is_open = False
         self._last_text = ""
-        self._called: list[str] = []
         self._answered: set[str] = set()
 
     def close(self) -> None:
@@ -332,7 +331,6 @@ class _Run:
             if (name := call.request.name) == _FINAL_ANSWER:
                 continue
             id_ = self._call_id(call.request.id)
-            self._called.append(id_)
             shown = self.tools[name].name if name in self.tools else name
             yield ToolCallStartEvent(tool_call_id=id_, tool_call_name=shown, parent_message_id=self._message_id)
             yield ToolCallArgsEvent(tool_call_id=id_, delta=call.request.arguments or "{}")
@@ -379,8 +377,9 @@ class _Run:
         if interrupts := [self._interrupt(call) for call in result.pending if not _is_tool(call)]:
             return RunFinishedInterruptOutcome(interrupts=interrupts)
         if result.pending or result.final_answer or result.status == "answered":
-            unanswered = [id_ for id_ in self._called if id_ not in self._answered]
-            return RunFinishedSuccessOutcome(pending_tool_call_ids=unanswered or None)
+            batch = self._state.batch
+            calls = () if batch is None else (call.request.id for call in batch.calls if call.answer is None)
+            return RunFinishedSuccessOutcome(pending_tool_call_ids=[*map(self._call_id, calls)] or None)
         return RunFinishedCancelledOutcome()
 
     def _interrupt(self, call: PendingCall) -> Interrupt:

@@ -294,6 +294,18 @@ async def test_tools_of_the_front_end_end_the_run_and_continue_it() -> None:
     assert list(desk.kernel.plugins) == ["shop"]
 
 
+async def test_what_the_front_end_has_not_executed_stays_pending() -> None:
+    """Each success names every call that still waits for the front end, also those of an earlier input."""
+    red, blue = (call("ag_ui-set_colour", {"colour": colour}) for colour in ("red", "blue"))
+    desk = Desk([calls(red, blue), say("Purple.")])
+    await desk.run(desk.front.ask("Red and blue, please.", tools=[COLOUR]))
+    first, second = desk.end.outcome.pending_tool_call_ids
+    await desk.run(desk.front.send_result(first, "red", tools=[COLOUR]))
+    assert desk.end.outcome.pending_tool_call_ids == [second]
+    await desk.run(desk.front.send_result(second, "blue", tools=[COLOUR]))
+    assert (desk.end.result, desk.end.outcome.pending_tool_call_ids) == ("Purple.", None)
+
+
 async def test_a_user_who_goes_on_begins_a_new_run_with_the_conversation() -> None:
     """A run that only a tool of the front end holds is left; the tool's result is in the history."""
     desk = Desk([call("ag_ui-set_colour", {"colour": "red"}), say("Blue, then.")])

@@ -33,6 +33,7 @@ __all__ = [
     "fingerprint_of",
     "is_duration",
     "only_asks",
+    "present_status",
     "problem_of",
     "question_id",
     "record_of",
@@ -554,6 +555,16 @@ def waiting_calls(state: State) -> tuple[WaitingCall, ...]:
 def only_asks(state: State) -> bool:
     """Return whether a run waits for answers alone, and for no decision on a call."""
     return state.phase is Phase.PAUSED and all(call.decided.kind == "question" for call in waiting_calls(state))
+
+
+def present_status(state: State) -> str:
+    """Return the status of a run as its journal shows it: as in a result, or ``running`` while it is neither.
+
+    A run whose process ended is ``running``, too: its journal stays open for another life.
+    """
+    if state.ended is not None:
+        return state.ended.status
+    return "asked" if only_asks(state) else "paused" if state.phase is Phase.PAUSED else "running"
 
 
 def question_id(iteration: int) -> str:

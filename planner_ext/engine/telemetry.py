@@ -18,9 +18,9 @@ from opentelemetry.metrics import get_meter, get_meter_provider
 from opentelemetry.trace import Link, Span, StatusCode, get_current_span, get_tracer, get_tracer_provider, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from planner_ext.approval.decisions import only_asks, waiting_calls
+from planner_ext.approval.decisions import present_status, waiting_calls
 from planner_ext.core import facts, machine
-from planner_ext.core.state import Phase, State
+from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import Engine
 from planner_ext.engine.ports import Perform
@@ -84,13 +84,6 @@ def _message(role: str, text: str) -> str:
 
 def _tokens(usage: Usage) -> _Attributes:
     return {"gen_ai.usage.input_tokens": usage.prompt_tokens, "gen_ai.usage.output_tokens": usage.completion_tokens}
-
-
-def _status_of(state: State) -> str:
-    """Return a run's status; ``running`` while its journal stays open for another life."""
-    if state.ended is not None:
-        return state.ended.status
-    return "asked" if only_asks(state) else "paused" if state.phase is Phase.PAUSED else "running"
 
 
 def _links_to(journal: Sequence[facts.Fact]) -> list[Link]:
@@ -318,7 +311,7 @@ class Invocation:
         ledger, earlier, agent = state.ledger, before.ledger, self._agent
         answer = state.ended.answer if state.ended is not None and self._sensitive else ""
         error = {"error.type": None if failure is None else type(failure).__qualname__}
-        ended = {"planner_ext.run.status": "failed" if isinstance(failure, Exception) else _status_of(state)}
+        ended = {"planner_ext.run.status": "failed" if isinstance(failure, Exception) else present_status(state)}
         attributes = {
             **ended,
             **error,

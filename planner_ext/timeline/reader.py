@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
-from planner_ext.approval.decisions import only_asks, record_of
+from planner_ext.approval.decisions import present_status, record_of
 from planner_ext.core import facts
 from planner_ext.core.fold import apply
 from planner_ext.core.limits import LIMIT_OF_PART, Budget, Consumption
@@ -83,7 +83,7 @@ class _Reader:
         return Timeline(
             run_id=state.run_id,
             goal=state.goal,
-            status=_status(state),
+            status=present_status(state),
             limit=None if ended is None else ended.limit,
             reason="" if ended is None else ended.reason,
             started=self.begun.at,
@@ -352,14 +352,6 @@ class _Reader:
         "Resumed": _resumed,
         "Ended": _ended,
     }
-
-
-def _status(state: State) -> str:
-    if state.ended is not None:
-        return state.ended.status
-    if state.phase is Phase.PAUSED:
-        return "asked" if only_asks(state) else "paused"
-    return "running"
 
 
 def _follows_crash(state: State, fact: facts.Fact, lost: Collection[int]) -> bool:
