@@ -5,6 +5,7 @@ The template is ``page.html.jinja``, which escapes all text of models and functi
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -24,25 +25,27 @@ TEMPLATES = Environment(
 )
 """The templates of the package; those of pages escape the text of models and functions."""
 
-_WIDTH, _LEFT, _CHARACTER = 360, 142, 7.6
-"""Units of a chart, about a pixel each: its width, that of a telephone; where bars begin; the width of a digit."""
+_WIDTH, _LABELS, _CHARACTER = 360, (142, 190), 7.6
+"""Units of a chart, about a pixel each: its width, that of a telephone; the least and most for names; a character."""
 
 
 def page_of(comparison: Comparison) -> str:
     """Write the page."""
     template = TEMPLATES.get_template("compare/page.html.jinja")
-    functions = {"scale": _scale, "steps": _steps, "counted": counted, "seconds": seconds}
+    least, most = _LABELS
+    left = min(max(least, round(_CHARACTER * max(len(option.name) for option in comparison.options))), most)
+    functions = {"scale": partial(_scale, left), "steps": _steps, "counted": counted, "seconds": seconds}
     return template.render(
-        comparison=comparison, first=comparison.scripts[0], width=_WIDTH, left=_LEFT, number="{:,}".format, **functions
+        comparison=comparison, first=comparison.scripts[0], width=_WIDTH, left=left, number="{:,}".format, **functions
     )
 
 
-def _scale(totals: Sequence[int], excesses: Sequence[int], budget: int) -> float:
+def _scale(left: int, totals: Sequence[int], excesses: Sequence[int], budget: int) -> float:
     """Return a bar's width per count: the longest bar fits beside the names, with the longest figure after it."""
     figures = (
         f"{total:,}" + (f" +{excess:,}" if excess else "") for total, excess in zip(totals, excesses, strict=True)
     )
-    room = _WIDTH - _LEFT - 6 - _CHARACTER * max(map(len, figures), default=0)
+    room = _WIDTH - left - 6 - _CHARACTER * max(map(len, figures), default=0)
     return room / max(budget, 1, *totals)
 
 

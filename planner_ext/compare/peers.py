@@ -95,7 +95,7 @@ def _option(file: Path, tell: Callable[[str], object]) -> Option:
         done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)  # noqa: S603  (made here)
         version = done.stdout.strip()
     source = file.read_text("utf-8")
-    about = source.partition('"""')[2].partition('"""')[0].partition("\n")[0]
+    about = source.partition('"""')[2].partition('"""')[0].partition("\n")[0].replace("`", "")
     info = OptionInfo(
         key=said["name"].replace(" ", "-"),
         name=f"{said['name']} {version}".strip(),

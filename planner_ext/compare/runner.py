@@ -349,14 +349,17 @@ async def _elsewhere(option: Option, scenario: Scenario, place: Place, observed:
     return outcome
 
 
-async def run_program(command: Sequence[str], given: str) -> Outcome:
-    """Run a program that reads a trial from its input, and prints an `Outcome` as the last line of its output."""
+async def run_program(command: Sequence[str], given: str, *, patience: float = _PATIENCE_SECONDS) -> Outcome:
+    """Run a program that reads a trial from its input, and prints an `Outcome` as the last line of its output.
+
+    After ``patience`` seconds it is killed.
+    """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        out, err = await asyncio.wait_for(process.communicate(given.encode()), _PATIENCE_SECONDS)
+        out, err = await asyncio.wait_for(process.communicate(given.encode()), patience)
     except TimeoutError:
-        return Outcome(status="failed", error=f"no outcome within {_PATIENCE_SECONDS:g} seconds")
+        return Outcome(status="failed", error=f"no outcome within {patience:g} seconds")
     finally:  # also when the comparison is interrupted
         if process.returncode is None:
             process.kill()

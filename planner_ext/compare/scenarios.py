@@ -15,7 +15,7 @@ from planner_ext.compare.trial import Ability
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.script import results_of
 
-__all__ = ["FINAL_ANSWER", "SCRIPTS", "Model", "Scenario", "scenario"]
+__all__ = ["FINAL_ANSWER", "SCRIPTS", "Model", "Scenario", "finish", "scenario"]
 
 FINAL_ANSWER = "UserInteraction-SendFinalAnswer"
 """The function by which the removed planner takes its answer."""
@@ -140,7 +140,7 @@ def _chain(request: ScriptedRequest) -> ScriptedReply:
     """Three calls, each of which needs the result of the one before, then the answer: four round trips."""
     known = results_of(request)
     if "desk-parcel" in known:
-        return _finish(request, f"Ann's parcel is in {known['desk-parcel']}.")
+        return finish(request, f"Ann's parcel is in {known['desk-parcel']}.")
     if not request.tools:
         return say(f"So far I know: {', '.join(known.values()) or 'nothing'}.")
     if "desk-order" in known:
@@ -167,7 +167,7 @@ def _mistaken(request: ScriptedRequest) -> ScriptedReply:
     """The first call fails; the model reads the error, calls again with another argument, and answers."""
     known = results_of(request)
     if known.get("desk-parcel") == "Lyon":
-        return _finish(request, "The parcel is in Lyon.")
+        return finish(request, "The parcel is in Lyon.")
     if not request.tools:
         return say("That order is not known; I would look for another number.")
     return call("desk-parcel", {"order": "A-3007" if "desk-parcel" in known else "A-3070"})
@@ -217,7 +217,7 @@ def _inventing(request: ScriptedRequest) -> ScriptedReply:
     """The first call names a function that does not exist; the model then calls one that does, and answers."""
     known = results_of(request)
     if "desk-parcel" in known:
-        return _finish(request, f"The parcel is in {known['desk-parcel']}.")
+        return finish(request, f"The parcel is in {known['desk-parcel']}.")
     if not request.tools:
         return say("I do not know.")
     return call("desk-parcel" if known else "desk-track", {"order": "A-3007"})
@@ -359,7 +359,7 @@ def _deleting(request: ScriptedRequest) -> ScriptedReply:
     known = results_of(request)
     if not known and request.tools:
         return calls(call("desk-order", {"customer": "C-3"}), call("desk-delete", {"order": "A-3007"}))
-    return _finish(request, f"The order is {known.get('desk-order', 'unknown')}.")
+    return finish(request, f"The order is {known.get('desk-order', 'unknown')}.")
 
 
 @scenario(
@@ -375,7 +375,7 @@ def _refunding(request: ScriptedRequest) -> ScriptedReply:
     """The model calls a function that needs a person's consent; the process ends before it is given."""
     known = results_of(request)
     if "desk-refund" in known:
-        return _finish(request, "The order A-3007 is refunded.")
+        return finish(request, "The order A-3007 is refunded.")
     if not request.tools:
         return say("Nothing was refunded.")
     return call("desk-refund", {"order": "A-3007"}) if known else call("desk-order", {"customer": "C-3"})
@@ -411,7 +411,8 @@ def _cancelled(request: ScriptedRequest) -> ScriptedReply:
     return _slow.model(request)
 
 
-def _finish(request: ScriptedRequest, answer: str) -> ScriptedReply:
+def finish(request: ScriptedRequest, answer: str) -> ScriptedReply:
+    """Answer by the final-answer function if it is offered, else by text."""
     return call(FINAL_ANSWER, {"answer": answer}) if FINAL_ANSWER in request.tools else say(answer)
 
 
