@@ -27,6 +27,7 @@ from openai import AsyncAzureOpenAI, AsyncOpenAI, AsyncStream, BadRequestError, 
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
+from pydantic_core import to_json
 from semantic_kernel.connectors.ai.function_calling_utils import kernel_function_metadata_to_function_call_format
 from semantic_kernel.connectors.ai.open_ai import AzureChatCompletion, OpenAIChatCompletion
 from semantic_kernel.connectors.ai.open_ai.exceptions.content_filter_ai_exception import ContentFilterAIException
@@ -305,7 +306,7 @@ class OpenAITransport:
         if self._service.instruction_role == "developer":
             for sent in written:
                 sent["role"] = "developer" if sent["role"] == "system" else sent["role"]
-        return _encode(written)[1:-1].encode()
+        return to_json(written)[1:-1]
 
     def _encoded_tools(self, request: ChatRequest) -> bytes:
         """Encode the schemas of the offered functions; cached while the functions are the same."""
