@@ -21,6 +21,7 @@ from planner_ext.core.facts import (
     Resumed,
     Rules,
     RunStarted,
+    SharedBudgetsChecked,
     StopRequested,
 )
 from planner_ext.core.limits import Budget as Limits
@@ -58,6 +59,7 @@ __all__ = [
     "Rules",
     "RunInfo",
     "RunStarted",
+    "SharedBudgetsChecked",
     "Status",
     "StopRequested",
     "TextDelta",

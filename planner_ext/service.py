@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import PrivateAttr
@@ -17,6 +18,7 @@ from semantic_kernel.functions import KernelArguments
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Decision
+from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import RunStarted
@@ -93,10 +95,15 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return self._inner
 
     def _charged(
-        self, chat_history: ChatHistory, settings: PromptExecutionSettings
+        self, chat_history: ChatHistory, settings: PromptExecutionSettings, kwargs: Mapping[str, Any]
     ) -> AbstractAsyncContextManager[Charge]:
-        """Charge a request that passes through to the call that makes it."""
-        return charged(self._tab, self._inner, settings, list(chat_history.messages), self._options.budget.price)
+        """Charge a request that passes through to the call that makes it, and to this service's shared budgets."""
+        options, messages = self._options, list(chat_history.messages)
+        more: dict[str, Any] = {}
+        if options.shared_budgets:
+            arguments = kwargs.get("arguments") or KernelArguments()
+            more["shared_by"] = partial(charges_of, options.shared_budgets, arguments, options.clock.now)
+        return charged(self._tab, self._inner, settings, messages, options.budget.price, **more)
 
     def charged_to(self, tab: Tab) -> Self:
         """Return a copy whose requests are charged to a call of a run, in whatever context they are made."""
@@ -146,7 +153,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             NestedRunRefusedError: Inside a function whose call has ended, or whose run is stopping.
         """
         if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
-            request = self._charged(chat_history, settings)
+            request = self._charged(chat_history, settings, kwargs)
             return await pass_through(self._inner, chat_history, settings, kwargs, request)
         run = self._start(chat_history, settings, behavior, kwargs, streaming=False)
         return [await run.message()]
@@ -162,7 +169,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             final message's metadata. Closing the stream early cancels the run.
         """
         if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
-            request = self._charged(chat_history, settings)
+            request = self._charged(chat_history, settings, kwargs)
             async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs, request)) as passed:
                 async for group in passed:
                     yield group

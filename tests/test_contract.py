@@ -62,7 +62,7 @@ MODULES = {
         AnswerChecked BudgetChanged CallDecided CallFinished CallStarted CallsWithheld Clarified Ended Fact
         IterationCompleted
         MessageAdded ModelAsked ModelReplied Paused Planned PlannerEvent RequestFailed ResultReady Resumed RunInfo
-        RunStarted StopRequested TextDelta
+        RunStarted SharedBudgetsChecked StopRequested TextDelta
         """,
     "planner_ext.iteration": """
         FunctionInvocationIterationContext IterationCallback StopHandle ToolExecution Usage after_seconds all_of at_cost
@@ -86,6 +86,7 @@ MODULES = {
         RunsClient StoreError StoredRun SubmittedRun TookEffect UnknownRunError WorkerInUseError WorkerRecord effect
         NoticeRecord RunNotice WorkerOptions
         """,
+    "planner_ext.budgets": "BudgetStore BudgetUsage SharedBudget",
     "planner_ext.inbox": "SignIn Token app",
     "planner_ext.timeline": """
         CallAttempt CallOutcome EventKind FailedRequest Gap ModelRequest Spending Timeline TimelineCall TimelineEvent

@@ -21,6 +21,7 @@ from planner_ext import (
     ToolExecution,
     ToolUseSession,
 )
+from planner_ext.budgets import BudgetStore, SharedBudget
 from planner_ext.core.facts import Fact
 from planner_ext.durable import WorkerOptions
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
@@ -49,6 +50,7 @@ def asked(_: Any) -> None:
 
 GIVEN: dict[str, Any] = {
     "budget": Budget(max_total_tokens=7),
+    "shared_budgets": [SharedBudget("app", store=BudgetStore.memory(), max_iterations=5)],
     "execution": ToolExecution(max_concurrency=1),
     "approval": ApprovalSettings(unmatched="deny"),
     "interceptors": [asked],

@@ -24,6 +24,7 @@ FLOORS: dict[str, float] = {
     "engine": 2,
     "timeline": 2,
     "durable": 2.5,
+    "budgets": 2.75,
     "sk": 3,
     "testing": 3,
     "compare": 5,

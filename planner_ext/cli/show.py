@@ -152,7 +152,7 @@ class Progress:
                 self._line(f"functions were withdrawn: {limit}", "dim")
             case facts.Clarified(answer=str() as answer):
                 self._line(f"{self._console.signs.good} {one_line(fact.by) or 'answered'}: {one_line(answer)}")
-            case facts.StopRequested() | facts.BudgetChanged() | facts.MessageAdded():
+            case facts.StopRequested() | facts.BudgetChanged() | facts.SharedBudgetsChecked() | facts.MessageAdded():
                 self._line(_remark(fact), "dim")
             case facts.CallDecided():
                 self._print_decision(fact)
@@ -275,9 +275,13 @@ _LEFT: Mapping[str, Callable[[float], str]] = {
 """How what is left of a limit is written."""
 
 
-def _remark(fact: facts.StopRequested | facts.BudgetChanged | facts.MessageAdded) -> str:
+def _remark(
+    fact: facts.StopRequested | facts.BudgetChanged | facts.SharedBudgetsChecked | facts.MessageAdded,
+) -> str:
     match fact:
-        case facts.StopRequested(reason=reason):
+        case facts.SharedBudgetsChecked(limit=None):
+            return "the shared budgets are checked again"
+        case facts.StopRequested(reason=reason) | facts.SharedBudgetsChecked(reason=reason):
             return one_line(reason)
         case facts.BudgetChanged(by=by):
             return f"the budget was changed by {one_line(by)}" if by else "the budget was changed"

@@ -21,6 +21,7 @@ Where is what
     a limit is declared   ``core/limits.py``, `Budget`
       ... checked         round trips, calls: ``core/machine.py``; tokens, cost, time, errors, denials: `spent_limit` in
                           ``core/limits.py``; what functions and nested runs take: ``core/accounts.py``
+      ... shared      ``planner_ext/budgets.py``, `SharedBudget`; reserved by ``engine/shared.py``, before the action
       ... in flight       a limit of time interrupts: ``engine/journal.py``, `Recorder.in_time`
       ... raised          ``sk/outcome.py``, `raise_at_limit`
     an option             ``sk/options.py``, whose docstring lists what to edit; ``planner/options.py`` repeats it
@@ -63,6 +64,8 @@ The state
                   terminates)                  ``stopping`` when the batch is complete
     limit         CallsWithheld for a limit    the next request offers no functions (``answer``)  Resumed with limits,
                                                or the run ends ``limit_reached``                  BudgetChanged
+    refused       SharedBudgetsChecked         counts as a limit that is used up; without         SharedBudgetsChecked,
+                                               ``answer`` no request follows                      Resumed, BudgetChanged
     intent        ModelAsked, RequestFailed    after a request that failed the next one is        any fact but those
                                                recorded before it is sent                         that may wait
     reask         a batch with a denied call   the next request offers no functions; no limit     ModelReplied

@@ -11,16 +11,65 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
+from planner_ext.core.facts import Fact, SharedBudgetsChecked
 from planner_ext.core.limits import LIMIT_OF_PART, BudgetShare, Consumption, Ledger
 from planner_ext.core.machine import Action, AskModel, AskPerson, AskPlan, RunCalls, next_action
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage, updated
 
-__all__ = ["Account", "Tab", "current_tab"]
+__all__ = ["Account", "SharedBudgets", "Tab", "current_tab"]
 
 _CURRENT: ContextVar["Tab | None"] = ContextVar("planner_ext_call", default=None)
+
+
+class SharedBudgets(Protocol):
+    """What a run, and the runs inside its functions, take of budgets that other runs share.
+
+    Attributes:
+        counts_tokens: Whether one of them limits tokens or cost, so that unreported tokens are estimated.
+        max_cost: The smallest limit on cost, which needs a price; None without one.
+    """
+
+    counts_tokens: bool
+    max_cost: float | None
+
+    def begin(self, facts: Sequence[Fact]) -> None:
+        """Take in the journal with which an activation begins: it shows what an earlier process was charged for."""
+        ...
+
+    async def reserve(
+        self, *, requests: int = 0, calls: int = 0, kept: int = 0, forced: bool = False
+    ) -> SharedBudgetsChecked | None:
+        """Reserve all of it in all of the budgets, or nothing.
+
+        Args:
+            requests: Requests that are about to be sent.
+            calls: Functions that are about to start.
+            kept: Requests to keep for an answer: 1 keeps one more, -1 uses or releases one.
+            forced: Whether tokens and cost are not checked: the request is the one that was kept.
+
+        Returns:
+            What was refused; None if everything was reserved. ``answer`` and ``at`` are not set.
+
+        Raises:
+            StoreError: If the store of a budget cannot be used.
+            InvalidOptionError: If a budget has no key for this run.
+        """
+        ...
+
+    def charge(self, spent: Consumption) -> None:
+        """Add what was spent beside the reservations; stored with the next reservation."""
+        ...
+
+    async def settle(self, *, kept: int) -> None:
+        """Store what was charged; release requests that were kept for an answer.
+
+        Raises:
+            StoreError: If the store of a budget cannot be used.
+        """
+        ...
 
 
 def current_tab() -> "Tab | None":
@@ -168,14 +217,23 @@ class Account:
         within: The call of another run in which this run is made, or None.
         lock: Held while something is looked at and taken. A run and all runs in it have one lock, since they may be in
             different threads.
+        shared: The budgets that it shares with other runs, those of the run around included; None takes these alone.
 
     Attributes:
+        shared: The budgets that the run shares with other runs, or None.
         within: The call of another run in which this run is made, or None.
         held: Round trips that the run keeps for its answer.
         tabs: The tabs of the run's calls whose end is not recorded, by the calls' indexes.
     """
 
-    def __init__(self, state: Callable[[], State], within: Tab | None, lock: AbstractContextManager[object]) -> None:
+    def __init__(
+        self,
+        state: Callable[[], State],
+        within: Tab | None,
+        lock: AbstractContextManager[object],
+        shared: SharedBudgets | None = None,
+    ) -> None:
+        self.shared = within.account.shared if shared is None and within is not None else shared
         self.lock = lock if within is None else within.account.lock
         self.held = 0
         self._state = state

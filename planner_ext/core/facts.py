@@ -36,6 +36,7 @@ __all__ = [
     "Resumed",
     "Rules",
     "RunStarted",
+    "SharedBudgetsChecked",
     "StopRequested",
     "Verdict",
 ]
@@ -450,6 +451,25 @@ class BudgetChanged(EventLine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBudgetsChecked(EventLine):
+    """A budget that the run shares with others forbade what was due next; or it was forbidden before, and no longer is.
+
+    What is allowed is not recorded.
+
+    Attributes:
+        limit: The budget and its limit, such as ``per user: max_cost``; None if an earlier refusal no longer counts.
+        reason: Which limit was reached, in words; "" without one.
+        answer: Whether one request, without functions, is still reserved for the run's answer.
+    """
+
+    limit: str | None = None
+    reason: str = ""
+    answer: bool = False
+    at: float
+    type: Literal["SharedBudgetsChecked"] = "SharedBudgetsChecked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(EventLine):
     """The run waits for a person; it executes nothing until it is resumed.
 
@@ -518,6 +538,7 @@ Fact: TypeAlias = (
     | AnswerChecked
     | StopRequested
     | BudgetChanged
+    | SharedBudgetsChecked
     | Paused
     | Resumed
     | Ended

@@ -328,7 +328,16 @@ def _stop_requested(state: State, fact: facts.StopRequested) -> _Changes:
 def _budget_changed(state: State, fact: facts.BudgetChanged) -> _Changes:
     """Replace the limits, and clear the reached one: it is set again if the new limits are reached, too."""
     rules = replace(state.rules, limits=fact.limits)
-    return {"rules": rules, "limit": None, "ledger": _charged(state, fact.seconds)}
+    return {"rules": rules, "limit": None, "refused": None, "ledger": _charged(state, fact.seconds)}
+
+
+def _shared_budgets_checked(state: State, fact: facts.SharedBudgetsChecked) -> _Changes:
+    return {"limit": _own_limit(state), "refused": None if fact.limit is None else fact}
+
+
+def _own_limit(state: State) -> str | None:
+    """Return the limit that withheld calls, unless that was a shared budget's."""
+    return None if state.refused is not None and state.limit == state.refused.limit else state.limit
 
 
 def _paused(state: State, fact: facts.Paused) -> _Changes:
@@ -336,10 +345,14 @@ def _paused(state: State, fact: facts.Paused) -> _Changes:
 
 
 def _resumed(state: State, fact: facts.Resumed) -> _Changes:
-    """Continue where the run stands; new limits replace the old ones, and a limit that was reached is forgotten."""
+    """Continue where the run stands; new limits replace the old ones, and a limit that was reached is forgotten.
+
+    What a shared budget refused is forgotten in any case: it is checked again.
+    """
     common = {
         "rules": replace(state.rules, limits=fact.limits or state.rules.limits),
-        "limit": state.limit if fact.limits is None else None,
+        "limit": _own_limit(state) if fact.limits is None else None,
+        "refused": None,
         "stopping": None,
     }
     return {**common, "phase": _resumed_phase(state)} if state.ended is None else {**common, **_reopened(state)}
@@ -398,6 +411,7 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
     "AnswerChecked": _answer_checked,
     "StopRequested": _stop_requested,
     "BudgetChanged": _budget_changed,
+    "SharedBudgetsChecked": _shared_budgets_checked,
     "Paused": _paused,
     "Resumed": _resumed,
     "Ended": _ended,

@@ -225,7 +225,9 @@ def iterations_left(state: State) -> float:
 
 
 def _spent(state: State, *, of_time: bool = False) -> str | None:
-    return spent_limit(state.rules.limits, state.ledger, state.at, of_time=of_time)
+    """Name the limit that is used up, the run's or that of a shared budget; None without one."""
+    limit = spent_limit(state.rules.limits, state.ledger, state.at, of_time=of_time)
+    return limit if limit is not None or of_time or state.refused is None else state.refused.limit
 
 
 def _no_request(state: State) -> str | None:
@@ -248,6 +250,7 @@ def _ask(state: State) -> Action:
         return Finish(status="stopped", reason=state.stopping)
     left, answers = iterations_left(state), state.rules.limits.on_limit == "answer"
     limit = state.limit or _spent(state) or ("max_iterations" if left <= 0 else None)
+    answers = answers and (state.refused is None or state.refused.answer)
     if limit is not None and (not answers or left <= 0 or _spent(state, of_time=True)):
         return Finish(status="limit_reached", limit=limit, reason=_limit_text(state, limit))
     return _request(state, "max_iterations" if limit is None and left == 1 and answers else limit)
@@ -559,8 +562,10 @@ def _limit_text(state: State, limit: str) -> str:
     """Say which limit was reached, and its value, in words that a model and a person can read."""
     if limit == state.rules.attempts_limit:
         return f"The limit {limit}={state.rules.use_attempts} was reached."
-    value = getattr(state.rules.limits, limit)
-    if isinstance(value, Mapping):  # its keys may name functions that the model has not seen
+    if state.refused is not None and limit == state.refused.limit:
+        return state.refused.reason
+    value = getattr(state.rules.limits, limit, None)  # without one, it is that of a shared budget
+    if value is None or isinstance(value, Mapping):  # the keys may name functions that the model has not seen
         return f"The limit {limit} was reached."
     if isinstance(value, datetime):
         value = value.astimezone(UTC).isoformat()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules
+from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules, SharedBudgetsChecked
 from planner_ext.core.limits import BudgetShare, Ledger
 from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem
 
@@ -101,6 +101,7 @@ class State:
         structuring: How often the answer was asked for again in its form. From the first time on, every request asks
             for that alone.
         limit: The first limit that withheld calls; None again once new limits replace the old ones.
+        refused: What a shared budget forbade, or None; it counts as a limit of the run that is used up.
         stopping: Why the run stops, or None.
         ending: Why it stops when the open batch is complete, or None.
         reask: Whether the next request goes without functions because of a denied call.
@@ -133,6 +134,7 @@ class State:
     checked: AnswerChecked | None = None
     structuring: int = 0
     limit: str | None = None
+    refused: SharedBudgetsChecked | None = None
     stopping: str | None = None
     ending: str | None = None
     reask: bool = False
@@ -148,8 +150,10 @@ _P = Phase
 
 _RUNNING = tuple(phase for phase in Phase if phase not in (_P.NEW, _P.PAUSED, _P.ENDED))
 
+_ANYWHERE = ("StopRequested", "BudgetChanged", "SharedBudgetsChecked")
+
 TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
-    **{(phase, fact): (phase,) for phase in _RUNNING for fact in ("StopRequested", "BudgetChanged")},
+    **{(phase, fact): (phase,) for phase in _RUNNING for fact in _ANYWHERE},
     **{(phase, "ModelAsked"): (phase,) for phase in (_P.PLANNING, _P.ASKING, _P.ANSWERING, _P.CALLING)},
     **{(phase, "RequestFailed"): (phase,) for phase in _RUNNING if phase is not _P.REVIEWING},
     (_P.NEW, "RunStarted"): (_P.PLANNING, _P.ASKING),

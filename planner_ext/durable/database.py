@@ -15,7 +15,18 @@ from typing import ClassVar, Protocol, TypeAlias
 
 from planner_ext.core.errors import NewerSchemaError
 
-__all__ = ["GET_SCHEMA", "TABLE_SCHEMA", "Database", "Execute", "Row", "Step", "Value", "check_tables", "migration"]
+__all__ = [
+    "BUDGET_TABLES",
+    "GET_SCHEMA",
+    "TABLE_SCHEMA",
+    "Database",
+    "Execute",
+    "Row",
+    "Step",
+    "Value",
+    "check_tables",
+    "migration",
+]
 
 Value: TypeAlias = str | int | float | None
 """The value of a column."""
@@ -206,8 +217,43 @@ _LEASES = (
     "CREATE INDEX planner_runs_by_owner ON planner_runs (owner) WHERE owner IS NOT NULL",
 )
 
-_SCHEMAS = (_FIRST, _OPERATION, _LEASES)
-"""The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices. 3: leases.
+BUDGET_TABLES = (
+    """
+    CREATE TABLE planner_budgets (
+        budget TEXT NOT NULL,
+        key TEXT NOT NULL,
+        period TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        iterations BIGINT NOT NULL DEFAULT 0,
+        tool_calls BIGINT NOT NULL DEFAULT 0,
+        tokens BIGINT NOT NULL DEFAULT 0,
+        cost DOUBLE PRECISION NOT NULL DEFAULT 0,
+        reached TEXT,
+        stamp TEXT,
+        updated_at DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (budget, key, period)
+    )
+    """,
+    """
+    CREATE TABLE planner_budget_runs (
+        run_id TEXT NOT NULL,
+        budget TEXT NOT NULL,
+        key TEXT NOT NULL,
+        period TEXT NOT NULL,
+        iterations BIGINT NOT NULL,
+        tool_calls BIGINT NOT NULL,
+        tokens BIGINT NOT NULL,
+        cost DOUBLE PRECISION NOT NULL,
+        kept INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (run_id, budget, key)
+    )
+    """,
+)
+"""The tables of `planner_ext.budgets`, which says what they hold."""
+
+_SCHEMAS = (_FIRST, _OPERATION, _LEASES, BUDGET_TABLES)
+"""The statements of each schema number, from 1. 1: the first. 2: retries, workers, totals, notices. 3: leases. 4:
+shared budgets.
 
 ``planner_runs.status``: ``queued``, ``running``, ``paused``, ``failed``, ``quarantined``, or how the run ended.
 ``owner``: the worker that drives it, or null. ``wake_at``: when it is next due: the first expiry of a paused

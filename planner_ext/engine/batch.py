@@ -339,7 +339,11 @@ class Calls:
             if self._may_not_start():
                 return "the run is to stop"
             limit = limit_of_restart(state, started.index, at) or self._account.restart(started.function)
+            if limit is None and self._account.shared is not None:
+                refused = await self._account.shared.reserve(calls=1)
+                limit = None if refused is None else refused.limit
             if limit is not None:
+                self._account.restarted()
                 return f"the limit {limit} was reached"
             await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
             self._account.restarted()

@@ -20,6 +20,7 @@ from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopH
 from planner_ext.engine.concurrency import OutOfTime, end_tasks
 from planner_ext.engine.journal import Recorder, lost_request, plain_fact
 from planner_ext.engine.ports import Clarification, Emit, Event, Ports, TextDelta
+from planner_ext.engine.shared import Reservations
 
 __all__ = ["BudgetHandle", "CallFailedError", "Engine", "StopHandle", "watch"]
 
@@ -41,7 +42,9 @@ class Engine:
         self._journal = journal = Recorder(facts, ports, emit)
         self.facts = journal.facts
         self.record = journal.record
-        self.account = Account(lambda: journal.state, ports.within, threading.RLock())
+        self.account = Account(lambda: journal.state, ports.within, threading.RLock(), ports.shared)
+        shared = self.account.shared
+        self._shared = None if shared is None else Reservations(shared, journal)
         self._ports = ports
         self._emit = emit
         self._stop = stop or StopHandle()
@@ -66,6 +69,10 @@ class Engine:
             await self.record(replace(fact, usage=self._estimated(transcript, request)))
         for fact in new:
             await self.record(fact)
+        if self.state.refused is not None and self.is_running:  # by an earlier process; it is checked again
+            await self.record(facts.SharedBudgetsChecked(at=self._journal.now()))
+        if self._ports.shared is not None:
+            self._ports.shared.begin(self.facts)
 
     async def run(self) -> State:
         """Drive the run until it pauses or ends, and return its last state.
@@ -86,6 +93,8 @@ class Engine:
         except BaseException as error:
             if machine.may_have_asked(self.state):
                 await self._record_failed(error)
+            if self._shared is not None:
+                await self._settle(self._shared)
             if self.state.batch is not None and self.is_running and self._ports.store is None:
                 cancelled = isinstance(error, asyncio.CancelledError)
                 reason = "The run was cancelled." if cancelled else "The run failed."
@@ -109,7 +118,21 @@ class Engine:
         waits = waits and self._ports.min_iteration_seconds > 0
         if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._kept_interval():
             return await self._next(waits=False)  # a stop or a deadline may have come while it waited
-        return action
+        if self._shared is None:
+            return action
+        respondent = self._ports.respondent
+        asks_model = respondent is not None and respondent.is_model
+        if (refused := await self._shared.before(action, asks_model=asks_model)) is None:
+            return action
+        await self.record(refused)
+        return await self._next(waits=False)
+
+    async def _settle(self, shared: Reservations) -> None:
+        """Store what a run that fails was charged; a store that fails, too, does not hide the error."""
+        try:
+            await shared.settle()
+        except Exception as problem:
+            logger.warning("Run %s: a shared budget is not settled: %s", self.state.run_id, problem)
 
     async def _perform(self, action: machine.Action) -> None:  # noqa: C901  (one case for each action)
         match action:
@@ -187,6 +210,8 @@ class Engine:
         if isinstance(reply, OutOfTime):
             interrupted = True
             await self.record(self._failed("A time limit of the run has passed.", sent=True))
+        elif self._shared is not None:
+            self._shared.answered(reply.iterations, reply.usage)
         return reply
 
     async def _record_failed(self, error: BaseException) -> None:
@@ -210,6 +235,8 @@ class Engine:
             iteration = request.iteration
             if sent:
                 iterations, usage = 1, self._estimated(transcript, request)
+        if self._shared is not None:
+            self._shared.answered(iterations, usage)
         at, seconds = self._journal.now(), self._journal.lap()
         return facts.RequestFailed(
             iteration=iteration, reason=reason, iterations=iterations, usage=usage, at=at, seconds=seconds
@@ -263,6 +290,8 @@ class Engine:
                 given = interrupted if isinstance(answered, OutOfTime) else answered
         finally:
             waited = self._journal.lap()
+        if self._shared is not None:
+            self._shared.answered(given.iterations, given.usage)
         await self.record(
             facts.Clarified(
                 question=action.question,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from planner_ext.approval.decisions import Decision, ToolCall
-from planner_ext.core.accounts import Tab
+from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.facts import CallOutcome, EventLine, Fact
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import Action, AskModel, AskPerson
@@ -257,6 +257,8 @@ class Ports:
         min_iteration_seconds: Least time from the start of one request to the start of the next.
         within: The call of another run in which this run is made, and to which it is charged; None outside of one.
         new_budget: Returns limits that replace the run's, once, and who set them; asked before each next action.
+        shared: The budgets that the run shares with others, those of the runs around it included; None are those of the
+            run around, if there is one.
         tracing: Surrounds the actions with spans; None if nothing records them.
     """
 
@@ -279,4 +281,5 @@ class Ports:
     min_iteration_seconds: float = 0.0
     within: Tab | None = None
     new_budget: Callable[[], tuple[Budget, str] | None] | None = None
+    shared: SharedBudgets | None = None
     tracing: Tracing | None = None

@@ -37,9 +37,9 @@ from semantic_kernel.functions import FunctionResult, KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
-from planner_ext.core.accounts import Account, Tab, current_tab
+from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
-from planner_ext.core.limits import Consumption, Price, tightest
+from planner_ext.core.limits import BudgetShare, Consumption, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
@@ -145,10 +145,15 @@ def current_parent_run(tab: Tab | None = None) -> ParentRun | None:
 
 def nothing_left(limit: str) -> LimitReachedError:
     """Make the error for a request inside a function for which the budget of the run around has nothing left."""
-    error = LimitReachedError(
+    return _limit_reached(
+        limit,
         f"The limit {limit} of the run leaves nothing for a request or a call inside a function, but for the request "
-        "that is kept for the run's answer. It was not made."
+        "that is kept for the run's answer. It was not made.",
     )
+
+
+def _limit_reached(limit: str, problem: str) -> LimitReachedError:
+    error = LimitReachedError(problem)
     error.status, error.limit = "limit_reached", limit
     return error
 
@@ -167,6 +172,10 @@ Charge = Callable[[ChatMessageContent | None], None]
 """Called with the reply to a request, or with None where there was no reply."""
 
 
+def _as_around(around: SharedBudgets | None) -> SharedBudgets | None:
+    return around
+
+
 @asynccontextmanager
 async def charged(
     tab: Tab | None,
@@ -174,8 +183,10 @@ async def charged(
     settings: PromptExecutionSettings,
     sent: Sequence[ChatMessageContent],
     price: Price | None = None,
+    *,
+    shared_by: Callable[[SharedBudgets | None], SharedBudgets | None] = _as_around,
 ) -> AsyncGenerator[Charge]:
-    """Charge one request to the call that makes it; outside of every run nothing is charged.
+    """Charge one request to the call that makes it, and to shared budgets; with neither, nothing is charged.
 
     Args:
         tab: See `current_parent_run`.
@@ -184,6 +195,7 @@ async def charged(
         sent: The messages of the request, without its functions. Where tokens or cost are limited, tokens that the
             reply does not report are estimated from them; and so are those of a request that is abandoned.
         price: How the service counts cost; None is as the run around does.
+        shared_by: Adds the service's own shared budgets to those of the run around.
 
     Yields:
         A function to be called with the reply.
@@ -193,31 +205,99 @@ async def charged(
         NestedRunRefusedError: If the call has ended, or its run is to stop.
     """
     parent = current_parent_run(tab)
-    if parent is None:
+    around = None if parent is None else parent.tab.account.shared
+    shared = shared_by(around)
+    if parent is None and shared is None:
         yield lambda _: None
         return
-    parent.check()
-    tab = parent.tab
-    left = tab.left()
-    price = price or parent.price
-    meter = RequestMeter(service, settings, price=price, max_cost=left.cost, estimates=left.tokens is not None)
-    request, expected = object(), meter.used(Usage(), sent, None, None)
-    if (limit := tab.take_request()) is not None:
-        raise nothing_left(limit)
-    tab.expect(request, expected)
-    await tab.record_request()
+    payer = _Payer(None if parent is None else parent.tab, shared)
+    if parent is not None:
+        parent.check()
+        price = price or parent.price
+    meter = payer.meter(service, settings, price)
+    await payer.take_request(expected=meter.used(Usage(), sent, None, None))
 
     def charge(reply: ChatMessageContent | None) -> None:
         if reply is not None:
             usage = meter.used(usage_in(reply), sent, None, reply)
-            more = Consumption(iterations=read_iterations(reply.metadata) - 1, usage=usage)
-            tab.charge(more, instead_of=request)
+            payer.charge(Consumption(iterations=read_iterations(reply.metadata) - 1, usage=usage))
 
     try:
         yield charge
     except Exception:
-        tab.charge(Consumption(), instead_of=request)
+        payer.charge(Consumption())
         raise
+    finally:
+        payer.close()
+        if shared is not None and shared is not around:
+            await shared.settle(kept=0)
+
+
+class _Payer:
+    """What pays for one request: the call that makes it, the shared budgets, or both."""
+
+    def __init__(self, tab: Tab | None, shared: SharedBudgets | None) -> None:
+        self._tab = tab
+        self._shared = shared
+        self._spent = Consumption()
+
+    def meter(
+        self, service: AIServiceClientBase, settings: PromptExecutionSettings, price: Price | None
+    ) -> RequestMeter:
+        """Make what counts and prices the request, as the budgets need it."""
+        left, shared = BudgetShare() if self._tab is None else self._tab.left(), self._shared
+        max_cost, estimates = left.cost, left.tokens is not None
+        if shared is not None:
+            max_cost, estimates = max_cost or shared.max_cost, estimates or shared.counts_tokens
+        return RequestMeter(service, settings, price=price, max_cost=max_cost, estimates=estimates)
+
+    async def take_request(self, *, expected: Usage) -> None:
+        """Take one request; if it is abandoned, it has used what is expected.
+
+        Raises:
+            LimitReachedError: If nothing is left for it.
+        """
+        tab, self._spent = self._tab, Consumption(usage=expected)
+        if tab is None:
+            await _take_shared(self._shared, Consumption(iterations=1))
+            return
+        if (limit := tab.take_request()) is not None:
+            raise nothing_left(limit)
+        await _take_shared(self._shared, Consumption(iterations=1), tab)
+        tab.expect(self, expected)
+        await tab.record_request()
+
+    def charge(self, spent: Consumption) -> None:
+        """Replace what was expected by what was spent, beside the one round trip."""
+        self._spent = spent
+        if self._tab is not None:
+            self._tab.charge(spent, instead_of=self)
+
+    def close(self) -> None:
+        """Charge the shared budgets."""
+        if self._shared is not None:
+            self._shared.charge(self._spent)
+
+
+async def _take_shared(shared: SharedBudgets | None, taken: Consumption, tab: Tab | None = None) -> None:
+    """Reserve in the shared budgets what the call has taken of the run's own budget.
+
+    Args:
+        shared: The budgets, or None.
+        taken: One request, or one start of a function.
+        tab: Of the call; gets back what is refused.
+
+    Raises:
+        LimitReachedError: If a budget has nothing left for it; then nothing is taken.
+    """
+    if shared is None:
+        return
+    refused = await shared.reserve(requests=taken.iterations, calls=taken.tool_calls)
+    if refused is not None:
+        if tab is not None:
+            tab.charge(Consumption() - taken)
+            raise nothing_left(str(refused.limit))
+        raise _limit_reached(str(refused.limit), f"{refused.reason} The request was not sent.")
 
 
 class ChargedTextCompletion(TextCompletionClientBase):
@@ -509,8 +589,10 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
             case _:
                 pass
     parent.check()
-    if (limit := parent.tab.take_call(name)) is not None:
+    tab = parent.tab
+    if (limit := tab.take_call(name)) is not None:
         raise nothing_left(limit)
+    await _take_shared(tab.account.shared, Consumption(tool_calls=1, calls_by_function={name: 1}), tab)
     await next(context)
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from planner_ext.approval.decisions import Interceptor
+from planner_ext.budgets import SharedBudget
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget, is_count, tightest
 from planner_ext.engine.concurrency import SystemClock
@@ -95,6 +96,8 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         budget: What one run may spend, and what happens at a limit; see `Budget`. With None, only the limits of the
             function choice behaviour apply.
+        shared_budgets: Budgets that the run shares with others, per user or per day for instance, in all processes; see
+            `planner_ext.budgets.SharedBudget`. What runs inside its functions is charged to them, too.
         execution: How functions are run; see `ToolExecution`.
         approval: What happens to calls that no interceptor decided, that were denied, and that wait; see
             `ApprovalSettings`.
@@ -132,6 +135,7 @@ class RunOptions(TypedDict, total=False):
     """
 
     budget: Budget | None
+    shared_budgets: Sequence[SharedBudget]
     execution: ToolExecution | None
     approval: ApprovalSettings | None
     interceptors: Sequence[Interceptor]
@@ -178,6 +182,7 @@ class RunSettings:
     """
 
     budget: Budget
+    shared_budgets: tuple[SharedBudget, ...]
     execution: ToolExecution
     approval: ApprovalSettings
     interceptors: tuple[Interceptor, ...]
@@ -309,6 +314,25 @@ def non_negative(name: str, value: object) -> int:
     return value
 
 
+def _shared_budgets(name: str, values: object) -> tuple[SharedBudget, ...]:
+    """Return shared budgets as a tuple.
+
+    Raises:
+        InvalidOptionError: If one is something else, or two have the same name in one store.
+    """
+    given = cast("Sequence[object]", values) if isinstance(values, list | tuple) else [values]
+    budgets = tuple(instance_of(name, value, SharedBudget) for value in given)
+    if len({(budget.store, budget.name) for budget in budgets}) < len(budgets):
+        names = [budget.name for budget in budgets]
+        raise InvalidOptionError(f"{name} must have different names in one store; got {shown(names)}.")
+    return budgets
+
+
+def _all_budgets(own: tuple[SharedBudget, ...], inner: tuple[SharedBudget, ...]) -> tuple[SharedBudget, ...]:
+    """Merge two lists of shared budgets; of those with one name in one store the door's counts."""
+    return tuple({(budget.store, budget.name): budget for budget in (*inner, *own)}.values())
+
+
 def _own(own: _T, _: _T) -> _T:
     return own
 
@@ -364,6 +388,7 @@ def _on_invalid_history(name: str, value: object) -> object:
 
 _OPTIONS: Mapping[str, _Option] = {
     "budget": _Option(partial(_instance, kind=Budget), tightest),
+    "shared_budgets": _Option(_shared_budgets, _all_budgets, ()),
     "execution": _Option(partial(_instance, kind=ToolExecution)),
     "approval": _Option(partial(_instance, kind=ApprovalSettings), ApprovalSettings.within),
     "interceptors": _Option(_callables, operator.add, ()),

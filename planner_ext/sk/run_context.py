@@ -18,7 +18,8 @@ from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
 
 from planner_ext.approval.policy import guard_name
-from planner_ext.core.accounts import Tab
+from planner_ext.budgets.charges import charges_of
+from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
 from planner_ext.core.limits import Budget, Price, tightest
@@ -121,6 +122,7 @@ class RunContext:
     chat: KernelChat = field(init=False)
     functions: KernelFunctions = field(init=False)
     _invocation: Invocation | None = field(init=False, default=None)
+    _shared: SharedBudgets | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if isinstance(self.behavior, BoundedFunctionChoiceBehavior) and self.behavior.pre_invoke_callback is not None:
@@ -132,6 +134,7 @@ class RunContext:
         if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
             self._check_names()
         check_service(self.service, self.settings, tools)
+        self._shared = self._shared_budgets()
         self.chat = self._chat()
         filters = approval_filters(self.kernel)
         own = InterceptorChain(
@@ -193,14 +196,25 @@ class RunContext:
             answer_settings={} if self.form is None else self.form.settings,
         )
 
+    def _shared_budgets(self) -> SharedBudgets | None:
+        """Return what the run takes of shared budgets; of those that the run around takes from, nothing again."""
+        outer = None if self.parent is None else self.parent.tab.account.shared
+        if not self.options.shared_budgets:
+            return outer
+        arguments = KernelArguments() if self.arguments is None else self.arguments
+        return charges_of(self.options.shared_budgets, arguments, self.options.clock.now, outer)
+
     def _meter(self, limits: Budget) -> RequestMeter:
+        max_cost, estimates = limits.max_cost, limits.max_total_tokens is not None
+        if self._shared is not None:
+            max_cost, estimates = max_cost or self._shared.max_cost, estimates or self._shared.counts_tokens
         return RequestMeter(
             self.service,
             self.settings,
             price=limits.price,
-            max_cost=limits.max_cost,
+            max_cost=max_cost,
             max_prompt_tokens=self.options.max_prompt_tokens or 0,
-            estimates=limits.max_total_tokens is not None,
+            estimates=estimates,
         )
 
     def rules(self) -> Rules:
@@ -276,6 +290,7 @@ class RunContext:
             min_iteration_seconds=options.min_iteration_time_ms / 1000,
             within=None if parent is None else parent.tab,
             new_budget=None if budget is None else partial(self._new_budget, budget),
+            shared=None if parent is not None and self._shared is parent.tab.account.shared else self._shared,
             tracing=self._invocation,
         )
         if self.tape is not None:

@@ -309,6 +309,10 @@ class _Reader:
     def _budget_changed(self, fact: facts.BudgetChanged) -> None:
         self._event(fact.at, "budget", text=_changed(self.state.rules.limits, fact.limits), by=fact.by)
 
+    def _shared_budgets_checked(self, fact: facts.SharedBudgetsChecked) -> None:
+        if fact.limit is not None:
+            self._event(fact.at, "budget", text=fact.reason)
+
     def _paused(self, fact: facts.Paused) -> None:
         for index, call in enumerate(self.calls):
             if call.outcome == "running":
@@ -348,6 +352,7 @@ class _Reader:
         "AnswerChecked": _answer_checked,
         "StopRequested": _stop_requested,
         "BudgetChanged": _budget_changed,
+        "SharedBudgetsChecked": _shared_budgets_checked,
         "Paused": _paused,
         "Resumed": _resumed,
         "Ended": _ended,

@@ -17,12 +17,13 @@ from support.core import (
     model_asked,
     request_failed,
     says,
+    shared_budgets_checked,
     stop,
 )
 
 LISTED = {(phase, fact, target) for (phase, fact), targets in TRANSITIONS.items() for target in targets}
 
-ANYWHERE = ("StopRequested", "BudgetChanged", "ModelAsked", "RequestFailed")
+ANYWHERE = ("StopRequested", "BudgetChanged", "SharedBudgetsChecked", "ModelAsked", "RequestFailed")
 """The facts that change no phase while a run is driven; the diagram does without their arrows."""
 
 
@@ -73,7 +74,7 @@ def played() -> set[tuple[Phase, str, Phase]]:
         if (changed.state.phase, "BudgetChanged") in TRANSITIONS:
             changed.add(budget_changed()).go()
         lost = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1).go(steps=steps)
-        for fact in (request_failed(), model_asked()):
+        for fact in (request_failed(), model_asked(), shared_budgets_checked(limit=None)):
             if (lost.state.phase, fact.type) in TRANSITIONS:
                 lost.add(fact)
         plays.append(lost.go())

@@ -25,6 +25,7 @@ from planner_ext.core.facts import (
     Resumed,
     Rules,
     RunStarted,
+    SharedBudgetsChecked,
     StopRequested,
     Verdict,
 )
@@ -197,6 +198,12 @@ def stop(reason: str = "enough") -> StopRequested:
 def budget_changed(limits: Budget | None = None, **more: Any) -> BudgetChanged:
     """Give the run other limits."""
     return BudgetChanged(limits=limits or Budget(), at=0.0, seconds=1.0, **more)
+
+
+def shared_budgets_checked(limit: str | None = "app: max_cost", *, answer: bool = False) -> SharedBudgetsChecked:
+    """Let a shared budget refuse what is due, or refuse nothing any more."""
+    reason = "" if limit is None else f"The limit {limit}=1 was reached."
+    return SharedBudgetsChecked(limit=limit, reason=reason, answer=answer, at=0.0)
 
 
 def ended(**more: Any) -> Ended:

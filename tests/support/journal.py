@@ -30,6 +30,7 @@ from planner_ext.core.facts import (
     Resumed,
     Rules,
     RunStarted,
+    SharedBudgetsChecked,
     StopRequested,
 )
 from planner_ext.core.limits import Budget, BudgetShare, Consumption
@@ -189,6 +190,7 @@ FACTS: tuple[Fact, ...] = (
     ModelAsked(iteration=1, index=0, at=7.0),
     RequestFailed(iteration=1, reason="it broke", iterations=1, usage=USAGE, at=8.0, seconds=0.2),
     BudgetChanged(limits=LIMITS, by="ann", at=9.5, seconds=0.4),
+    SharedBudgetsChecked(limit="per user: max_cost", reason="It was reached.", answer=True, at=9.6),
 )
 
 

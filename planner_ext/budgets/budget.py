@@ -1,0 +1,131 @@
+"""`SharedBudget`: limits that runs share."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Literal
+
+from planner_ext.budgets.store import BudgetStore, BudgetUsage
+from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.limits import Budget
+
+__all__ = ["LIMITS", "SharedBudget"]
+
+LIMITS = {
+    "iterations": "max_iterations",
+    "tool_calls": "max_tool_calls",
+    "tokens": "max_total_tokens",
+    "cost": "max_cost",
+}
+"""The limit on each part of what is used."""
+
+_PERIODS = {"hour": "%Y-%m-%dT%H%z", "day": "%Y-%m-%d", "month": "%Y-%m", None: "all"}
+"""The name of a period, by ``per``; an hour has its offset, since a clock that is set back repeats it."""
+
+_MOST_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBudget:
+    """Limits that runs share: those of all processes that name this budget in the same store, with the same key.
+
+    A request is reserved in the store before it is sent, and a batch of calls before it starts, in all of the run's
+    shared budgets or in none: the limits on round trips and calls are never exceeded. What was reserved and not sent or
+    started is released. Tokens and cost are checked at the same moments and charged after; only the requests and calls
+    then in flight, of all processes together, and the forced answers may exceed them.
+
+    At a limit the run does what its own budget says (``Budget.on_limit``), as at a limit of its own: ``answer`` makes
+    one more request, without functions. For that the run reserves one request together with its first one, and gives it
+    back at its end, or when it pauses. The first request of a run, or of a resumed one, finds a used up budget: the run
+    ends ``limit_reached`` without a request. ``limit`` of the result is ``"{name}: {limit}"``. A batch that exceeds
+    ``max_tool_calls`` does not run, whatever ``batch_over_limit`` says.
+
+    A run whose process died stays charged for what it had reserved until it is resumed, or the period ends. If the
+    store cannot be used, the run fails with `StoreError`; it is never unlimited.
+
+    Attributes:
+        name: The budget's name in the store, of 1 to 200 characters.
+        store: Where it is kept.
+        per: The period whose end frees the budget: ``hour``, ``day`` or ``month`` of the run's clock; None is without
+            end. A request counts in the period in which it is reserved, and with it its tokens.
+        key: Returns whose budget it is, of 1 to 200 characters, given the application's arguments of the run: a user, a
+            tenant. None is one budget for all. A run inside a function is charged to the key of the outermost run.
+        max_iterations: Requests, as in `Budget`, and also the plan request where ``charge_plan`` is off.
+        max_tool_calls: Functions started, as in `Budget`; a call that is run again after a crash counts again.
+        max_total_tokens: Prompt and completion tokens, as in `Budget`.
+        max_cost: US dollars, by the ``price`` of the run's `Budget`, or the list of ``genai-prices``.
+        time_zone: In which hours, days and months begin.
+        on_limit_reached: Called with the `BudgetUsage` when a limit is reached: when the first request or batch is
+            refused, once for each key and period, in one of the processes. Async or not; an exception is logged. In any
+            case a warning is logged, and the run's observers and stream get the fact `SharedBudgetsChecked`.
+
+    Raises:
+        InvalidLimitError: If a value is invalid, or there is no limit; names the field.
+    """
+
+    name: str
+    _: KW_ONLY
+    store: BudgetStore
+    per: Literal["hour", "day", "month"] | None = None
+    key: Callable[[Mapping[str, Any]], str] | None = None
+    max_iterations: int | None = None
+    max_tool_calls: int | None = None
+    max_total_tokens: int | None = None
+    max_cost: float | None = None
+    time_zone: tzinfo = UTC
+    on_limit_reached: Callable[[BudgetUsage], Awaitable[None] | None] | None = None
+
+    def __post_init__(self) -> None:
+        Budget(**self.given_limits())  # pyright: ignore[reportArgumentType]  (which checks them)
+        optional = "a function, or None"
+        given: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name, valid, expected in (
+            ("name", _is_name(given["name"]), f"text of 1 to {_MOST_CHARACTERS} characters"),
+            ("store", isinstance(given["store"], BudgetStore), "a BudgetStore"),
+            ("per", given["per"] in (*_PERIODS,), "hour, day, month, or None for no period"),
+            ("key", given["key"] is None or callable(given["key"]), optional),
+            ("time_zone", isinstance(given["time_zone"], tzinfo), "a tzinfo, such as datetime.UTC"),
+            ("on_limit_reached", self.on_limit_reached is None or callable(self.on_limit_reached), optional),
+        ):
+            if not valid:
+                raise InvalidLimitError.public(f"{name} must be {expected}; got {shown(given[name])}.")
+        if not self.given_limits():
+            raise InvalidLimitError.public(f"A shared budget must have one of {', '.join(LIMITS.values())}; got none.")
+
+    def given_limits(self) -> dict[str, float]:
+        """Return the limits that are set, by name."""
+        given = {name: getattr(self, name) for name in LIMITS.values()}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def period(self, at: float) -> str:
+        """Name the period of a moment, which is in seconds since the epoch."""
+        return datetime.fromtimestamp(at, self.time_zone).strftime(_PERIODS[self.per])
+
+    def key_of(self, arguments: Mapping[str, Any]) -> str:
+        """Return the key of a run.
+
+        Raises:
+            InvalidLimitError: If ``key`` raises, or returns something else than text of 1 to 200 characters.
+        """
+        if self.key is None:
+            return ""
+        try:
+            key = self.key(arguments)
+        except Exception as error:
+            raise InvalidLimitError.public(
+                f"The key of the shared budget {self.name!r} raised {type(error).__name__}: {error}. Nothing was sent. "
+                "Pass the arguments that it reads to the run."
+            ) from error
+        if not _is_name(key):
+            raise InvalidLimitError.public(
+                f"The key of the shared budget {self.name!r} must be text of 1 to {_MOST_CHARACTERS} characters; got "
+                f"{shown(key)}. Nothing was sent."
+            )
+        return key
+
+
+def _is_name(value: object) -> bool:
+    """Return whether a value is a text that every store can hold."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS or "\0" in value:
+        return False
+    return not any("\ud800" <= one <= "\udfff" for one in value)

@@ -1,0 +1,387 @@
+"""What a run takes of shared budgets: reserved before it is used, in one transaction over all budgets of a store.
+
+``planner_budgets`` has a row for each budget, key and period, with what was used. ``planner_budget_runs`` has a row for
+each budget of a run that is driven, with the totals that the run has taken. A reservation writes the new totals, and
+adds the difference to the budget, unless a limit forbids that. So each statement may be repeated, and a process that
+resumes a run after a crash neither loses nor repeats a charge. The row of a run is deleted when the run pauses or ends;
+what a run had spent before its row was written does not count.
+"""
+
+# ruff: noqa: S608  (only this module's own text is put into a statement)
+
+import asyncio
+import inspect
+import json
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from planner_ext.budgets.budget import LIMITS, SharedBudget
+from planner_ext.budgets.store import SELECT_USAGE, BudgetStore, BudgetUsage, read_usage
+from planner_ext.core.accounts import SharedBudgets
+from planner_ext.core.facts import (
+    CallFinished,
+    CallStarted,
+    Clarified,
+    Fact,
+    ModelReplied,
+    Planned,
+    RequestFailed,
+    RunStarted,
+    SharedBudgetsChecked,
+)
+from planner_ext.core.limits import Consumption
+from planner_ext.durable.database import Step, Value
+from planner_ext.durable.errors import DuplicateRowError, StoreError
+
+__all__ = ["charges_of"]
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 5
+
+_Parts: TypeAlias = Mapping[str, float]
+"""What is used, by part."""
+
+_OF_ACCOUNT = "WHERE budget = :budget AND key = :key AND period = :period"
+_OF_RUN = "WHERE run_id = :run_id AND budget = :budget AND key = :key"
+_SELECT_RUN = f"SELECT period, kept, iterations, tool_calls, tokens, cost FROM planner_budget_runs {_OF_RUN}"
+_ADD_ACCOUNT = """
+    INSERT INTO planner_budgets (budget, key, period, limits, updated_at) VALUES (:budget, :key, :period, :limits, :at)
+    ON CONFLICT (budget, key, period) DO UPDATE SET limits = excluded.limits
+"""
+_ADD_RUN = """
+    INSERT INTO planner_budget_runs (run_id, budget, key, period, iterations, tool_calls, tokens, cost)
+    VALUES (:run_id, :budget, :key, :period, :iterations, :tool_calls, :tokens, :cost)
+    ON CONFLICT (run_id, budget, key) DO NOTHING
+"""
+_ITERATIONS = "b.iterations + :iterations + :kept - r.iterations - r.kept"
+_CHARGE = f"""
+    UPDATE planner_budgets AS b
+    SET iterations = {_ITERATIONS}, tool_calls = b.tool_calls + :tool_calls - r.tool_calls,
+        tokens = b.tokens + :tokens - r.tokens, cost = b.cost + :cost - r.cost, stamp = :stamp, updated_at = :at
+    FROM planner_budget_runs AS r
+    WHERE b.budget = :budget AND b.key = :key AND b.period = :period
+          AND r.run_id = :run_id AND r.budget = b.budget AND r.key = b.key AND r.period = b.period
+"""
+"""Adds to a budget what a run takes more than its row says."""
+_CONDITIONS = {
+    "max_iterations": f" AND {_ITERATIONS} <= :max_iterations",
+    "max_tool_calls": " AND b.tool_calls + :tool_calls - r.tool_calls <= :max_tool_calls",
+    "max_total_tokens": " AND b.tokens + :tokens - r.tokens < :max_total_tokens",
+    "max_cost": " AND b.cost + :cost - r.cost < :max_cost",
+}
+_UPDATE_RUN = """
+    UPDATE planner_budget_runs
+    SET period = :period, iterations = :iterations, tool_calls = :tool_calls, tokens = :tokens, cost = :cost, kept = """
+_KEEP = f"{_UPDATE_RUN} :kept {_OF_RUN}"
+_KEEP_IF_CHARGED = f"""{_UPDATE_RUN} (
+        SELECT CASE WHEN COUNT(*) = 1 THEN :kept END FROM planner_budgets {_OF_ACCOUNT} AND stamp = :stamp
+    ) {_OF_RUN}
+"""
+"""Writes null, which rolls the whole transaction back, unless the statement before it has charged the budget."""
+_DELETE_RUN = f"DELETE FROM planner_budget_runs {_OF_RUN}"
+_REACHED = f"""
+    UPDATE planner_budgets SET reached = :limit {_OF_ACCOUNT} AND reached IS NULL
+    RETURNING budget, key, period, iterations, tool_calls, tokens, cost, limits, reached
+"""
+
+
+def charges_of(
+    budgets: Sequence[SharedBudget],
+    arguments: Mapping[str, Any],
+    now: Callable[[], float],
+    outer: SharedBudgets | None = None,
+) -> SharedBudgets | None:
+    """Make what a run takes of shared budgets.
+
+    Args:
+        budgets: The budgets of the run's door; those that the run around takes from are left to it.
+        arguments: The application's arguments.
+        now: Returns the seconds since the epoch.
+        outer: What the run around takes from, or None.
+    """
+    around = outer
+    while isinstance(around, _Charges):
+        taken = {(budget.store, budget.name) for budget in around.budgets}
+        budgets = [budget for budget in budgets if (budget.store, budget.name) not in taken]
+        around = around.outer
+    for store in dict.fromkeys(budget.store for budget in budgets):
+        outer = _Charges(store, tuple(one for one in budgets if one.store is store), arguments, now, outer)
+    return outer
+
+
+@dataclass(eq=False)
+class _Line:
+    """What a run takes of one budget.
+
+    Attributes:
+        before: The run's totals when this activation began.
+        stored: The run's totals in the store.
+        kept: The requests that are kept for answers, there.
+        period: The period in which they were charged; None if the store has no row of the run.
+    """
+
+    budget: SharedBudget
+    key: str
+    before: _Parts = field(default_factory=dict[str, float])
+    stored: _Parts = field(default_factory=dict[str, float])
+    kept: int = 0
+    period: str | None = None
+
+    @property
+    def values(self) -> dict[str, Value]:
+        return {"budget": self.budget.name, "key": self.key}
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The limit that refuses a reservation; ``usage`` is set if no process has noted yet that it is reached."""
+
+    budget: SharedBudget
+    limit: str
+    usage: BudgetUsage | None
+
+
+class _Charges:
+    """What a run takes of the budgets in one store; implements `planner_ext.core.accounts.SharedBudgets`.
+
+    ``_total`` is what this activation has taken, in all periods. The store has the totals of the whole run, or of the
+    part of it since the budget was added.
+    """
+
+    def __init__(
+        self,
+        store: BudgetStore,
+        budgets: Sequence[SharedBudget],
+        arguments: Mapping[str, Any],
+        now: Callable[[], float],
+        outer: SharedBudgets | None,
+    ) -> None:
+        self.budgets = budgets
+        self.outer = outer
+        costs = [budget.max_cost for budget in budgets if budget.max_cost is not None]
+        costs += [] if outer is None or outer.max_cost is None else [outer.max_cost]
+        tokens = any(budget.max_total_tokens or budget.max_cost for budget in budgets)
+        self.max_cost = min(costs, default=None)
+        self.counts_tokens = tokens or (outer is not None and outer.counts_tokens)
+        self._store = store
+        self._arguments = arguments
+        self._now = now
+        self._turn = asyncio.Lock()
+        self._pending = deque[tuple[Consumption, int]]()
+        self._lines: list[_Line] = []
+        self._run_id = uuid4().hex
+        self._known: _Parts = dict.fromkeys(LIMITS, 0.0)
+        self._total: _Parts = dict.fromkeys(LIMITS, 0.0)
+        self._kept = 0
+        self._resumes = False
+
+    def begin(self, facts: Sequence[Fact]) -> None:
+        """Take in the journal with which an activation begins."""
+        self._run_id = next((fact.run_id for fact in facts if isinstance(fact, RunStarted)), self._run_id)
+        self._resumes = len(facts) > 1
+        self._known = _parts(reduce(lambda sum_, fact: sum_ + _spent(fact), facts, Consumption()))
+
+    async def reserve(
+        self, *, requests: int = 0, calls: int = 0, kept: int = 0, forced: bool = False
+    ) -> SharedBudgetsChecked | None:
+        """Reserve all of it in all of the budgets, or nothing."""
+        wanted = Consumption(iterations=requests, tool_calls=calls)
+        checked = {
+            "tokens",
+            "cost",
+            *(["iterations"] if requests or kept > 0 else []),
+            *(["tool_calls"] if calls else []),
+        }
+        refused = await self._store.perform(self._reserve(wanted, kept, set() if forced else checked))
+        if refused is not None:
+            if refused.usage is not None:
+                await _tell(refused.budget, refused.usage)
+            return _fact(refused)
+        if self.outer is None:
+            return None
+        above = await self.outer.reserve(requests=requests, calls=calls, kept=kept, forced=forced)
+        if above is not None:
+            self._pending.append((Consumption() - wanted, -kept))
+        return above
+
+    def charge(self, spent: Consumption) -> None:
+        """Add what was spent beside the reservations."""
+        self._pending.append((spent, 0))
+        if self.outer is not None:
+            self.outer.charge(spent)
+
+    async def settle(self, *, kept: int) -> None:
+        """Store what was charged; release requests that were kept for an answer."""
+        self._pending.append((Consumption(), kept))
+        if self._lines or self._resumes:  # an earlier process may have left something reserved
+            await self._store.perform(self._settle())
+        if self.outer is not None:
+            await self.outer.settle(kept=kept)
+
+    async def _reserve(self, wanted: Consumption, kept: int, checked: set[str]) -> _Refusal | None:
+        async with self._turn:
+            await self._open()
+            self._drain()
+            at, total, kept = self._now(), _plus(self._total, _parts(wanted)), self._kept + kept
+            if any(line.period != line.budget.period(at) for line in self._lines):
+                checked = checked | {"iterations", "tokens", "cost"}  # what was kept, was kept in another period
+            for _ in range(_TRIES):
+                try:
+                    await self._store.transact(*self._steps(total, kept, checked, at))
+                except DuplicateRowError:
+                    if (refused := await self._refused(total, kept, checked, at)) is not None:
+                        return refused
+                    await self._read(self._lines)  # it fits by now, or a row was deleted
+                else:
+                    self._take(total, kept, at)
+                    return None
+            raise StoreError(
+                f"{self._store!r} does not keep what a run takes: its rows vanish or change. See who else writes them."
+            )
+
+    async def _open(self) -> None:
+        """Read what the store has of the run, once."""
+        if self._lines:
+            return
+        lines = [_Line(budget, budget.key_of(self._arguments)) for budget in self.budgets]
+        lines.sort(key=lambda line: line.budget.name)  # all processes lock them in this order
+        await self._read(lines)
+        for line in lines:
+            line.before = {part: max(line.stored[part], self._known[part]) for part in LIMITS}
+        self._lines = lines
+
+    async def _read(self, lines: Sequence[_Line]) -> None:
+        """Read the run's rows; without one, what it has spent so far does not count."""
+        reads = [(_SELECT_RUN, {**line.values, "run_id": self._run_id}) for line in lines]
+        for line, rows in zip(lines, await self._store.transact(*reads), strict=True):
+            line.period, line.kept, line.stored = None, 0, line.before or dict(self._known)
+            for period, kept, *totals in rows:
+                line.period, line.kept = str(period), int(kept or 0)
+                line.stored = {part: float(value or 0) for part, value in zip(LIMITS, totals, strict=True)}
+
+    def _drain(self) -> None:
+        """Take in what was charged since; from whatever thread that came."""
+        while self._pending:
+            spent, kept = self._pending.popleft()
+            self._total, self._kept = _plus(self._total, _parts(spent)), self._kept + kept
+
+    def _steps(self, total: _Parts, kept: int, checked: set[str], at: float) -> list[Step]:
+        """List the statements of a reservation; without ``checked``, it always succeeds."""
+        steps: list[Step] = []
+        for line in self._lines:
+            period, limits = line.budget.period(at), line.budget.given_limits()
+            values: dict[str, Value] = {**line.values, "run_id": self._run_id, "at": at, "stamp": uuid4().hex}
+            account = (_ADD_ACCOUNT, {**line.values, "period": period, "at": at, "limits": json.dumps(limits)})
+            if line.period is None:
+                row = {**line.values, **_columns(line.stored), "run_id": self._run_id, "period": period}
+                steps += [account, (_ADD_RUN, row)]
+            elif line.period != period:
+                old = {**values, **_columns(_plus(line.before, self._total)), "kept": 0}
+                steps += [(_CHARGE, {**old, "period": line.period}), account, (_KEEP, {**old, "period": period})]
+            values |= {**_columns(_plus(line.before, total)), "kept": kept, "period": period}
+            limits = {name: limits[name] for part, name in LIMITS.items() if part in checked and name in limits}
+            conditions = "".join(_CONDITIONS[name] for name in limits)
+            steps += [(f"{_CHARGE}{conditions}", {**values, **limits}), (_KEEP_IF_CHARGED, values)]
+        return steps
+
+    def _take(self, total: _Parts, kept: int, at: float) -> None:
+        """Remember what the store has now."""
+        self._total, self._kept = total, kept
+        for line in self._lines:
+            line.stored, line.kept, line.period = _plus(line.before, total), kept, line.budget.period(at)
+
+    async def _refused(self, total: _Parts, kept: int, checked: set[str], at: float) -> _Refusal | None:
+        """Find the limit that refuses a reservation, and whether that is new; None if none does any more."""
+        for line in self._lines:
+            period, limits = line.budget.period(at), line.budget.given_limits()
+            (rows,) = await self._store.transact((f"{SELECT_USAGE} {_OF_ACCOUNT}", {**line.values, "period": period}))
+            stored = line.stored if line.period in (period, None) else _plus(line.before, self._total)
+            more = _plus(_plus(line.before, total), {part: -value for part, value in stored.items()})
+            more["iterations"] += kept - (line.kept if line.period == period else 0)
+            for part, name in LIMITS.items():
+                used = getattr(read_usage(rows[0]), part) if rows else 0
+                over = used + more[part] - limits.get(name, math.inf)
+                if part in checked and (over > 0 or (over == 0 and part in ("tokens", "cost"))):
+                    return _Refusal(line.budget, name, await self._reached(line, name, period, at))
+        return None
+
+    async def _reached(self, line: _Line, limit: str, period: str, at: float) -> BudgetUsage | None:
+        """Note that a limit was reached; return what is used if that is new."""
+        limits = json.dumps(line.budget.given_limits())
+        account = {**line.values, "period": period, "at": at, "limits": limits}
+        _, rows = await self._store.transact(
+            (_ADD_ACCOUNT, account), (_REACHED, {**line.values, "period": period, "limit": limit})
+        )
+        return read_usage(rows[0]) if rows else None
+
+    async def _settle(self) -> None:
+        async with self._turn:
+            await self._open()
+            self._drain()
+            steps: list[Step] = []
+            for line in self._lines:
+                if line.period is None:
+                    continue
+                values: dict[str, Value] = {**line.values, "run_id": self._run_id, "period": line.period}
+                values |= {**_columns(_plus(line.before, self._total)), "kept": self._kept}
+                steps.append((_CHARGE, {**values, "at": self._now(), "stamp": ""}))
+                steps.append((_KEEP, values) if self._kept else (_DELETE_RUN, values))
+            if steps:
+                await self._store.transact(*steps)
+            for line in self._lines:
+                line.stored, line.kept = _plus(line.before, self._total), self._kept
+                line.period = line.period if self._kept else None
+
+
+def _parts(spent: Consumption) -> dict[str, float]:
+    parts = spent.by_part
+    return {part: parts[part] for part in LIMITS}
+
+
+def _plus(one: _Parts, other: _Parts) -> dict[str, float]:
+    return {part: one[part] + other[part] for part in LIMITS}
+
+
+def _columns(parts: _Parts) -> dict[str, Value]:
+    """Write totals as the values of columns: all but the cost are whole numbers."""
+    return {part: float(value) if part == "cost" else int(value) for part, value in parts.items()}
+
+
+def _spent(fact: Fact) -> Consumption:
+    """Return what a fact shows to be spent; of a call that was cut short, nothing is known."""
+    match fact:
+        case Planned() | ModelReplied() | RequestFailed() | Clarified():
+            return Consumption(iterations=fact.iterations, usage=fact.usage)
+        case CallStarted():
+            return Consumption(tool_calls=1)
+        case CallFinished(spent=Consumption() as spent):
+            return spent
+        case _:
+            return Consumption()
+
+
+def _fact(refused: _Refusal) -> SharedBudgetsChecked:
+    """Say which limit was reached, without the key, since a model and other persons may read it."""
+    budget, limit = refused.budget, refused.limit
+    per = "" if budget.per is None else f" per {budget.per}"
+    reason = f"The limit {limit}={getattr(budget, limit)}{per} of the shared budget {budget.name!r} was reached."
+    return SharedBudgetsChecked(limit=f"{budget.name}: {limit}", reason=reason, at=0.0)
+
+
+async def _tell(budget: SharedBudget, usage: BudgetUsage) -> None:
+    logger.warning(
+        "The shared budget %r has reached its %s in the period %s.", budget.name, usage.reached, usage.period
+    )
+    try:
+        waiting = None if budget.on_limit_reached is None else budget.on_limit_reached(usage)
+        if inspect.isawaitable(waiting):
+            await waiting
+    except Exception:
+        logger.exception("on_limit_reached of the shared budget %r failed; the run continues.", budget.name)

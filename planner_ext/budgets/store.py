@@ -1,0 +1,252 @@
+"""The store of shared budgets, and what a person reads and resets in it."""
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.durable.database import BUDGET_TABLES, Row, Step
+from planner_ext.durable.errors import DuplicateRowError, is_address, redacted
+
+__all__ = ["SELECT_USAGE", "BudgetStore", "BudgetUsage", "read_usage"]
+
+_T = TypeVar("_T")
+
+SELECT_USAGE = "SELECT budget, key, period, iterations, tool_calls, tokens, cost, limits, reached FROM planner_budgets"
+_RESET = """
+    UPDATE planner_budgets
+    SET tool_calls = 0, tokens = 0, cost = 0, reached = NULL, iterations = (
+        SELECT COALESCE(SUM(kept), 0) FROM planner_budget_runs AS r
+        WHERE r.budget = :budget AND r.key = :key AND r.period = planner_budgets.period
+    )
+    WHERE budget = :budget AND key = :key AND period = {period} RETURNING period
+"""
+_DELETE_OLD = "DELETE FROM planner_budgets WHERE period <> 'all' AND updated_at < :before RETURNING period"
+_DELETE_ORPHANS = """
+    DELETE FROM planner_budget_runs WHERE NOT EXISTS (
+        SELECT 1 FROM planner_budgets AS b
+        WHERE b.budget = planner_budget_runs.budget AND b.key = planner_budget_runs.key
+              AND b.period = planner_budget_runs.period
+    )
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetUsage:
+    """What was used of a shared budget, by one key in one period.
+
+    Attributes:
+        budget: The budget's name.
+        key: Whose it is; "" for a budget without ``key``.
+        period: The hour (``2026-11-22T19+0000``), day or month; ``all`` for a budget without ``per``.
+        iterations: Round trips, with those that are reserved for requests under way and for the answers of open runs.
+        tool_calls: Functions started, or about to start.
+        tokens: Prompt and completion tokens.
+        cost: US dollars.
+        limits: The limits by name, as the last process declared them.
+        reached: The limit that was reached first, None until one is.
+    """
+
+    budget: str
+    key: str
+    period: str
+    iterations: int
+    tool_calls: int
+    tokens: int
+    cost: float
+    limits: Mapping[str, float]
+    reached: str | None = None
+
+
+class BudgetStore:
+    """Where shared budgets are kept: made by `sqlite`, `postgres` or `memory`.
+
+    It is opened when it is first used, works in any event loop and thread, and is closed by ``async with`` or `aclose`.
+    """
+
+    def __init__(self, where: str | Path | None) -> None:
+        self._where = where
+        self._database: _Database | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+        self._opening = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"BudgetStore({'in memory' if self._where is None else redacted(str(self._where))})"
+
+    @classmethod
+    def sqlite(cls, path: str | Path) -> Self:
+        """Keep budgets in one SQLite file, which may be that of the runs; shared by the processes of one host.
+
+        Args:
+            path: The file; created if it does not exist.
+        """
+        if is_address(path):
+            raise InvalidLimitError.public(f"BudgetStore.sqlite takes the path of a file; got {redacted(str(path))}.")
+        return cls(path)
+
+    @classmethod
+    def postgres(cls, url: str) -> Self:
+        """Keep budgets in a PostgreSQL database, which may be that of the runs; shared by all that reach it.
+
+        Args:
+            url: ``postgresql://...``; needs ``planner-ext[dbos]``.
+        """
+        if not is_address(url):
+            raise InvalidLimitError.public(f"BudgetStore.postgres takes a postgresql:// address; got {shown(url)}.")
+        return cls(url)
+
+    @classmethod
+    def memory(cls) -> Self:
+        """Keep budgets in this process alone, until it ends."""
+        return cls(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the store; budgets in memory are lost."""
+        if (loop := self._loop) is not None:
+            if self._database is not None:
+                await self.perform(self._database.close())
+            self._loop = self._database = None
+            loop.call_soon_threadsafe(loop.stop)
+
+    async def usage(
+        self, budget: str | None = None, *, key: str | None = None, period: str | None = None, limit: int = 1000
+    ) -> list[BudgetUsage]:
+        """List what was used, the newest periods first.
+
+        Args:
+            budget: A budget's name; None lists all.
+            key: A key; None lists all.
+            period: A period, such as ``2026-11-22``; None lists all.
+            limit: The most rows.
+
+        Raises:
+            StoreError: If the store cannot be used.
+        """
+        given = {"budget": budget, "key": key, "period": period}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        where = " AND ".join(f"{name} = :{name}" for name in chosen) or "TRUE"
+        statement = f"{SELECT_USAGE} WHERE {where} ORDER BY period DESC, budget, key LIMIT :limit"
+        (rows,) = await self.perform(self.transact((statement, {**chosen, "limit": limit})))
+        return [read_usage(row) for row in rows]
+
+    async def reset(self, budget: str, *, key: str = "", period: str | None = None) -> bool:
+        """Forget what was used by one key, so that its limits begin again; requests that runs keep stay reserved.
+
+        Args:
+            budget: The budget's name.
+            key: Whose usage is forgotten; "" for a budget without ``key``.
+            period: The period; None is the newest one.
+
+        Returns:
+            Whether there was such a row.
+
+        Raises:
+            StoreError: If the store cannot be used.
+        """
+        newest = "(SELECT MAX(period) FROM planner_budgets WHERE budget = :budget AND key = :key)"
+        values = {"budget": budget, "key": key} | ({} if period is None else {"period": period})
+        statement = _RESET.format(period=newest if period is None else ":period")
+        return bool((await self.perform(self.transact((statement, values))))[0])
+
+    async def prune(self, *, before: datetime) -> int:
+        """Delete the periods that were last used before a moment, and what runs that never ended had taken of them.
+
+        Budgets without ``per`` are kept.
+
+        Returns:
+            How many rows of usage were deleted.
+
+        Raises:
+            StoreError: If the store cannot be used.
+        """
+        deletion: Step = (_DELETE_OLD, {"before": before.timestamp()})
+        return len((await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0])
+
+    async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await work in the store's own event loop; its own thread runs it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._started()))
+
+    async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
+        """Perform steps in one transaction; called in the store's own event loop."""
+        async with self._opening:
+            if self._database is None:
+                self._database = await self._open()
+        return await self._database.transact(*steps)
+
+    async def _open(self) -> "_Database":
+        if self._where is None:
+            return _Memory()
+        from planner_ext.durable.store import open_database  # noqa: PLC0415  (only where budgets are shared)
+
+        return await open_database(self._where)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=(loop,), name="planner_ext budgets", daemon=True).start()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+class _Database(Protocol):
+    """What budgets need of a `planner_ext.durable.database.Database`."""
+
+    async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]: ...
+
+    async def close(self) -> None: ...
+
+
+class _Memory:
+    """SQLite's database in memory."""
+
+    def __init__(self) -> None:
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        for statement in BUDGET_TABLES:
+            self._connection.execute(statement)
+
+    async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
+        try:
+            with self._connection as connection:
+                connection.execute("BEGIN")
+                return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
+        except sqlite3.IntegrityError as error:
+            raise DuplicateRowError(str(error)) from error
+
+    async def close(self) -> None:
+        self._connection.close()
+
+
+def read_usage(row: Row) -> BudgetUsage:
+    """Read a row of `SELECT_USAGE`."""
+    budget, key, period, iterations, tool_calls, tokens, cost, limits, reached = row
+    return BudgetUsage(
+        budget=str(budget),
+        key=str(key),
+        period=str(period),
+        iterations=int(iterations or 0),
+        tool_calls=int(tool_calls or 0),
+        tokens=int(tokens or 0),
+        cost=float(cost or 0),
+        limits=json.loads(str(limits)),
+        reached=None if reached is None else str(reached),
+    )
