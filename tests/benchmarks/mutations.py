@@ -8,8 +8,9 @@ A mutation changes one place inside a function: a comparison, ``and`` and ``or``
 ``not``, ``min`` and ``max``, ``any`` and ``all``; or it removes a condition, a keyword argument, an entry of a dict, a
 statement, or what is returned. One process imports the tests and runs them once, with the lines that each executes. For
 each mutation it forks; the child replaces the code of the live functions, and runs the tests that execute the changed
-statement, the quickest first, until one fails. A child that takes more processor time than its tests ever need was
-caught in a loop: the mutation is found. Property tests draw the same examples every time, and do not shrink them.
+statement until one fails, first those that found much for little time. A test that takes far more processor time than
+it should is caught in a loop: the mutation is found. Property tests draw the same examples every time, and do
+not shrink them.
 
 A mutation that no test notices survives: it is a promise without a test, or a change without an effect.
 """
@@ -21,10 +22,11 @@ import os
 import random
 import re
 import resource
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -47,8 +49,8 @@ STRICT = "strict"
 """An argument of `zip` that changes nothing in code that is right."""
 NOT_RUN = ("annotation", "returns", "args", "decorator_list", "type_params")
 """The fields of a function that its calls do not execute."""
-UNJUDGED = 3
-"""What a child exits with if the changed code does not fit the live functions."""
+MOST_MEMORY = 8 << 30
+"""Bytes of address space; a mutation that asks for more was caught in a loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +189,20 @@ def codes(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
             yield from codes(constant)
 
 
-def install(mutation: Mutation) -> None:
-    """Replace the code of the live functions by the changed one."""
-    path = str(ROOT / mutation.file)
+def functions_of(files: set[str]) -> dict[str, list[FunctionType]]:
+    """Find the live functions of modules."""
+    found: dict[str, list[FunctionType]] = {file: [] for file in files}
+    by_path = {str(ROOT / file): functions for file, functions in found.items()}
+    for one in gc.get_objects():
+        if isinstance(one, FunctionType) and one.__code__.co_filename in by_path:
+            by_path[one.__code__.co_filename].append(one)
+    return found
+
+
+def install(mutation: Mutation, functions: Sequence[FunctionType]) -> None:
+    """Replace the code of the live functions of a module by the changed one."""
     code = dict(codes(changed(mutation)))
-    live = [one for one in gc.get_objects() if isinstance(one, FunctionType) and one.__code__.co_filename == path]
-    for function in live:
+    for function in functions:
         function.__code__ = code[function.__code__.co_qualname, function.__code__.co_firstlineno]
 
 
@@ -213,54 +223,81 @@ class Judge:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Judge the mutations, and print each with the score so far."""
-        covering, took = self._covering(session.items)
+        files = {mutation.file for mutation in self.drawn}
+        covering, took = covering_tests(session.items, files)
+        functions, found = functions_of(files), Counter[pytest.Item]()
+        gc.freeze()
         for mutation in self.drawn:
-            found = {item for line in mutation.lines for item in covering[mutation.file, line]}
-            items = sorted(found, key=lambda item: took[item])
-            verdict = self._judge(mutation, items, 10 + 3 * sum(took[item] for item in items)) if items else "NO TEST"
+            tests = {item for line in mutation.lines for item in covering[mutation.file, line]}
+            items = sorted(
+                tests, key=lambda item: took[item] / (1 + found[item])
+            )  # what finds much for little comes first
+            verdict, finder = judged(mutation, functions[mutation.file], items, took)
+            if finder is not None:
+                found[finder] += 1
             self.score[verdict] += 1
-            judged = self.score.total() - self.score["unjudged"]
-            print(f"{self.score['killed']}/{judged} {verdict} {mutation}", flush=True)
+            total = self.score.total() - self.score["unjudged"]
+            print(f"{self.score['killed']}/{total} {verdict} {mutation}", flush=True)
         return True
 
-    def _covering(self, items: Sequence[pytest.Item]) -> tuple[dict[tuple[str, int], set[pytest.Item]], Any]:
-        files = sorted({mutation.file for mutation in self.drawn})
-        measured = coverage.Coverage(data_file=None, config_file=False, include=[str(ROOT / file) for file in files])
-        measured.start()
-        took, by_name = {}, {item.nodeid: item for item in items}
-        for item in items:
-            measured.switch_context(item.nodeid)
-            began = time.process_time()
-            assert passes(item), f"{item.nodeid} fails on the code as it is"
-            took[item] = time.process_time() - began
-        measured.stop()
-        covering = defaultdict[tuple[str, int], set[pytest.Item]](set)
-        for file in files:
-            for line, names in measured.get_data().contexts_by_lineno(str(ROOT / file)).items():
-                covering[file, line] = {by_name[name] for name in names if name in by_name}
-        return covering, took
 
-    def _judge(self, mutation: Mutation, items: Sequence[pytest.Item], seconds: float) -> str:
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            try:
-                resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
-                resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-                silent = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(silent, 1)
-                os.dup2(silent, 2)
-                try:
-                    install(mutation)
-                except (ValueError, KeyError, SyntaxError):
-                    os._exit(UNJUDGED)
-                os._exit(0 if all(map(passes, items)) else 1)
-            finally:
-                os._exit(1)
-        status = os.waitpid(child, 0)[1]
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNJUDGED:
-            return "unjudged"
-        return "SURVIVED" if status == 0 else "killed"
+def covering_tests(
+    items: Sequence[pytest.Item], files: set[str]
+) -> tuple[dict[tuple[str, int], set[pytest.Item]], dict[pytest.Item, float]]:
+    """Run the tests once: which of them execute each line, and how many seconds each takes."""
+    measured = coverage.Coverage(data_file=None, config_file=False, include=[str(ROOT / file) for file in files])
+    measured.start()
+    took, by_name = dict[pytest.Item, float](), {item.nodeid: item for item in items}
+    for item in items:
+        measured.switch_context(item.nodeid)
+        began = time.process_time()
+        assert passes(item), f"{item.nodeid} fails on the code as it is"
+        took[item] = time.process_time() - began
+    measured.stop()
+    covering = defaultdict[tuple[str, int], set[pytest.Item]](set)
+    for file in files:
+        for line, names in measured.get_data().contexts_by_lineno(str(ROOT / file)).items():
+            covering[file, line] = {by_name[name] for name in names if name in by_name}
+    return covering, took
+
+
+def judged(
+    mutation: Mutation,
+    functions: Sequence[FunctionType],
+    items: Sequence[pytest.Item],
+    took: Mapping[pytest.Item, float],
+) -> tuple[str, pytest.Item | None]:
+    """Run tests on a mutation in a child; return the verdict, and the test that found it."""
+    if not items:
+        return "NO TEST", None
+    sys.stdout.flush()
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            install(mutation, functions)
+            for at, item in enumerate(items):
+                signal.setitimer(signal.ITIMER_PROF, 1 + 5 * took[item])
+                if not passes(item):
+                    os.write(writes, b"%d" % at)
+                    break
+            else:
+                os.write(writes, b"survived")
+        except (ValueError, KeyError, SyntaxError):
+            os.write(writes, b"unjudged")
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    if said.isdigit():
+        return "killed", items[int(said)]
+    return {"survived": "SURVIVED", "": "killed"}.get(said, said), None
 
 
 def passes(item: pytest.Item) -> bool:
