@@ -5,7 +5,8 @@ import typing
 
 import pytest
 
-from planner_ext.core.facts import CallFinished, EventLine
+from planner_ext.core.facts import LINE_WIDTH, CallFinished, EventLine, RequestFailed, StopRequested
+from planner_ext.core.values import Usage
 from planner_ext.events import Fact, PlannerEvent
 
 
@@ -28,3 +29,17 @@ def test_every_event_of_a_stream_is_a_line(kind: type) -> None:
     """Each fact, each delta and the result share the base, and stay values."""
     assert issubclass(kind, EventLine)
     assert dataclasses.is_dataclass(kind)
+
+
+def test_a_line_has_what_was_said_and_nothing_else() -> None:
+    """Times, defaults and what is no text or number are omitted."""
+    failed = RequestFailed(iteration=2, reason="lost", iterations=0, usage=Usage(prompt_tokens=1), at=5.0, seconds=6.0)
+    assert str(failed) == "RequestFailed iteration=2 reason='lost' iterations=0"
+
+
+@pytest.mark.parametrize(("more", "whole"), [(0, True), (1, False)])
+def test_a_line_of_the_greatest_width_is_whole(more: int, whole: bool) -> None:
+    """One character more, and it ends in an ellipsis at that width."""
+    bare = str(StopRequested(reason="", at=0.0))
+    line = str(StopRequested(reason="r" * (LINE_WIDTH - len(bare) + more), at=0.0))
+    assert (len(line), line.endswith("'"), line.endswith("…")) == (LINE_WIDTH, whole, not whole)

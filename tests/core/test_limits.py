@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import InvalidLimitError, PlannerExtError
-from planner_ext.core.limits import Budget, Ledger, spent_limit
+from planner_ext.core.limits import (
+    Budget,
+    Consumption,
+    Ledger,
+    is_positive_number,
+    remaining_limits,
+    spent_limit,
+    tightest,
+)
 from planner_ext.core.values import Usage
 
 COUNTS = [
@@ -62,6 +70,7 @@ def test_zero_is_a_limit_for_tool_calls_alone(name: str) -> None:
 def test_an_amount_takes_finite_numbers_above_zero(name: str, value: object) -> None:
     """Cost and seconds are refused where they could never be spent or never be reached, naming the field."""
     assert refused(**{name: value}).startswith(f"{name} must be a number above 0")
+    assert is_positive_number(value) is False
 
 
 @pytest.mark.parametrize("value", ["2030-01-01", 1893456000.0, NOON.date(), timedelta(hours=1), True])
@@ -181,10 +190,14 @@ def test_the_first_of_several_spent_limits_is_named() -> None:
 
 def test_usage_adds_up_and_keeps_an_unknown_cost_unknown() -> None:
     """Tokens and seconds are summed; the cost is unknown only as long as no part of it is known."""
-    first = Usage(prompt_tokens=1, completion_tokens=2, active_seconds=0.5)
-    priced = Usage(prompt_tokens=10, completion_tokens=20, cost=0.25, active_seconds=1.0)
+    first = Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=3, active_seconds=0.5, estimated_tokens=4)
+    priced = Usage(
+        prompt_tokens=10, completion_tokens=20, cached_tokens=30, cost=0.25, active_seconds=1.0, estimated_tokens=40
+    )
     total = first + priced
-    assert total == Usage(prompt_tokens=11, completion_tokens=22, cost=0.25, active_seconds=1.5)
+    assert total == Usage(
+        prompt_tokens=11, completion_tokens=22, cached_tokens=33, cost=0.25, active_seconds=1.5, estimated_tokens=44
+    )
     assert total.total_tokens == 33
     assert (first + first).cost is None
 
@@ -195,3 +208,97 @@ def test_limits_do_not_change_when_the_callers_mapping_does() -> None:
     limits = Budget(max_calls_per_function=given)
     given["f"] = -5
     assert limits.max_calls_per_function == {"f": 1}
+
+
+@pytest.mark.parametrize("share", [True, False, 0.001, 1.0])
+def test_the_budget_is_told_always_never_or_from_a_share_on(share: bool | float) -> None:
+    """True, False and shares up to the whole are kept as given."""
+    assert Budget(tell_budget=share).tell_budget is share
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, -0.5, math.nan, 1, 0, None, "0.5"])
+def test_what_is_no_share_is_refused(share: Any) -> None:
+    """A share is a float above 0.0 and up to 1.0: the number 1 could mean True or the whole."""
+    assert refused(tell_budget=share).startswith("tell_budget must be True, False, or a share above 0.0")
+
+
+ALL = Budget(
+    max_iterations=10,
+    max_tool_calls=20,
+    max_total_tokens=1000,
+    max_cost=2.0,
+    max_active_seconds=100.0,
+    deadline=NOON,
+    tell_budget=True,
+)
+USED = Ledger(iterations=4, tool_calls=5, usage=Usage(prompt_tokens=900, cost=1.5, active_seconds=30.0))
+
+
+def test_the_model_is_told_what_is_left_of_each_limit() -> None:
+    """A deadline is told as the time until it, of that and the active time so far together."""
+    told = remaining_limits(ALL, USED, NOON.timestamp() - 20)
+    assert [(item.name, item.left, item.limit) for item in told] == [
+        ("max_iterations", 6, 10),
+        ("max_tool_calls", 15, 20),
+        ("max_total_tokens", 100, 1000),
+        ("max_cost", 0.5, 2.0),
+        ("max_active_seconds", 70.0, 100.0),
+        ("deadline", 20.0, 50.0),
+    ]
+    assert remaining_limits(dataclasses.replace(ALL, tell_budget=False), USED, 0.0) == ()
+    assert remaining_limits(Budget(tell_budget=True), USED, 0.0) == ()
+
+
+def test_nothing_told_is_below_zero() -> None:
+    """What in-flight requests took beyond a limit, and a deadline that has passed, is 0 left."""
+    over = Ledger(iterations=11, usage=Usage(prompt_tokens=2000, active_seconds=1.0))
+    told = remaining_limits(ALL, over, NOON.timestamp() + 60)
+    left = {item.name: (item.left, item.limit) for item in told}
+    assert (left["max_iterations"], left["max_total_tokens"], left["deadline"]) == ((0, 10), (0, 1000), (0.0, 1.0))
+
+
+def test_a_limit_is_told_once_its_share_is_reached() -> None:
+    """A share of one half mentions what is half used up exactly, and nothing before."""
+    half = Budget(max_iterations=10, max_tool_calls=10, tell_budget=0.5)
+    told = remaining_limits(half, Ledger(iterations=5, tool_calls=4), 0.0)
+    assert [item.name for item in told] == ["max_iterations"]
+
+
+def a_price(model: str, usage: Usage) -> float:
+    """Cost nothing."""
+    return 0.0
+
+
+def test_of_two_budgets_the_tighter_limit_holds() -> None:
+    """Each limit is the smaller of both, or the one that is given; behaviour and price are the first one's."""
+    one = Budget(
+        max_iterations=3, max_tool_calls=9, max_calls_per_function={"f": 1, "g": 5}, on_limit="stop", price=a_price
+    )
+    other = Budget(
+        max_iterations=5,
+        max_tool_calls=2,
+        max_total_tokens=7,
+        deadline=NOON,
+        max_calls_per_function={"g": 2, "h": 3},
+        on_limit="raise",
+        tell_budget=0.5,
+        max_calls_per_reply=None,
+    )
+    assert tightest(one, other) == Budget(
+        max_iterations=3,
+        max_tool_calls=2,
+        max_total_tokens=7,
+        deadline=NOON,
+        max_calls_per_function={"f": 1, "g": 2, "h": 3},
+        on_limit="stop",
+        tell_budget=0.5,
+        price=a_price,
+    )
+    assert tightest(one, None) is one
+
+
+def test_what_was_taken_back_is_gone() -> None:
+    """A consumption less itself is none: no function is left with a count of 0."""
+    spent = Consumption(iterations=2, tool_calls=3, usage=Usage(prompt_tokens=4), calls_by_function={"f": 2, "g": 1})
+    assert spent - spent == Consumption()
+    assert (spent - Consumption(calls_by_function={"f": 1})).calls_by_function == {"f": 1, "g": 1}

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from planner_ext.core.accounts import Account, Tab
 from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided
+from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided, released
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
 from planner_ext.core.values import Usage
 from planner_ext.engine.journal import dump_facts, load_facts, stopping_facts
@@ -189,3 +190,45 @@ def test_what_running_calls_have_spent_is_known_before_it_is_recorded() -> None:
         tab.charge(Consumption(usage=Usage(prompt_tokens=9)), instead_of="request")
         assert account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=9))}
     assert tab.left() == BudgetShare(iterations=0, tool_calls=0), "a call that has ended takes nothing more"
+
+
+def a_price(model: str, usage: Usage) -> float:
+    """Cost nothing."""
+    return 0.0
+
+
+def test_a_share_becomes_the_limits_of_the_run_inside() -> None:
+    """Part by part, with the deadline and the price of the run around it."""
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    assert SHARE.limits(noon, a_price) == Budget(
+        max_iterations=3,
+        max_tool_calls=2,
+        max_total_tokens=90,
+        max_cost=0.3,
+        max_active_seconds=20.0,
+        deadline=noon,
+        max_calls_per_reply=None,
+        price=a_price,
+    )
+
+
+def test_parts_without_a_limit_take_nothing() -> None:
+    """A share without limits is no consumption, and an unknown cost takes nothing of one that is limited."""
+    assert BudgetShare().whole() == Consumption()
+    assert BudgetShare(cost=1.0).less(Consumption()) == BudgetShare(cost=1.0)
+
+
+@pytest.mark.parametrize("part", ["cost", "active_seconds"])
+def test_reserving_and_releasing_leaves_no_fraction_behind(part: str) -> None:
+    """Below a picodollar and a picosecond nothing is counted where a share was taken and came back."""
+    share = BudgetShare(**{"cost" if part == "cost" else "seconds": 0.2})
+    taken = Usage(**{part: 0.1 + 0.2 + 4e-13})
+    given = Usage(cost=0.0) if part == "cost" else Usage()
+    assert getattr(released(Ledger(usage=taken), share, Consumption(usage=given)).usage, part) == 0.1
+
+
+def test_a_share_that_limits_neither_money_nor_time_rounds_neither() -> None:
+    """What was charged before stays to the last digit."""
+    usage = Usage(cost=0.1234567890123456, active_seconds=0.1234567890123456)
+    assert released(Ledger(iterations=4, usage=usage), BudgetShare(iterations=3), Consumption()).usage == usage
+    assert released(Ledger(tool_calls=2, usage=usage), None, None).usage == usage

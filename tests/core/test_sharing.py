@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +55,14 @@ def test_a_tally_of_many_keys_copies_only_the_latest() -> None:
     assert len(tally) == 10_000
     assert len(tally._lately) <= 101
     assert tally.plus("x", 1)._counts is tally._counts
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 128, 200])
+def test_a_row_of_any_size_reads_and_changes_as_a_list_does(size: int) -> None:
+    """Also at the edges of its blocks."""
+    row = row_of(range(size))
+    assert (len(row), list(row), [row[index] for index in range(size)]) == (size, [*range(size)], [*range(size)])
+    for index in {0, 1, 62, 63, 64, 65, size - 2, size - 1} & {*range(size)}:
+        expected = list(range(size))
+        expected[index] = -1
+        assert list(with_item(row, index, -1)) == expected

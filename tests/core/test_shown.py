@@ -1,11 +1,12 @@
 """A caller's value in an error: one short line, and nothing of an object."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
 
-from planner_ext.core.errors import shown
+from planner_ext.core.errors import counted, is_function, shown
 
 
 @dataclass
@@ -66,3 +67,26 @@ def test_however_long_a_value_is_its_line_is_short(value: list[Any]) -> None:
     """At most 160 characters and three dots, on one line."""
     assert len(shown(value[0])) <= 163
     assert "\n" not in shown(value[0])
+
+
+def test_a_text_of_eighty_characters_is_whole() -> None:
+    """A longer one loses its end; below the third level nothing is shown."""
+    name = "n" * (80 - len("<Long.: 1>"))
+    whole: Any = Enum("Long", {name: 1})
+    longer: Any = Enum("Long", {name + "n": 1})
+    assert shown(whole(1)) == repr(whole(1))
+    assert shown(longer(1)) == f"{repr(longer(1))[:80]}..."
+    assert shown([[[[1]]]]) == "[[[[...]]]]"
+    assert shown([[[1]]]) == "[[[1]]]"
+
+
+def test_one_is_counted_without_a_plural() -> None:
+    """Any other number has one, with its thousands apart."""
+    assert (counted(1, "call"), counted(0, "call"), counted(1200, "call")) == ("1 call", "0 calls", "1,200 calls")
+
+
+def test_what_a_decorator_may_mark_is_a_function() -> None:
+    """Functions, methods and what wraps one; neither a class, which can be called, too, nor a value."""
+    marked = [print, len, Account.__init__, staticmethod(len), classmethod(len), Broken().__repr__]
+    assert [is_function(one) for one in marked] == [True] * len(marked)
+    assert [is_function(one) for one in (Account, Account(), 1, "len", None)] == [False] * 5

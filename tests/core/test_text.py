@@ -58,3 +58,9 @@ def test_one_line_has_one_blank_for_every_run_of_white_space() -> None:
 )
 def test_seconds_are_exact_below_ten(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+def test_what_has_a_glyph_is_shown_as_it_is() -> None:
+    """Letters of any language need no escape, in a text and in JSON."""
+    assert exact("Ünal 東京") == "Ünal 東京"
+    assert exact_json({"city": "東京"}) == '{"city": "東京"}'
