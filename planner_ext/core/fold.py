@@ -90,7 +90,6 @@ def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
         "phase": Phase.ASKING,
         "transcript": (*state.transcript, fact.message),
         "reply": None,
-        "asked": False,
         "final_answer": None,
         "structuring": state.structuring + (fact.purpose == "structure"),
         "step_rounds": 0 if fact.purpose == "step" else state.step_rounds,
@@ -165,7 +164,7 @@ def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
         batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
         ledger = _released(ledger, call, None)
-        batch = _with_call(batch, index, updated(call, reserved=None, answer=fact.answer))
+        batch = _with_call(batch, index, updated(call, answer=fact.answer))
     assert batch is not None, "a journal that withholds calls has a batch open"
     return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
 
@@ -226,7 +225,7 @@ def _clarified(state: State, fact: facts.Clarified) -> _Changes:
     if fact.answer is None:
         return {"ledger": ledger, "asked": True}
     transcript = (*state.transcript, TextMessage(role="user", text=fact.answer))
-    asking = {"phase": Phase.ASKING, "reply": None, "asked": False, "transcript": transcript}
+    asking = {"phase": Phase.ASKING, "reply": None, "transcript": transcript}
     return {**answered, **asking, "ledger": ledger}
 
 
@@ -249,16 +248,12 @@ def _require(condition: bool, fact: _NamesCalls, problem: str) -> None:
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
-    """Put a changed call in its place, and count anew what is undecided and unanswered."""
-    before = batch.calls[index]
-    answered = (call.answer is not None) - (before.answer is not None)
-    was_undecided = before.decided is None and before.answer is None
-    is_undecided = call.decided is None and call.answer is None
+    """Put a changed call in its place, and update the counts; a call that has its result is not changed."""
     return updated(
         batch,
         calls=with_item(batch.calls, index, call),
-        undecided=batch.undecided - was_undecided + is_undecided,
-        unanswered=batch.unanswered - answered,
+        undecided=batch.undecided - (batch.calls[index].decided is None),
+        unanswered=batch.unanswered - (call.answer is not None),
     )
 
 

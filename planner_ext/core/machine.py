@@ -375,7 +375,7 @@ def _review(state: State) -> Action:
             "them ran. Make fewer calls at once."
         )
         return _withhold_open(batch, answer)
-    undecided = tuple(i for i, call in enumerate(batch.calls) if call.decided is None and call.answer is None)
+    undecided = tuple(i for i, call in enumerate(batch.calls) if call.decided is None)
     return ReviewCalls(iteration=batch.iteration, indexes=undecided)
 
 
@@ -498,13 +498,13 @@ def _over_limit(state: State, ready: Mapping[int, CallDecided]) -> tuple[tuple[i
 
 def _beyond(calls: Mapping[int, str], used: Mapping[str, int], allowed: Mapping[str, int]) -> tuple[int, ...]:
     """List the calls that would make a key's count exceed what is allowed for it."""
-    counts = {key: used.get(key, 0) for key in calls.values() if key in allowed}
+    left = {key: most - used.get(key, 0) for key, most in allowed.items()}
     over: list[int] = []
     for index, key in calls.items():
-        if key in allowed and counts[key] >= allowed[key]:
+        if left.get(key, 1) <= 0:
             over.append(index)
-        elif key in allowed:
-            counts[key] += 1
+        elif key in left:
+            left[key] -= 1
     return tuple(over)
 
 

@@ -1,14 +1,17 @@
 """What a run may still spend while its functions run, and while runs inside them do."""
 
 from contextlib import nullcontext
+from typing import Any
+
+import pytest
 
 from planner_ext.core.accounts import Account, Tab, current_tab
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption
-from planner_ext.core.machine import AskModel, AskPerson, Finish, RunCalls
+from planner_ext.core.machine import AskModel, AskPerson, Finish, RunCalls, WithholdCalls
 from planner_ext.core.values import Usage
-from support.core import began, calls, decided, finished, replied, run_started, says
+from support.core import began, calls, completed, decided, finished, replied, run_started, says
 from support.narrow import present
 
 
@@ -75,7 +78,7 @@ def test_a_call_that_has_its_result_is_in_the_ledger_alone() -> None:
     """Its tab counts no more, although it is still open; the tab of a call of an earlier batch never does."""
     run = calling("f", "g", max_iterations=9)
     run.tab(0).charge(Consumption(iterations=2))
-    run.tab(7).charge(Consumption(iterations=3))
+    run.tab(2).charge(Consumption(iterations=3))
     assert run.account.left().iterations == 9 - 1 - 2
     done = finished(0, spent=Consumption(iterations=2))
     assert isinstance(done, CallFinished)
@@ -128,7 +131,7 @@ def test_calls_that_are_about_to_start_are_taken() -> None:
     """A running function cannot take the starts of the calls that were let in with its own, nor a planner's share."""
     run = calling("f", max_tool_calls=4, max_iterations=9)
     run.facts[1:] = [replied(calls("f", "g", "h")), decided(0), decided(1, "g", nested=True), decided(2, "h"), began(0)]
-    run.account.starting((0, 1, 2), BudgetShare(iterations=3, tool_calls=1))
+    run.account.starting((0, 1, 2, 3), BudgetShare(iterations=3, tool_calls=1))
     assert run.account.left() == BudgetShare(iterations=9 - 1 - 3, tool_calls=4 - 3 - 1)
     run.facts.append(began(1, "g"))
     assert run.account.left() == BudgetShare(iterations=8, tool_calls=1)
@@ -248,3 +251,126 @@ async def test_a_request_is_recorded_in_every_journal_around_it() -> None:
         between = Tab(Run(within=outer).account, 0, None, never)
         await Tab(Run(within=between).account, 0, None, never, records("inner")).record_request()  # pyright: ignore[reportArgumentType]  (a function)
         assert seen == recorded
+
+
+def test_a_call_with_a_share_knows_what_it_keeps_for_the_runs_in_it() -> None:
+    """The trip for the answer of a run inside is not left to what else the call does."""
+    tab = calling("f").tab(share=BudgetShare(iterations=4))
+    inner = asking(tab, limits=Budget(max_iterations=3))
+    assert inner.account.held == 1
+    assert tab.left().iterations == 3
+    tab.charge(Consumption(iterations=1))
+    assert tab.left().iterations == 2
+
+
+def test_a_run_that_asks_for_its_answer_takes_the_trip_that_it_held() -> None:
+    """It may be the last one around it, and it is taken once."""
+    outer = calling("f", max_iterations=3)
+    inner = asking(outer.tab(), limits=Budget(max_iterations=5))
+    inner.facts += [replied(calls("g")), decided(0, "g", "deny"), completed()]
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, AskModel)
+    assert (action.withheld, action.offer) == ("max_iterations", False)
+    assert (inner.account.held, outer.account.left().iterations) == (0, 0)
+
+
+def test_a_run_with_a_trip_to_spare_keeps_the_one_for_its_answer() -> None:
+    """It is held until nothing else is left around it."""
+    outer = calling("f", max_iterations=4)
+    inner = asking(outer.tab(), limits=Budget(max_iterations=5))
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, AskModel)
+    assert (action.offer, inner.account.held, outer.account.left().iterations) == (True, 1, 1)
+
+
+def test_a_run_that_is_not_opened_holds_and_spends_nothing() -> None:
+    """A run without one around decides by its own limits alone."""
+    run = Run(run_started(limits=Budget(max_iterations=2)))
+    assert (run.account.held, run.account.total()) == (0, Consumption())
+    assert isinstance(run.account.decide(fold(run.facts)), AskModel)
+    assert run.account.total() == Consumption()
+
+
+def test_only_what_a_resumed_run_spends_from_now_on_is_taken_around_it() -> None:
+    """Its older round trips and calls were charged where it ran before."""
+    before = [run_started(), replied(calls("g")), decided(0, "g"), began(0, "g"), finished(0, "g"), completed()]
+    inner = Run(*before, within=calling("f").tab())
+    assert inner.account.open() is None
+    assert inner.account.total() == Consumption()
+    inner.facts += [replied(calls("h"), iteration=1), decided(0, "h", iteration=1), began(0, "h", iteration=1)]
+    assert inner.account.total() == Consumption(iterations=1, tool_calls=1, calls_by_function={"h": 1})
+
+
+def test_a_second_start_is_taken_by_name_until_it_is_in_the_ledger() -> None:
+    """A function whose starts are limited has none left meanwhile."""
+    run = calling("f", max_calls_per_function={"f": 2}, max_tool_calls=5)
+    assert run.account.restart("f") is None
+    assert (run.account.calls_left(), run.account.left().tool_calls) == ({"f": 0}, 3)
+    assert run.account.restart("f") == "max_calls_per_function"
+
+
+def test_functions_start_without_a_round_trip_but_not_without_tokens_or_time() -> None:
+    """A function needs no request; a limit that is used up forbids it all the same."""
+    assert calling("f", max_iterations=1).tab().take_call("g") is None
+    spent = calling("f", max_total_tokens=10).tab()
+    spent.charge(Consumption(usage=Usage(prompt_tokens=10)))
+    assert spent.take_call("g") == "max_total_tokens"
+
+
+def test_a_share_hides_only_what_it_limits_from_the_run_around() -> None:
+    """The functions that a call with a share starts count against their own limits, and nothing else of it does."""
+    run = calling("f", max_calls_per_function={"g": 3}, max_tool_calls=9)
+    tab = run.tab(share=BudgetShare(tool_calls=2))
+    assert tab.take_call("g") is None
+    assert (run.account.calls_left(), run.account.left().tool_calls) == ({"g": 2}, 8)
+
+
+def test_a_run_inside_is_limited_by_name_around_it() -> None:
+    """The smaller count of both holds, of its own functions and of those that are limited around it only."""
+    outer = calling("f", max_calls_per_function={"g": 1, "h": 5})
+    limits = Budget(max_calls_per_function={"h": 1, "i": 1}, on_limit="stop")
+    inner = asking(outer.tab(), limits=limits)
+    inner.facts += [replied(calls("g", "g", "h", "h", "i", "i"))]
+    inner.facts += [decided(index, name) for index, name in enumerate("gghhii")]
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, WithholdCalls)
+    assert (action.indexes, action.limit) == ((1, 3, 5), "max_calls_per_function")
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent", "limit"),
+    [
+        ({"max_total_tokens": 10}, Consumption(usage=Usage(prompt_tokens=10)), "max_total_tokens"),
+        ({"max_cost": 1.0}, Consumption(usage=Usage(cost=1.0)), "max_cost"),
+        ({"max_total_tokens": 10}, Consumption(usage=Usage(prompt_tokens=9)), None),
+        ({"max_cost": 1.0}, Consumption(usage=Usage(cost=0.5)), None),
+    ],
+)
+def test_a_run_inside_ends_at_any_limit_around_it(
+    limits: dict[str, Any], spent: Consumption, limit: str | None
+) -> None:
+    """What other functions of the call spent counts, whether or not the run has such a limit itself."""
+    for own in ({}, {"max_total_tokens": 1000, "max_cost": 100.0}):
+        tab = calling("f", **limits).tab()
+        inner = asking(tab, limits=Budget(on_limit="stop", **own))
+        tab.charge(spent)
+        action = inner.account.decide(fold(inner.facts))
+        assert action is not None
+        assert getattr(action, "limit", None) == limit
+
+
+def test_the_names_of_functions_that_were_started_before_are_known_inside() -> None:
+    """Those of earlier batches, of the calls around, and of what else runs in the same call; its own are left out."""
+    outer = calling("f")
+    outer.facts += [finished(0), completed(), replied(calls("p"), iteration=1)]
+    outer.facts += [decided(0, "p", iteration=1), began(0, "p", iteration=1)]
+    tab = outer.tab()
+    tab.charge(Consumption(tool_calls=1, calls_by_function={"lookup": 1}))
+    first, second = asking(tab), asking(tab)
+    first.facts += [replied(calls("g")), decided(0, "g"), began(0, "g")]
+    first.tab().charge(Consumption(calls_by_function={"deep": 1}))
+    assert outer.account.earlier() == {"f"}
+    assert second.account.earlier() == {"f", "lookup", "g", "deep"}
+    assert first.account.earlier() == {"f", "lookup"}
+    assert tab.runs_around() == [fold(outer.facts)]
+    assert first.tab().runs_around() == [fold(first.facts), fold(outer.facts)]

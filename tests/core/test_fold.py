@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import Fact, ModelAsked
+from planner_ext.core.facts import AnswerChecked, Fact, ModelAsked
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption
 from planner_ext.core.state import TRANSITIONS, Phase, State
@@ -17,12 +17,17 @@ from support.core import (
     GOAL,
     ONE_OF_EACH,
     SAMPLES,
+    added,
     began,
+    budget_changed,
     calls,
+    clarified,
+    completed,
     decided,
     finished,
     planned,
     replied,
+    request_failed,
     run_started,
     says,
     withheld,
@@ -176,3 +181,55 @@ def test_a_request_of_a_function_that_does_not_run_cannot_be_recorded() -> None:
     """The journal contradicts itself."""
     with pytest.raises(IllegalTransitionError, match="it is not running"):
         fold((run_started(), replied(calls("f")), decided(0), ModelAsked(iteration=0, index=0, at=0.0)))
+
+
+@pytest.mark.parametrize(("charge", "charged"), [(True, 1), (False, 0)])
+def test_a_plan_request_that_failed_is_charged_as_the_rules_say(charge: bool, charged: int) -> None:
+    """Like one that was answered; a request of the loop is charged whatever they say."""
+    lost = request_failed(iteration=-1, usage=Usage(prompt_tokens=7))
+    ledger = fold([run_started(plan=True, charge_plan=charge), lost]).ledger
+    assert (ledger.iterations, ledger.usage.prompt_tokens, ledger.usage.active_seconds) == (charged, 7, 1.0)
+    assert fold([run_started(charge_plan=charge), request_failed(2)]).ledger.iterations == 2
+    assert fold([run_started(charge_plan=False), request_failed(iteration=0)]).ledger.iterations == 1
+
+
+def test_a_reply_is_judged_by_itself() -> None:
+    """What was checked and asked of the reply before it says nothing about this one."""
+    before = [run_started(), replied(says("one?")), clarified(None, None), ANSWER_CHECKED]
+    asked = fold(before)
+    assert (asked.asked, asked.checked) == (True, ANSWER_CHECKED)
+    after = fold([*before, added("structure"), replied(says("two"), iteration=1)])
+    assert (after.asked, after.checked) == (False, None)
+
+
+ANSWER_CHECKED = AnswerChecked(answer="one?", problem="It is not in the form.", at=0.0)
+
+
+def test_a_clarifier_is_charged_whether_or_not_it_answered() -> None:
+    """Its round trips and tokens are the run's; only an answer counts as a clarification."""
+    spent: dict[str, Any] = {"iterations": 2, "usage": Usage(prompt_tokens=5)}
+    for answer, clarifications in (("Oslo", 1), (None, 0)):
+        facts = [run_started(), replied(says("where?")), clarified(answer, None, **spent)]
+        state = fold(facts)
+        assert (state.ledger.iterations, state.ledger.usage.prompt_tokens) == (3, 5)
+        assert state.clarifications == clarifications
+
+
+def test_the_active_time_before_a_pause_and_a_new_budget_is_charged() -> None:
+    """One second each, in addition to the reply's."""
+    paused = fold(SAMPLES[Phase.PAUSED]).ledger.usage.active_seconds
+    changed = fold([run_started(), replied(says("hm")), budget_changed()]).ledger.usage.active_seconds
+    assert (paused, changed) == (2.0, 2.0)
+
+
+def test_what_a_run_began_with_is_kept() -> None:
+    """A transcript that is compacted later leaves the first messages where they were."""
+    facts = [*SAMPLES[Phase.COMPLETING], completed(messages=("compact",))]
+    assert (fold(facts).given, fold(facts).transcript) == ((GOAL,), ("compact",))
+
+
+def test_functions_of_completed_batches_are_earlier_ones() -> None:
+    """Those of the open batch are not, until it is complete."""
+    assert dict(fold([*BATCH, decided(0), decided(1, "g"), began(0), finished(0)]).earlier) == {}
+    facts = [*BATCH, decided(0), decided(1, "g", "deny"), began(0), finished(0)]
+    assert dict(fold(facts).earlier) == {"f": 1}

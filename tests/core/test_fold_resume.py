@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner_ext.core.facts import Resumed
+from planner_ext.core.facts import Fact, Resumed
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import Phase, State
+from planner_ext.core.values import TextMessage
 from support.core import (
     BATCH,
     CALLED,
@@ -18,6 +19,7 @@ from support.core import (
     added,
     began,
     calls,
+    clarified,
     completed,
     decided,
     ended,
@@ -154,3 +156,73 @@ def test_a_fold_is_its_facts_applied_one_by_one() -> None:
     facts = SAMPLES[Phase.COMPLETING]
     assert fold([]) == State()
     assert fold(facts) == apply(fold(facts[:-1]), facts[-1])
+
+
+def test_an_answered_question_is_not_taken_back_when_the_run_ends_later() -> None:
+    """The user's answer stays in the transcript of a run that was stopped after it and is resumed."""
+    facts = [run_started(), replied(says("where?")), clarified("Oslo", None), stop(), ended(), RESUMED]
+    assert fold(facts[:3]).reply is None
+    assert [entry.text for entry in fold(facts).transcript if isinstance(entry, TextMessage)] == ["Oslo"]
+
+
+def test_only_the_last_reply_of_an_ended_run_is_asked_for_again() -> None:
+    """Everything before it stays."""
+    before = [*SAMPLES[Phase.COMPLETING], completed()]
+    facts = [*before, replied(says("done"), iteration=1), ended(status="answered"), RESUMED]
+    assert fold(facts).transcript == fold(before).transcript
+
+
+def test_a_run_that_was_answered_by_its_function_goes_on_when_it_is_resumed() -> None:
+    """Its final answer is a result like any other then."""
+    facts = [run_started(), replied(calls("final")), decided(0, "final"), completed()]
+    ended_with_answer = [*facts, ended(status="answered", answer="42")]
+    assert fold(ended_with_answer).final_answer == "42"
+    assert fold([*ended_with_answer, RESUMED]).final_answer is None
+
+
+def test_a_resumed_run_may_ask_for_its_form_again_as_often() -> None:
+    """However often it was asked for, it counts as once."""
+    facts = [run_started(structured=True), replied(says("prose")), added("structure"), *_in_form(1), *_in_form(2)]
+    assert fold(facts).structuring == 3
+    assert fold([*facts, ended(), RESUMED]).structuring == 1
+    assert fold([run_started(structured=True), ended(), RESUMED]).structuring == 0
+
+
+def _in_form(iteration: int) -> tuple[Fact, Fact]:
+    return replied(says("prose"), iteration=iteration), added("structure")
+
+
+def test_a_returned_batch_is_decided_from_the_beginning() -> None:
+    """Also calls that were answered without running; what a filter asked for is over."""
+    facts = [
+        run_started(),
+        replied(calls("mine", "unknown", "f")),
+        decided(0, "mine"),
+        decided(1, "unknown"),
+        decided(2, "f"),
+        began(2),
+        finished(2, terminate=True),
+        ended(status="stopped", returned=True),
+    ]
+    assert fold(facts).ending is not None
+    state = fold([*facts, RESUMED])
+    assert (state.phase, state.ended, state.ending, state.rounds) == (Phase.REVIEWING, None, None, 0)
+    assert state.batch is not None
+    assert (state.batch.undecided, state.batch.unanswered) == (2, 2)
+    assert [call.answer for call in state.batch.calls] == [None, None, "result of f"]
+
+
+def test_what_counts_in_a_row_starts_again_with_a_resumed_run() -> None:
+    """Errors and denials of the run before do not end it at once."""
+    failed = [run_started(), replied(calls("bad")), decided(0, "bad"), completed()]
+    denied = [run_started(), replied(calls("f")), decided(0, verdict="deny"), completed()]
+    assert (fold(failed).ledger.errors_in_row, fold(denied).ledger.denials_in_row) == (1, 1)
+    for facts in (failed, denied):
+        ledger = fold([*facts, ended(), RESUMED]).ledger
+        assert (ledger.errors_in_row, ledger.denials_in_row) == (0, 0)
+
+
+def test_a_run_that_ended_before_its_plan_plans_when_it_is_resumed() -> None:
+    """It is open again, in the phase in which it began."""
+    state = fold([run_started(plan=True), ended(), RESUMED])
+    assert (state.phase, state.ended) == (Phase.PLANNING, None)

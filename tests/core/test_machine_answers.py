@@ -5,17 +5,10 @@ from typing import Any
 
 import pytest
 
+from planner_ext.core.facts import Resumed
 from planner_ext.core.limits import Budget
-from planner_ext.core.machine import (
-    AddMessage,
-)
-from support.core import (
-    LOOP,
-    Play,
-    calls,
-    says,
-    violations,
-)
+from planner_ext.core.machine import AddMessage, CheckAnswer
+from support.core import LOOP, RESUMED, Play, budget_changed, calls, says, stop, violations
 from support.narrow import as_type
 
 
@@ -126,3 +119,81 @@ def test_an_answer_out_of_form_keeps_the_limit_that_ended_the_run() -> None:
     assert [request.withheld for request in play.requests] == [None, None, "max_tool_calls"]
     assert (play.end.status, play.end.limit, play.end.answer) == ("limit_reached", "max_tool_calls", "prose")
     assert play.end.reason.startswith("The answer is not in its form")
+
+
+FORM: dict[str, Any] = {"structured": True, "formed": ("{}",)}
+
+
+def test_an_answer_out_of_form_is_asked_for_again_with_what_is_wrong() -> None:
+    """The message says it, the request offers no functions and asks for the form, and the run ends with the answer."""
+    play = Play(says("prose"), says("{}"), **FORM).go()
+    (message,) = [action for action in play.actions if isinstance(action, AddMessage)]
+    assert (message.purpose, message.problem) == ("structure", "It is not in the form.")
+    assert [(request.offer, request.structured) for request in play.requests] == [(True, True), (False, True)]
+    assert (play.end.status, play.end.answer) == ("answered", "{}")
+
+
+def test_an_answer_by_the_final_function_is_checked_like_any_other() -> None:
+    """Out of its form it is asked for again, and it is not the answer any more."""
+    play = Play(calls("final"), says("{}"), **FORM).go()
+    assert (play.end.status, play.end.answer) == ("answered", "{}")
+
+
+def test_an_end_without_an_answer_is_not_checked() -> None:
+    """There is no form that an empty reply could have."""
+    play = Play(says(""), **FORM).go()
+    assert not any(isinstance(action, CheckAnswer) for action in play.actions)
+    assert play.end.status == "incomplete"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3], ids=["replied", "checked", "asked for again"])
+def test_a_stop_keeps_an_answer_out_of_form(steps: int) -> None:
+    """No further request is made for its form, and the run ends with it, stopped."""
+    play = Play(says("prose"), says("{}"), **FORM).go(steps=steps).add(stop("enough")).go()
+    assert (play.end.status, play.end.answer, play.end.reason) == ("stopped", "prose", "enough")
+    assert len(play.requests) == 1
+
+
+def test_a_limit_that_shrinks_keeps_an_answer_out_of_form() -> None:
+    """Where no request may follow after it was asked for again, the run ends at the limit with it."""
+    play = Play(says("prose"), says("{}"), **FORM).go(steps=3)
+    play.add(budget_changed(Budget(max_iterations=1))).go()
+    assert (play.end.status, play.end.answer, play.end.limit) == ("limit_reached", "prose", "max_iterations")
+    assert "no further request may be made. It is not in the form." in play.end.reason
+
+
+def test_a_reply_that_was_cut_short_is_no_answer_after_the_form_was_asked_for() -> None:
+    """Resumed where no request may follow, the run ends without one."""
+    play = Play(says("prose"), says("{", finish_reason="length"), **FORM).go()
+    play.add(RESUMED, stop("enough")).go()
+    assert (play.end.status, play.end.answer, play.end.reason) == ("stopped", "", "enough")
+    play.add(Resumed(limits=Budget(max_iterations=2), at=0.0)).go()
+    assert (play.end.status, play.end.answer, play.end.limit) == ("limit_reached", "", "max_iterations")
+    assert play.end.reason == "The limit max_iterations=2 was reached."
+
+
+@pytest.mark.parametrize(("most", "status"), [(2, "answered"), (1, "limit_reached")])
+def test_the_last_round_trip_may_ask_for_the_form(most: int, status: str) -> None:
+    """One that is left is enough; without any the answer is taken as it is."""
+    play = Play(says("prose"), says("{}"), limits=Budget(max_iterations=most, on_limit="stop"), **FORM).go()
+    assert play.end.status == status
+
+
+def test_the_reply_that_closes_a_step_needs_no_form() -> None:
+    """Unless a limit makes it the answer; each other request asks for the form."""
+    rules: dict[str, Any] = {"rounds_per_step": 1, **FORM}
+    play = Play(calls("f"), says("closed"), says("{}"), **rules).go()
+    assert [request.structured for request in play.requests] == [True, False, True]
+    last = Play(calls("f"), says("{}"), limits=Budget(max_iterations=2), **rules).go()
+    assert [(request.withheld, request.structured) for request in last.requests] == [
+        (None, True),
+        ("max_iterations", True),
+    ]
+
+
+def test_a_call_beside_no_text_where_none_was_offered_is_named() -> None:
+    """The reason of the end names the function that the model called, the first characters of a long name."""
+    name = "n" * 65
+    play = Play(calls(name, stubborn=True), limits=Budget(max_iterations=1)).go()
+    assert play.end.status == "limit_reached"
+    assert f"The model called {'n' * 64}, and no functions were offered" in play.end.reason

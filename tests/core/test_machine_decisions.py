@@ -7,14 +7,10 @@ import pytest
 from planner_ext.core.facts import Resumed
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
-from planner_ext.core.machine import (
-    Finish,
-    Pause,
-    RunCalls,
-    WithholdCalls,
-)
+from planner_ext.core.machine import Finish, Pause, ReviewCalls, RunCalls, WithholdCalls, next_action
 from planner_ext.core.state import Phase
 from support.core import (
+    BATCH,
     LOOP,
     RESUMED,
     SAMPLES,
@@ -258,3 +254,17 @@ def test_the_driver_of_these_tests_sees_broken_transcripts() -> None:
     assert violations((whole[0], *whole[2:]))
     assert violations((*whole[:4], whole[3]))
     assert violations(({"role": "assistant", "text": "", "calls": []},))
+
+
+def test_calls_that_were_decided_are_not_reviewed_again() -> None:
+    """A review that was interrupted continues with the others."""
+    assert next_action(fold([*BATCH, decided(0)])) == ReviewCalls(iteration=0, indexes=(1,))
+
+
+@pytest.mark.parametrize(("name", "why"), [("mine", "schema only"), ("f", "denied")])
+def test_a_returned_batch_says_why(name: str, why: str) -> None:
+    """The caller reads whether a denial or its own function sent the calls back."""
+    verdicts = {"f": "deny"}
+    play = Play(calls(name), verdicts=verdicts, on_denial="return_calls").go()
+    assert play.end.returned
+    assert why in play.end.reason

@@ -10,8 +10,12 @@ from planner_ext.core.facts import CallsWithheld, Resumed
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import (
+    IN_DOUBT,
     AskModel,
+    ReviewCalls,
+    WithholdCalls,
     limit_of_restart,
+    next_action,
 )
 from planner_ext.core.values import Usage
 from support.core import (
@@ -25,7 +29,9 @@ from support.core import (
     run_started,
     says,
     violations,
+    withheld,
 )
+from support.narrow import as_type
 
 
 @pytest.mark.parametrize(
@@ -181,3 +187,58 @@ def test_a_budget_that_shrinks_while_a_run_is_driven_ends_it() -> None:
     play = Play(calls("f"), limits=Budget(max_iterations=9)).go()
     play.add(budget_changed(Budget(max_iterations=1))).go(says("never asked for"))
     assert (play.end.status, play.end.limit, len(play.requests)) == ("limit_reached", "max_iterations", 1)
+
+
+def test_a_reply_with_more_calls_than_one_may_have_runs_none() -> None:
+    """All are answered before any is decided, without ending the run; as many as it may have are reviewed."""
+    limits = Budget(max_calls_per_reply=2)
+    action = as_type(WithholdCalls, next_action(fold([run_started(limits=limits), replied(calls("f", "g", "h"))])))
+    assert (action.indexes, action.limit) == ((0, 1, 2), None)
+    assert "max_calls_per_reply=2 calls, and this one has 3" in action.answer
+    assert isinstance(next_action(fold([run_started(limits=limits), replied(calls("f", "g"))])), ReviewCalls)
+
+
+@pytest.mark.parametrize(("on_limit", "returned"), [("stop", False), ("return_calls", True)])
+def test_the_end_at_a_limit_says_which_and_its_value(on_limit: Any, returned: bool) -> None:
+    """Also where the calls go back unanswered."""
+    play = Play(calls("f"), limits=Budget(max_tool_calls=0, on_limit=on_limit)).go()
+    assert (play.end.status, play.end.limit, play.end.returned) == ("limit_reached", "max_tool_calls", returned)
+    assert play.end.reason == "The limit max_tool_calls=0 was reached."
+
+
+def test_the_limit_of_a_function_is_named_without_the_other_functions() -> None:
+    """A model reads no names of functions that it was not shown."""
+    play = Play(calls("f"), says("sorry"), limits=Budget(max_calls_per_function={"f": 0, "secret": 1})).go()
+    assert play.results == ["Not executed: The limit max_calls_per_function was reached."]
+
+
+def test_only_open_calls_are_refused_at_a_limit() -> None:
+    """A call that has its answer keeps it."""
+    play = Play(calls("unknown", "f"), limits=Budget(max_iterations=1, on_limit="stop")).go()
+    assert play.results == ["answer to unknown", "Not executed: The limit max_iterations=1 was reached."]
+
+
+def test_a_call_in_doubt_is_not_said_to_have_not_run_at_a_limit() -> None:
+    """It is answered first, with what is known of it; the others are refused after it."""
+    limits = Budget(max_iterations=1, on_limit="stop")
+    facts = [run_started(limits=limits), replied(calls("f", "g")), decided(0), decided(1, "g"), began(0)]
+    first = as_type(WithholdCalls, next_action(fold(facts)))
+    assert (first.indexes, first.answer, first.limit) == ((0,), IN_DOUBT, "max_iterations")
+    second = as_type(WithholdCalls, next_action(fold([*facts, withheld(0)])))
+    assert (second.indexes, second.answer) == ((1,), "Not executed: The limit max_iterations=1 was reached.")
+
+
+def test_calls_with_different_keys_are_limited_apart() -> None:
+    """Each function has its own count, and a function without one is not limited by those of the others."""
+    limits = Budget(max_calls_per_function={"f": 1, "g": 2})
+    play = Play(calls("f", "g", "h", "f", "g", "h", "g"), says("done"), limits=limits).go()
+    refused = [place for place, result in enumerate(play.results) if result.startswith("Not executed")]
+    assert refused == [3, 6]
+
+
+def test_the_model_reads_what_is_left_where_it_is_told() -> None:
+    """The request carries what is left before it; without ``tell_budget`` nothing."""
+    limits = Budget(max_iterations=5, tell_budget=True)
+    (told,) = as_type(AskModel, next_action(fold([run_started(limits=limits)]))).left
+    assert (told.name, told.left) == ("max_iterations", 5)
+    assert as_type(AskModel, next_action(fold([run_started(limits=Budget(max_iterations=5))]))).left == ()

@@ -10,22 +10,10 @@ from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget
-from planner_ext.core.machine import NO_MORE_QUESTIONS, AskPerson
+from planner_ext.core.machine import NO_MORE_QUESTIONS, AskPerson, Finish, Pause, WithholdCalls, next_action
 from planner_ext.core.state import Phase, asks
 from planner_ext.core.values import TextMessage, Usage
-from support.core import (
-    PAUSED,
-    RESUMED,
-    Play,
-    Turn,
-    calls,
-    clarified,
-    decided,
-    replied,
-    run_started,
-    says,
-    stop,
-)
+from support.core import PAUSED, RESUMED, Play, Turn, calls, clarified, decided, replied, run_started, says, stop
 from support.narrow import as_type
 
 INSISTING: dict[str, Any] = {"require_final_answer": True}
@@ -151,3 +139,58 @@ def test_an_answer_to_no_question_is_refused_by_name(fact: Fact) -> None:
         fold((*journal, fact))
     with pytest.raises(IllegalTransitionError, match="it asks nothing"):
         fold((*journal, clarified(), clarified()))
+
+
+@pytest.mark.parametrize(
+    ("cap", "put", "refused"), [(None, [0, 1, 2], ()), (3, [0, 1, 2], ()), (2, [0, 1], (2,)), (0, [], (0, 1, 2))]
+)
+def test_so_many_questions_of_a_batch_are_answered(cap: int | None, put: list[int], refused: tuple[int, ...]) -> None:
+    """Those over the cap are refused before any is put, the last ones first."""
+    play = Play(calls("ask", "ask", "ask"), says("done"), clarifier=True, max_clarifications=cap, answers=["Oslo"] * 3)
+    play.go()
+    asked = [action.index for action in play.actions if isinstance(action, AskPerson)]
+    assert [index for index in asked if index is not None] == put  # None: the last reply may be a question, too
+    assert [action.indexes for action in play.actions if isinstance(action, WithholdCalls)] == [refused] * bool(refused)
+
+
+def test_questions_that_were_answered_before_count() -> None:
+    """The cap is the run's, not the batch's."""
+    rules: dict[str, Any] = {"clarifier": True, "max_clarifications": 2, "answers": ["Oslo"] * 3}
+    play = Play(calls("ask"), calls("ask", "ask"), says("done"), **rules).go()
+    assert play.results == ["Oslo", "Oslo", NO_MORE_QUESTIONS]
+
+
+def test_a_question_that_the_clarifier_left_open_waits_for_a_person() -> None:
+    """It is put to the clarifier once; the others of its batch are, too, before the run pauses."""
+    play = Play(calls("ask", "ask"), clarifier=True, answers=[None, "Oslo"]).go()
+    assert [action.index for action in play.actions if isinstance(action, AskPerson)] == [0, 1]
+    assert (play.actions[-1], play.state.phase) == (Pause(), Phase.PAUSED)
+
+
+def test_without_a_clarifier_a_question_waits_for_a_person() -> None:
+    """The run pauses at once."""
+    play = Play(calls("ask")).go()
+    assert isinstance(play.actions[-1], Pause)
+
+
+def test_a_question_does_not_wait_past_the_time_of_the_run() -> None:
+    """Left open by the clarifier, it is refused once a limit of time has passed; another limit lets it wait."""
+    facts = [replied(calls("ask")), decided(0, "ask"), clarified(None, 0)]
+    late = as_type(WithholdCalls, next_action(fold([run_started(limits=Budget(max_active_seconds=1)), *facts])))
+    assert (late.indexes, late.limit) == ((0,), "max_active_seconds")
+    spent = [replied(calls("ask", usage=Usage(prompt_tokens=9))), *facts[1:]]
+    assert next_action(fold([run_started(limits=Budget(max_total_tokens=9)), *spent])) == Pause()
+
+
+def test_a_call_that_waits_for_its_decision_waits_past_the_time_of_the_run() -> None:
+    """Nothing runs while it waits; what may still happen is decided when the decision comes."""
+    facts = [run_started(limits=Budget(max_active_seconds=1)), replied(calls("f")), decided(0, verdict="defer")]
+    assert next_action(fold(facts)) == Pause()
+
+
+def test_one_round_trip_is_enough_to_use_an_answer() -> None:
+    """A reply that asks is put to the clarifier as long as a request may follow, and not without one."""
+    for most, action in ((2, AskPerson), (1, Finish)):
+        limits = Budget(max_iterations=most, on_limit="stop")
+        facts = [run_started(limits=limits, clarifier=True), replied(says("where?"))]
+        assert isinstance(next_action(fold(facts)), action)

@@ -47,3 +47,10 @@ def test_without_a_limit_on_round_trips_the_form_is_asked_for_ten_times() -> Non
     assert (play.end.status, play.end.answer) == ("incomplete", "prose")
     assert "asked for again 10 times" in play.end.reason
     assert next_action(play.state) is None
+
+
+def test_calls_that_wait_beside_it_come_before_a_restart() -> None:
+    """Two calls that were let in with it have their starts, also if it starts again before they begin."""
+    three = (replied(calls("f", "g", "h")), decided(0), decided(1, "g"), decided(2, "h"), began(0))
+    assert limit_of_restart(fold([run_started(limits=Budget(max_tool_calls=4)), *three]), 0, 0.0) is None
+    assert limit_of_restart(fold([run_started(limits=Budget(max_tool_calls=3)), *three]), 0, 0.0) == "max_tool_calls"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner_ext.core.accounts import Account, Tab
-from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact
+from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact, ModelAsked
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided, released
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
@@ -218,13 +218,12 @@ def test_parts_without_a_limit_take_nothing() -> None:
     assert BudgetShare(cost=1.0).less(Consumption()) == BudgetShare(cost=1.0)
 
 
-@pytest.mark.parametrize("part", ["cost", "active_seconds"])
-def test_reserving_and_releasing_leaves_no_fraction_behind(part: str) -> None:
+def test_reserving_and_releasing_leaves_no_fraction_behind() -> None:
     """Below a picodollar and a picosecond nothing is counted where a share was taken and came back."""
-    share = BudgetShare(**{"cost" if part == "cost" else "seconds": 0.2})
-    taken = Usage(**{part: 0.1 + 0.2 + 4e-13})
-    given = Usage(cost=0.0) if part == "cost" else Usage()
-    assert getattr(released(Ledger(usage=taken), share, Consumption(usage=given)).usage, part) == 0.1
+    amount = 0.1 + 0.2 + 4e-13
+    money = released(Ledger(usage=Usage(cost=amount)), BudgetShare(cost=0.2), Consumption(usage=Usage(cost=0.0)))
+    time = released(Ledger(usage=Usage(active_seconds=amount)), BudgetShare(seconds=0.2), Consumption())
+    assert (money.usage.cost, time.usage.active_seconds) == (0.1, 0.1)
 
 
 def test_a_share_that_limits_neither_money_nor_time_rounds_neither() -> None:
@@ -232,3 +231,14 @@ def test_a_share_that_limits_neither_money_nor_time_rounds_neither() -> None:
     usage = Usage(cost=0.1234567890123456, active_seconds=0.1234567890123456)
     assert released(Ledger(iterations=4, usage=usage), BudgetShare(iterations=3), Consumption()).usage == usage
     assert released(Ledger(tool_calls=2, usage=usage), None, None).usage == usage
+
+
+def test_a_call_in_doubt_that_is_decided_twice_releases_its_share_once() -> None:
+    """First it waits for a person, and then it is denied: time and requests are settled at the first of both."""
+    deferred = [*started(), decided(0, verdict="defer", nested=True)]
+    assert fold([*deferred, decided(0, verdict="deny")]).ledger.usage == fold(deferred).ledger.usage
+    assert fold(deferred).ledger.usage.active_seconds == 1.0
+
+    recorded = [*started(None), ModelAsked(iteration=0, index=0, at=0.0), decided(0, verdict="defer")]
+    assert fold(recorded).ledger.iterations == 2
+    assert fold([*recorded, decided(0, verdict="deny")]).ledger.iterations == 2
