@@ -26,6 +26,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import Budget as Limits
 from planner_ext.core.limits import BudgetShare, Consumption
+from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Status
 from planner_ext.engine.ports import Observer, RunInfo, TextDelta
 from planner_ext.planner.run import PlannerEvent, ResultReady
@@ -40,6 +41,7 @@ __all__ = [
     "CallsWithheld",
     "Clarified",
     "Consumption",
+    "Cut",
     "Ended",
     "Fact",
     "Guards",

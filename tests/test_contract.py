@@ -120,7 +120,7 @@ def Budget(
     *,
     max_iterations=None, max_tool_calls=None, max_total_tokens=None, max_cost=None, max_active_seconds=None,
     deadline=None, max_calls_per_function=..., max_consecutive_errors=None, max_repeated_calls=None,
-    max_repeated_denials=None, max_calls_per_reply=1024,
+    max_repeated_denials=None, max_calls_per_reply=1024, max_result_tokens=None,
     on_limit="answer", batch_over_limit="reject_batch", last_trip="withdraw", tell_budget=False, price=None,
 ): ...
 def ApprovalSettings(

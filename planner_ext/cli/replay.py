@@ -17,6 +17,7 @@ from planner_ext.cli.kernels import kernel_of, start_factory
 from planner_ext.cli.options import ExitCode, ReplayArgs, StoredRunOptions
 from planner_ext.cli.run import CliRun, Result, document, print_result
 from planner_ext.core.facts import CallDecided, CallFinished, Clarified, RunStarted
+from planner_ext.core.results import READ_RESULT
 from planner_ext.core.text import printable
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Decision, Defer, Supply, ToolCall
@@ -164,8 +165,10 @@ def _described_kernel(tools: Iterable[Any]) -> Kernel:
     kernel = Kernel()
     for tool in tools:
         described: Any = part_of(tool, "function") or {}
-        plugin, _, name = str(described.get("name", "")).partition("-")
-        if not name or plugin == OWN_PLUGIN or (plugin in kernel.plugins and name in kernel.plugins[plugin]):
+        called = str(described.get("name", ""))
+        plugin, _, name = called.partition("-")
+        is_own = plugin == OWN_PLUGIN or called == READ_RESULT
+        if not name or is_own or (plugin in kernel.plugins and name in kernel.plugins[plugin]):
             continue
         schema: Mapping[str, Any] = described.get("parameters") or {}
         required = schema.get("required", ())

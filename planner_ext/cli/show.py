@@ -192,7 +192,9 @@ class Progress:
             case "external":
                 self._line(f"{self._console.signs.call} {fact.function} is for the caller to run")
             case "answer" | "deny":
-                self._outcome(self._console.signs.bad, fact.function, "not run", fact.answer or fact.reason)
+                signs, reads = self._console.signs, fact.kind == "read"
+                sign, note = (signs.good, "read on") if reads else (signs.bad, "not run")
+                self._outcome(sign, fact.function, note, fact.answer or fact.reason)
 
     def _outcome(self, sign: str, name: str, note: str, text: str) -> None:
         column = min(max(len(each) for each in (name, *(call.name for call in self._calls))), 30)

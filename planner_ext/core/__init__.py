@@ -22,6 +22,7 @@ Where is what
       ... checked         round trips, calls: ``core/machine.py``; tokens, cost, time, errors, denials: `spent_limit` in
                           ``core/limits.py``; what functions and nested runs take: ``core/accounts.py``
       ... shared      ``planner_ext/budgets.py``, `SharedBudget`; reserved by ``engine/shared.py``, before the action
+      ... cuts a result   ``core/results.py``; `Recorder.record` in ``engine/journal.py`` notes where
       ... in flight       a limit of time interrupts: ``engine/journal.py``, `Recorder.in_time`
       ... raised          ``sk/outcome.py``, `raise_at_limit`
     an option             ``sk/options.py``, whose docstring lists what to edit; ``planner/options.py`` repeats it

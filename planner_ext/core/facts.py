@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 from planner_ext.core.limits import Budget, BudgetShare, Consumption
+from planner_ext.core.results import Cut
 from planner_ext.core.values import CallKind, Message, RequestedCall, Status, Usage
 
 __all__ = [
@@ -278,6 +279,7 @@ class CallDecided(CallFact):
         asks_model: Whether the function may itself make requests to a model, which are charged to this run.
         roles: The roles that may decide a deferred call; empty for anyone. Data of the application.
         parameters: JSON text of the schema of a deferred call's parameters.
+        cut: Where a supplied result, which is the ``answer``, was cut for the model; None if it was not.
     """
 
     kind: CallKind
@@ -300,6 +302,7 @@ class CallDecided(CallFact):
     asks_model: bool = False
     roles: tuple[str, ...] = ()
     parameters: str = ""
+    cut: Cut | None = None
     at: float
     type: Literal["CallDecided"] = "CallDecided"
 
@@ -346,7 +349,8 @@ class CallFinished(CallFact):
     """A started call ended; recorded in the order in which the calls end.
 
     Attributes:
-        result: What the model reads.
+        result: What the model reads, or the beginning of which it reads.
+        cut: Where the result was cut for the model; None if it was not.
         error: Type and message of the exception, "" without one; for the record, never sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
         spent: The consumption of the function: its requests and nested calls. None means no consumption; with a
@@ -358,6 +362,7 @@ class CallFinished(CallFact):
     error: str = ""
     terminate: bool = False
     spent: Consumption | None = None
+    cut: Cut | None = None
     at: float
     type: Literal["CallFinished"] = "CallFinished"
 

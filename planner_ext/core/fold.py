@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from planner_ext.core import facts
 from planner_ext.core.errors import IllegalTransitionError
 from planner_ext.core.limits import Consumption, Ledger, released
+from planner_ext.core.results import Cut, cut_text, name_of_result
 from planner_ext.core.state import TRANSITIONS, Batch, Call, Phase, State
 from planner_ext.core.values import (
     CallResult,
@@ -143,8 +144,11 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
     answered = fact.verdict in ("answer", "deny", "final_answer") and not returned
     answer, erred = fact.answer if answered else None, fact.kind in ("unknown", "invalid")
+    changes = _Changes()
+    if fact.cut is not None:
+        answer, changes = _cut(state, fact.iteration, fact.index, fact.answer, fact.cut)
     call = updated(call, decided=fact, starts=0, reserved=None, requests=0, answer=answer, erred=erred)
-    changes = _settled(state, _with_call(batch, fact.index, call), ledger)
+    changes.update(_settled(state, _with_call(batch, fact.index, call), ledger))
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
     if fact.sticky is not None:
@@ -205,11 +209,21 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
     ledger = _released(state.ledger, call, fact.spent)
-    call = updated(call, answer=fact.result, erred=fact.outcome != "ok")
+    answer, changes = fact.result, _Changes()
+    if fact.cut is not None:
+        answer, changes = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)
+    call = updated(call, answer=answer, erred=fact.outcome != "ok")
     ending = state.ending
     if fact.terminate and ending is None:
         ending = f"A filter asked to end the run after {fact.function}."
-    return _settled(state, _with_call(batch, fact.index, call), ledger, ending)
+    changes.update(_settled(state, _with_call(batch, fact.index, call), ledger, ending))
+    return changes
+
+
+def _cut(state: State, iteration: int, index: int, result: str, cut: Cut) -> tuple[str, _Changes]:
+    """Return what the model reads of a result that was cut, and keep the whole."""
+    name = name_of_result(state.run_id, iteration, index)
+    return cut_text(result, cut, name), {"cut": {**state.cut, name: result}}
 
 
 def _clarified(state: State, fact: facts.Clarified) -> _Changes:

@@ -72,6 +72,12 @@ class Budget:
         max_calls_per_reply: Calls in one reply, of any kind. Checked when the reply has arrived, before any call is
             processed. If a reply has more, none of its calls runs: each is answered "not executed" with this limit's
             name, and the run continues, so that the model can make fewer calls. None means no limit.
+        max_result_tokens: Tokens of one function's result in the conversation; also of the text of its error, and of a
+            result that a person or an interceptor supplied. Checked when the result is recorded, counted as for
+            ``max_prompt_tokens``. Of a longer one the model reads the beginning, and a line beyond the cap that says
+            how much was left out and how to read on: with the function ``Results-read``, which is free, is offered
+            once something was cut, and whose pieces have the same cap. The whole result is kept in the facts, and
+            nothing ends. Runs inside functions have the tighter of their cap and this one. None means no limit.
         on_limit: What happens at a limit. ``answer``: calls beyond it are answered "not executed" and one more request,
             without functions, asks for the answer. ``stop``: they are answered "not executed" and the run ends.
             ``raise``: as ``stop``, but `LimitReachedError` is raised. ``return_calls``: the run ends with the calls
@@ -112,6 +118,7 @@ class Budget:
     max_repeated_calls: int | None = None
     max_repeated_denials: int | None = None
     max_calls_per_reply: int | None = 1024
+    max_result_tokens: int | None = None
     on_limit: Literal["answer", "raise", "stop", "return_calls"] = "answer"
     batch_over_limit: Literal["reject_batch", "fill_remaining"] = "reject_batch"
     last_trip: Literal["withdraw", "none"] = "withdraw"

@@ -72,6 +72,7 @@ class AskModel:
         withheld: The limit because of which they are not offered, or None.
         structured: Whether the answer must have its form if the request goes without functions.
         left: What is left of the budget, as far as the model is to read it; this request is not charged yet.
+        reads: Whether the function that reads on in a result is among the functions.
     """
 
     iteration: int
@@ -80,6 +81,7 @@ class AskModel:
     withheld: str | None
     structured: bool = False
     left: tuple[RemainingLimit, ...] = ()
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +285,7 @@ def _request(state: State, limit: str | None) -> AskModel:
         withheld=withheld,
         structured=rules.structured and (withheld is not None or not closing),
         left=remaining_limits(rules.limits, state.ledger, state.at),
+        reads=bool(state.cut),
     )
 
 

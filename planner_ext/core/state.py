@@ -8,7 +8,7 @@ A call of the function that asks the user is a deferred call of the kind ``quest
 if a clarifier can be shown it, or if it reads as one and a plain reply cannot be the answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -107,6 +107,7 @@ class State:
         reask: Whether the next request goes without functions because of a denied call.
         sticky: What was approved for the rest of the run: see `planner_ext.core.fold.sticky_keys`.
         given: The messages that the run began with; compaction of the transcript does not change them.
+        cut: The whole results of which the model has read the beginning, by the name under which it reads on.
         earlier: Functions started before the open batch, by fully qualified name, also inside other functions.
         intent: Which fact shows that the next request may have been sent: ``implied``: the last fact, if a request
             follows it; ``recorded``: a `ModelAsked`; ``failed``: none yet, since the last request failed, so a
@@ -140,6 +141,7 @@ class State:
     reask: bool = False
     sticky: frozenset[str] = frozenset()
     given: tuple[Message, ...] = ()
+    cut: Mapping[str, str] = field(default_factory=dict[str, str])
     earlier: Tally = field(default_factory=Tally)
     intent: Literal["implied", "recorded", "failed"] = "implied"
     at: float = 0.0

@@ -131,7 +131,7 @@ Message: TypeAlias = Any
 Status: TypeAlias = Literal["answered", "incomplete", "paused", "asked", "limit_reached", "stopped"]
 """How a run ended, or why it waits."""
 
-CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "question", "external"]
+CallKind: TypeAlias = Literal["function", "unknown", "invalid", "final_answer", "question", "read", "external"]
 """The kind of a resolved call: see `ResolvedCall`."""
 
 
@@ -225,10 +225,11 @@ class ResolvedCall:
     Attributes:
         kind: ``function``: a kernel function that may run; ``unknown``: no such function was offered; ``invalid``:
             its arguments cannot be used; ``final_answer``: the planner's own final-answer function; ``question``: its
-            own function that asks the user; ``external``: known by schema only, so the caller must run it.
+            own function that asks the user; ``read``: the loop's own function that reads on in a result; ``external``:
+            known by schema only, so the caller must run it.
         function: Fully qualified name of the resolved function; for an unknown one, the requested name.
         arguments: The function's arguments, each converted to its parameter's type; empty if the call is neither a
-            ``function`` nor a ``question``.
+            ``function`` nor a ``question`` nor a ``read``.
         converted: JSON text of ``arguments``; None if the text that was checked is equivalent.
         signature: The function's parameters, ``name=digest`` of each; "" if they are not known.
         parameters: JSON text of the schema of its parameters, as sent to the model; "" without one.

@@ -27,6 +27,7 @@ from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, ModelAsked, StopRequested
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
+from planner_ext.core.results import piece_of
 from planner_ext.core.state import Batch
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime
@@ -43,7 +44,7 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
     """Record the decision on a resolved call if no interceptor objects.
 
     A ``function`` runs, the final answer is taken, a question waits, an ``external`` call is returned to the caller,
-    and an unknown or invalid one is answered.
+    and an unknown or invalid one, or one that reads on in a result, is answered.
     """
     request = batch.calls[index].request
     more: dict[str, Any] = {"verdict": "run"}
@@ -54,7 +55,7 @@ def _first_decision(run_id: str, batch: Batch, index: int, resolved: ResolvedCal
             more = {"verdict": "defer", "prompt": resolved.answer}
         case "external":
             more = {"verdict": "external"}
-        case "unknown" | "invalid":
+        case "unknown" | "invalid" | "read":
             more = {"verdict": "answer", "answer": resolved.answer, "reason": resolved.kind}
         case "function":
             pass
@@ -217,6 +218,8 @@ class Calls:
         """Decide every call before any is recorded, so that no call runs before all were seen."""
         state, at, gate = self._journal.state, self._journal.now(), self._ports.gate
         facts = [_first_decision(state.run_id, batch, index, call, at) for index, call in resolved.items()]
+        if state.cut:
+            facts = [self._read_on(fact, resolved[fact.index]) if fact.kind == "read" else fact for fact in facts]
         gated = [fact for fact in facts if fact.kind == "function" and gate is not None and gate.watches(fact.function)]
         if gate is None or not gated:
             return facts
@@ -239,6 +242,13 @@ class Calls:
             replace(fact, parameters=resolved[fact.index].parameters) if fact.verdict == "defer" else fact
             for fact in decided
         ]
+
+    def _read_on(self, fact: CallDecided, call: ResolvedCall) -> CallDecided:
+        """Answer a call of the function that reads on in a result; one that names no result is invalid."""
+        state, count = self._journal.state, self._ports.count_tokens
+        most = None if count is None else state.rules.limits.max_result_tokens
+        answer, is_piece = piece_of(state.cut, call.arguments, most, count or len)
+        return replace(fact, answer=answer) if is_piece else replace(fact, answer=answer, kind="invalid")
 
     async def run(self, action: RunCalls) -> None:
         """Run these calls of the open batch, as many at once as may.

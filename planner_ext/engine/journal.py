@@ -31,6 +31,7 @@ from planner_ext.core.machine import (
     may_have_asked,
     next_action,
 )
+from planner_ext.core.results import cut_of
 from planner_ext.core.state import State
 from planner_ext.core.values import EditedReply, Message, updated
 from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
@@ -90,7 +91,7 @@ def check_schema(schema: object) -> None:
         )
 
 
-_OMITTED = ("roles", "parameters", "trace")
+_OMITTED = ("roles", "parameters", "trace", "cut")
 """Fields that are written only where they say something: most calls are decided without a person, and untraced."""
 
 
@@ -321,7 +322,12 @@ class Recorder:
         return await in_time(work, left, step=self._step, patience=patience)
 
     async def record(self, fact: facts.Fact, *, streamed: bool = True) -> None:
-        """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order."""
+        """Store a fact, apply it, then notify observers and stream; one fact at a time, in the journal's order.
+
+        A result that is longer than the budget allows is cut for the model, see `planner_ext.core.results`.
+        """
+        if self.state.rules.limits.max_result_tokens is not None:
+            fact = self._cut(fact, self.state.rules.limits.max_result_tokens)
         if not self._watched:
             return self._apply(fact)  # nothing is awaited, so nothing can come in between
         async with self._recording:
@@ -332,6 +338,16 @@ class Recorder:
             if self._emit is not None and streamed:
                 await self._emit(fact)
         return None
+
+    def _cut(self, fact: facts.Fact, most: int) -> facts.Fact:
+        """Note in a fact with a function's or a person's result where it is cut, if it is longer than this."""
+        count = self._ports.count_tokens
+        match fact:
+            case facts.CallFinished(result=text) | facts.CallDecided(verdict="answer", reason="supplied", answer=text):
+                cut = None if count is None or fact.cut is not None else cut_of(text, most, count)
+                return fact if cut is None else replace(fact, cut=cut)
+            case _:
+                return fact
 
     async def terminate(self, reason: str, *, spent: Mapping[int, Consumption]) -> None:
         """Answer every call of the open batch and end the run; then notify the observers, since no stream reads on."""

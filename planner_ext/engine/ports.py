@@ -260,6 +260,7 @@ class Ports:
         shared: The budgets that the run shares with others, those of the runs around it included; None are those of the
             run around, if there is one.
         tracing: Surrounds the actions with spans; None if nothing records them.
+        count_tokens: Counts or estimates the tokens of a text; None cuts no result.
     """
 
     chat: Chat
@@ -283,3 +284,4 @@ class Ports:
     new_budget: Callable[[], tuple[Budget, str] | None] | None = None
     shared: SharedBudgets | None = None
     tracing: Tracing | None = None
+    count_tokens: Callable[[str], int] | None = None

@@ -120,6 +120,7 @@ class KernelChat:
             ServiceCallError: If the connector raised an error that is not Semantic Kernel's.
             KernelException: Any such error of the connector.
         """
+        self.tools.reads = request.reads
         self.tools.refresh()
         sent = self._request(transcript, request)
         messages, tools = sent.sent, self.tools if request.tool_choice else None

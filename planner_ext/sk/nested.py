@@ -128,8 +128,9 @@ class ParentRun:
         if (limit := left.used_up()) is not None:
             raise nothing_left(limit)
         calls = None if left.tool_calls is None else max(left.tool_calls, 0)
-        deadline = self.tab.account.state.rules.limits.deadline
-        limits = replace(left, tool_calls=calls).limits(deadline, self.price)
+        around = self.tab.account.state.rules.limits
+        limits = replace(left, tool_calls=calls).limits(around.deadline, self.price)
+        limits = replace(limits, max_result_tokens=around.max_result_tokens)
         return replace(options, budget=tightest(options.budget, limits))
 
 

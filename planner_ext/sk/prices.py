@@ -265,24 +265,25 @@ class RequestMeter:
         tokens = _MESSAGE
         for item in message.items:
             if isinstance(item, TextContent):
-                tokens += self._of(item.text)
+                tokens += self.tokens_of(item.text)
             elif isinstance(item, FunctionCallContent):
-                tokens += _CALL + self._of(item.name or "") + self._of(_text(item.arguments))
+                tokens += _CALL + self.tokens_of(item.name or "") + self.tokens_of(_text(item.arguments))
             elif isinstance(item, FunctionResultContent):
-                tokens += self._of(_text(item.result))
+                tokens += self.tokens_of(_text(item.result))
         return tokens
 
     def _of_schema(self, tool: Mapping[str, Any]) -> int:
         function: Mapping[str, Any] = tool.get("function") or {}
-        tokens = _TOOL + self._of(f"{function.get('name', '')}:{function.get('description') or ''}")
+        tokens = _TOOL + self.tokens_of(f"{function.get('name', '')}:{function.get('description') or ''}")
         for name, schema in _properties(function.get("parameters")):
-            tokens += _PROPERTY + self._of(f"{name} {_text(schema.get('type'))}")
+            tokens += _PROPERTY + self.tokens_of(f"{name} {_text(schema.get('type'))}")
             if description := _text(schema.get("description")):
-                tokens += _DESCRIBED + self._of(description)
-            tokens += sum(_PROPERTY + self._of(_text(value)) for value in schema.get("enum") or ())
+                tokens += _DESCRIBED + self.tokens_of(description)
+            tokens += sum(_PROPERTY + self.tokens_of(_text(value)) for value in schema.get("enum") or ())
         return tokens
 
-    def _of(self, text: str) -> int:
+    def tokens_of(self, text: str) -> int:
+        """Count the tokens of a text, or estimate them."""
         encoding = self._encoding
         return estimated_tokens(text) if encoding is None else len(encoding.encode_ordinary(text))
 

@@ -133,6 +133,8 @@ class RunContext:
         options, tools = self.options, self.tools
         if options.budget.max_calls_per_function or isinstance(options.execution.timeout, Mapping):
             self._check_names()
+        if options.budget.max_result_tokens is not None:
+            tools.reserve_reading()
         check_service(self.service, self.settings, tools)
         self._shared = self._shared_budgets()
         self.chat = self._chat()
@@ -292,10 +294,18 @@ class RunContext:
             new_budget=None if budget is None else partial(self._new_budget, budget),
             shared=None if parent is not None and self._shared is parent.tab.account.shared else self._shared,
             tracing=self._invocation,
+            count_tokens=self._tokens_of,
         )
         if self.tape is not None:
             ports = self.tape.ports(ports, facts)
-        return Engine(facts, ports, emit=emit, stop=stop)
+        engine = Engine(facts, ports, emit=emit, stop=stop)
+        if engine.state.cut:  # a call of the open batch may read
+            self.tools.reads = True
+            self.tools.refresh()
+        return engine
+
+    def _tokens_of(self, text: str) -> int:
+        return self.chat.meter.tokens_of(text)
 
     def _new_invocation(self) -> Invocation:
         provider = getattr(self.service, "MODEL_PROVIDER_NAME", type(self.service).__name__)
@@ -320,6 +330,8 @@ class RunContext:
         limits = replace(
             limits, max_iterations=limits.max_iterations or own.max_iterations, price=limits.price or own.price
         )
+        if limits.max_result_tokens is not None:
+            self.tools.reserve_reading()
         self.chat.meter = self._meter(limits)
         return replace(limits, price=None), by
 

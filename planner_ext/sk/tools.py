@@ -44,7 +44,7 @@ from planner_ext.sk.execution import (
     watch,
 )
 from planner_ext.sk.nested import ParentRun, Wrap, planner_of, refusal_in, view_of
-from planner_ext.sk.toolset import Tool, ToolSet, conversion_problem, convert_arguments, tool_of
+from planner_ext.sk.toolset import Tool, ToolSet, conversion_problem, convert_arguments, read_result, tool_of
 
 __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
 
@@ -139,6 +139,8 @@ class KernelFunctions:
             answer = result_text(cast("dict[str, Any]", given).get("answer"))
             return _own_call(function, "final_answer", answer) if answer.strip() else _missing(function, "answer")
         converted = None if parsed is given else _JSON.encode(parsed)
+        if self.tools.reads and function is read_result():
+            return replace(_own_call(function, "read", ""), arguments=parsed)
         if function is self.ask_user:
             question = result_text(parsed.get("question"))
             if not question.strip():

@@ -11,9 +11,10 @@ import marshal
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from operator import is_not
-from typing import Any, Final, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, Self, cast
 from weakref import ref
 
 from pydantic import ValidationError
@@ -24,10 +25,17 @@ from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoic
 from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.exceptions import FunctionExecutionException
-from semantic_kernel.functions import KernelFunction, KernelFunctionMetadata, KernelParameterMetadata
+from semantic_kernel.functions import (
+    KernelFunction,
+    KernelFunctionMetadata,
+    KernelParameterMetadata,
+    KernelPlugin,
+    kernel_function,
+)
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
 from planner_ext.approval.decisions import Defer, approval_required
+from planner_ext.core.results import READ_RESULT
 from planner_ext.engine.effects import effect_of, injected
 from planner_ext.sk.conversion import (
     InvalidArguments,
@@ -51,6 +59,7 @@ __all__ = [
     "convert_arguments",
     "mark_of",
     "parse_arguments",
+    "read_result",
     "tool_of",
     "unconverted_parameter",
 ]
@@ -115,6 +124,7 @@ class ToolSet:
         schema_only: Names in the settings' own tool schemas for which the kernel has no function.
         schemas: Those schemas.
         available: Whether there is anything to call.
+        reads: Whether the function that reads on in a result is offered, beside the planner's own.
     """
 
     def __init__(
@@ -138,6 +148,7 @@ class ToolSet:
         self._kernel = kernel
         self._behavior = behavior
         self._own = tuple(own)
+        self.reads = False
         self._select = select
         self._schemas: dict[str, Any] = {}  # the caller's own, by the names of their functions
         tools: Any = getattr(settings, "tools", None) or ()
@@ -151,7 +162,8 @@ class ToolSet:
 
     def refresh(self) -> None:
         """Read the kernel's functions again."""
-        functions = {function.fully_qualified_name: function for function in self._own}
+        own = (*self._own, read_result()) if self.reads else self._own
+        functions = {function.fully_qualified_name: function for function in own}
         for metadata in self._kernel_functions():
             name = metadata.fully_qualified_name
             if name in functions:
@@ -168,6 +180,18 @@ class ToolSet:
         self.schemas = tuple(schema for name, schema in self._schemas.items() if name in self.schema_only)
         self.available = bool(functions or self.schema_only)
 
+    def reserve_reading(self) -> None:
+        """Refuse a kernel that has a function with the name of the one that reads on in a result.
+
+        Raises:
+            InvalidOptionError: With the way out.
+        """
+        if not self.reads and READ_RESULT in self.functions:
+            raise InvalidOptionError(
+                f"The kernel has a function {READ_RESULT!r}, which is the name of the one with which the model reads "
+                "on in a result over max_result_tokens. Rename the plugin or the function, or set no such limit."
+            )
+
     def _kernel_functions(self) -> Sequence[KernelFunctionMetadata]:
         behavior = self._behavior
         if behavior is None or not behavior.enable_kernel_functions:
@@ -181,6 +205,27 @@ class ToolSet:
             raise InvalidOptionError(f"The behaviour's filters cannot be used: {error}") from error
         offered = config.available_functions or []
         return offered if self._select is None else self._select(offered)
+
+
+class _Results:
+    @kernel_function(
+        name=READ_RESULT.rpartition("-")[2],
+        description="Read on in a function's result that was cut because it is long. A cut result ends with a line "
+        "that has the call and the offset to use.",
+    )
+    def read(
+        self,
+        call: Annotated[str, "The call whose result it is, as the line names it"],
+        offset: Annotated[int, "Where to read on, in characters from the beginning of the result"],
+    ) -> str:
+        raise NotImplementedError(f"The run answers {call} at {offset} itself.")
+
+
+@cache
+def read_result() -> KernelFunction:
+    """Return the function with which the model reads on in a result; made once, and never changed."""
+    plugin, _, name = READ_RESULT.rpartition("-")
+    return KernelPlugin.from_object(plugin, _Results()).functions[name]
 
 
 def mark_of(function: KernelFunction | None) -> Defer | None:

@@ -117,7 +117,7 @@ CallOutcome: TypeAlias = Literal[
     "cancelled",
     "denied",
     "expired",
-    "answered",  # by a person or the clarifier, without running
+    "answered",  # by a person, the clarifier, or the run itself, without running
     "unknown",  # no such function
     "invalid",  # unusable arguments
     "withheld",  # because of a limit, a stop, or a final answer

@@ -383,7 +383,12 @@ _NOTICED = 1.0
 """Idle seconds before a stop that are not shown as a gap: times are rounded."""
 
 
-_OUTCOME_OF_KIND: dict[str, CallOutcome] = {"unknown": "unknown", "invalid": "invalid", "question": "withheld"}
+_OUTCOME_OF_KIND: dict[str, CallOutcome] = {
+    "unknown": "unknown",
+    "invalid": "invalid",
+    "question": "withheld",
+    "read": "answered",
+}
 
 
 def _outcome_of(fact: facts.CallDecided) -> CallOutcome:

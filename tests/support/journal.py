@@ -34,10 +34,12 @@ from planner_ext.core.facts import (
     StopRequested,
 )
 from planner_ext.core.limits import Budget, BudgetShare, Consumption
+from planner_ext.core.results import Cut
 from planner_ext.core.values import RequestedCall, Usage
 from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
 
 LIMITS = Budget(
+    max_result_tokens=9,
     max_iterations=9,
     max_tool_calls=0,
     max_total_tokens=10**12,
@@ -121,6 +123,7 @@ FACTS: tuple[Fact, ...] = (
         arguments='{"a":2}',
         edited='{"a":1}',
         by="ann",
+        cut=Cut(shown=1, left_out=2),
         sticky="arguments",
         expires_at=9.5,
         prompt="?",
@@ -154,6 +157,7 @@ FACTS: tuple[Fact, ...] = (
         error="TimeoutError: late",
         terminate=True,
         spent=Consumption(iterations=2, tool_calls=1, usage=USAGE),
+        cut=Cut(shown=2, left_out=1),
         at=7.0,
     ),
     IterationCompleted(

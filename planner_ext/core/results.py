@@ -1,0 +1,156 @@
+"""Results that are longer than the conversation may take: where they are cut, and how the model reads on.
+
+A cut result stays whole in its fact, and in `planner_ext.core.state.State.cut` under a name that is unique among the
+runs of a conversation. The fact says where it is cut, since a count of tokens may differ between machines.
+"""
+
+import math
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from planner_ext.core.limits import is_count
+
+__all__ = ["READ_RESULT", "Cut", "cut_of", "cut_text", "name_of_result", "piece_of"]
+
+READ_RESULT: Final = "Results-read"
+"""The function with which the model reads on, as it sees it."""
+
+CountTokens = Callable[[str], int]
+"""Counts or estimates the tokens of a text."""
+
+_SAMPLE: Final = 200_000
+"""Characters that are counted of what is left out; the tokens of more are extrapolated."""
+
+_ENOUGH: Final = 0.95
+"""The share of the cap that a piece has at least, where a longer one would exceed it."""
+
+_TRIES: Final = 6
+"""How often the end of a piece is guessed from the tokens per character, before it is bisected."""
+
+_BESIDE: Final = 32
+"""Characters that may belong together; more are cut between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a result was cut.
+
+    Attributes:
+        shown: Characters of it that the model reads, from its beginning.
+        left_out: Tokens of the rest, counted or estimated.
+    """
+
+    shown: int
+    left_out: int
+
+
+def cut_of(text: str, most: int, count: CountTokens) -> Cut | None:
+    """Find where a result has to be cut; None if it fits."""
+    end = _end_of_piece(text, 0, most, count)
+    return None if end == len(text) else Cut(shown=end, left_out=_tokens_after(text, end, count))
+
+
+def name_of_result(run_id: str, iteration: int, index: int) -> str:
+    """Name a result by its call: the run's digest, the iteration, and the index in the batch."""
+    return f"{sha256(run_id.encode()).hexdigest()[:6]}.{iteration}.{index}"
+
+
+def cut_text(text: str, cut: Cut | None, name: str) -> str:
+    """Return what the model reads of a result."""
+    return text if cut is None else text[: cut.shown] + _note(cut.left_out, name, cut.shown)
+
+
+def piece_of(
+    results: Mapping[str, str], arguments: Mapping[str, Any], most: int | None, count: CountTokens
+) -> tuple[str, bool]:
+    """Read on in a result, from an offset in characters.
+
+    Args:
+        results: The results that were cut, by name.
+        arguments: Of the call that reads: ``call`` and ``offset``.
+        most: Tokens of the piece; None for all that is left.
+        count: Counts them.
+
+    Returns:
+        The piece, or what is wrong with the arguments; and whether it is a piece.
+    """
+    name, offset = arguments.get("call"), arguments.get("offset")
+    text = results.get(name) if isinstance(name, str) else None
+    if text is None or not isinstance(name, str):
+        there = ", ".join([*results][-_BESIDE:]) or "none"
+        return (
+            f"There is no result under this name to read on in; there are: {there}. Results of earlier requests are "
+            "not kept: call their function again.",
+            False,
+        )
+    if not is_count(offset, least=0) or offset >= len(text):
+        return f"offset must be a whole number from 0 to {len(text) - 1}, the last character of this result.", False
+    end = len(text) if most is None else _end_of_piece(text, offset, most, count)
+    return text[offset:end] + (_note(_tokens_after(text, end, count), name, end) if end < len(text) else ""), True
+
+
+def _note(left_out: int, name: str, offset: int) -> str:
+    return (
+        f"\n\n[Cut here: about {left_out} more tokens were left out. To read on, call {READ_RESULT} with "
+        f'call="{name}" and offset={offset}.]'
+    )
+
+
+def _tokens_after(text: str, end: int, count: CountTokens) -> int:
+    sample = text[end : end + _SAMPLE]
+    return max(round(count(sample) * (len(text) - end) / len(sample)), 1)
+
+
+def _end_of_piece(text: str, start: int, most: int, count: CountTokens) -> int:
+    """Find the end of a piece with at most so many tokens; at least one character, and not inside of a visible one."""
+    if _surely_fits(text, start, most):
+        return len(text)
+    end = _longest(text, start, most, count)
+    if end == len(text):
+        return end
+    apart = next((place for place in range(end, max(start, end - _BESIDE), -1) if not _joined(text, place)), end)
+    while apart < end and apart > start + 1 and count(text[start:apart]) > most:  # its last token was split
+        apart -= 1
+    return max(apart, start + 1)
+
+
+def _surely_fits(text: str, start: int, most: int) -> bool:
+    """Return whether a text is so short that it need not be counted: no token has less than a byte."""
+    left = len(text) - start
+    return left * 4 <= most or (left <= most and text.isascii())
+
+
+def _longest(text: str, start: int, most: int, count: CountTokens) -> int:
+    """Find an end that fits, within a twentieth of the cap; only a few times the piece is counted, never the text."""
+    fits, over = start, len(text) + 1
+    end = min(len(text), start + 4 * most)
+    tries = 0
+    while fits + 1 < over:
+        tokens, tries = count(text[start:end]), tries + 1
+        if tokens <= most:
+            fits = end
+            if end == len(text) or (over <= len(text) and tokens >= _ENOUGH * most):
+                break
+        else:
+            over = end
+        guess = start + math.ceil((end - start) * most / max(tokens, 1))
+        if over > len(text):
+            end = min(max(guess, start + 2 * (end - start)), len(text))
+        else:
+            end = min(max(guess, fits + 1), over - 1) if tries < _TRIES else (fits + over) // 2
+    return fits
+
+
+def _joined(text: str, place: int) -> bool:
+    """Return whether the characters before and at a place belong together, as far as that is seen from these two."""
+    before, after = text[place - 1], text[place]
+    return (
+        unicodedata.combining(after) > 0
+        or after in "\u200d\ufe0e\ufe0f"  # zero-width joiner, variation selectors
+        or before == "\u200d"
+        or "\U0001f3fb" <= after <= "\U0001f3ff"  # skin tones
+        or (before == "\r" and after == "\n")
+    )
