@@ -5,6 +5,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A hang is found by pytest's timeout; an example that takes long may only share a busy machine.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 FAST = {"core", "engine", "approval"}
 """Folders whose tests need neither processes nor servers."""

@@ -227,7 +227,7 @@ async def test_the_token_is_not_logged(store: str, caplog: pytest.LogCaptureFixt
     """Also a server that logs every request writes no token."""
     caplog.set_level(logging.INFO)
     application = app(store, sign_in=Token(TOKEN))
-    async with served(application, log_config=None, log_level="info") as base, visitor_at(base, None) as visitor:
+    async with served(application, log_level="info") as base, visitor_at(base, None) as visitor:
         await visitor.get(f"sign-in?token={TOKEN}")
         await visitor.sign_in("ann")
     logged = [record.getMessage() for record in caplog.records if record.name.startswith(("uvicorn", "planner_ext"))]

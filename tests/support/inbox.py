@@ -25,8 +25,9 @@ TOKEN = "t" * 32
 @asynccontextmanager
 async def served(application: ASGIApp, **options: Any) -> AsyncGenerator[str]:
     """Serve an application on a free port; yield its address."""
-    given: dict[str, Any] = {"log_level": "warning", "ws": "none", "timeout_graceful_shutdown": 1, **options}
-    config = uvicorn.Config(application, **given)
+    # Without a log_config the process-wide loggers stay as they are, for the tests that read what was logged.
+    given: dict[str, Any] = {"log_config": None, "log_level": "warning", "ws": "none", "timeout_graceful_shutdown": 1}
+    config = uvicorn.Config(application, **{**given, **options})
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
