@@ -87,7 +87,7 @@ from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterM
 from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
 from planner_ext.core import facts
 from planner_ext.core.fold import apply
-from planner_ext.core.results import cut_text, name_of_result
+from planner_ext.core.results import cut_text
 from planner_ext.core.state import ASK_USER, State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
@@ -281,8 +281,8 @@ class _Run:
                 self._kept = None
                 yield from self._in_step(fact.iteration)
             case facts.CallFinished(result=text) | facts.CallDecided(verdict="answer" | "deny", answer=text):
-                name = name_of_result(before.run_id, fact.iteration, fact.index)
-                yield from self._results(before, [fact.index], cut_text(text, fact.cut, name))
+                text = cut_text(text, fact.cut, fact.iteration, fact.index)
+                yield from self._results(before, [fact.index], text)
             case facts.CallsWithheld():
                 yield from self._results(before, fact.indexes, fact.answer)
             case facts.Clarified(index=int() as index, answer=str() as text):

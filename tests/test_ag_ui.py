@@ -464,11 +464,18 @@ CALLS = {
     "refund": call("shop-refund", {"amount": 5}),
     "colour": call("ag_ui-set_colour", {"colour": "red"}),
     "ask": call("UserInteraction-AskUser", {"question": "Which one?"}),
+    "read": call("Results-read", {"call": "c", "offset": 1}),
     "hand over": call("UserInteraction-SendFinalAnswer", {"answer": "42"}),
 }
 BATCHES = st.lists(st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3), max_size=3)
 PAYLOADS = st.lists(st.sampled_from([APPROVE, {"approved": False}, {"answer": "the lamp"}, None]), max_size=6)
-BUDGETS = (Budget(), Budget(max_tool_calls=2), Budget(max_iterations=2), Budget(max_calls_per_reply=2))
+BUDGETS = (
+    Budget(),
+    Budget(max_tool_calls=2),
+    Budget(max_iterations=2),
+    Budget(max_calls_per_reply=2),
+    Budget(max_result_tokens=1),
+)
 
 
 @settings(deadline=None, max_examples=30)

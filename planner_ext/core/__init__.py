@@ -21,7 +21,7 @@ Where is what
     a limit is declared   ``core/limits.py``, `Budget`
       ... checked         round trips, calls: ``core/machine.py``; tokens, cost, time, errors, denials: `spent_limit` in
                           ``core/limits.py``; what functions and nested runs take: ``core/accounts.py``
-      ... shared      ``planner_ext/budgets.py``, `SharedBudget`; reserved by ``engine/shared.py``, before the action
+      ... shared          ``planner_ext/budgets.py``, `SharedBudget`; reserved by ``engine/shared.py`` before
       ... cuts a result   ``core/results.py``; `Recorder.record` in ``engine/journal.py`` notes where
       ... in flight       a limit of time interrupts: ``engine/journal.py``, `Recorder.in_time`
       ... raised          ``sk/outcome.py``, `raise_at_limit`

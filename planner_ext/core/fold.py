@@ -222,8 +222,8 @@ def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
 
 def _cut(state: State, iteration: int, index: int, result: str, cut: Cut) -> tuple[str, _Changes]:
     """Return what the model reads of a result that was cut, and keep the whole."""
-    name = name_of_result(state.run_id, iteration, index)
-    return cut_text(result, cut, name), {"cut": {**state.cut, name: result}}
+    kept = {**state.cut, name_of_result(result, iteration, index): result}
+    return cut_text(result, cut, iteration, index), {"cut": kept}
 
 
 def _clarified(state: State, fact: facts.Clarified) -> _Changes:

@@ -53,14 +53,16 @@ def cut_of(text: str, most: int, count: CountTokens) -> Cut | None:
     return None if end == len(text) else Cut(shown=end, left_out=_tokens_after(text, end, count))
 
 
-def name_of_result(run_id: str, iteration: int, index: int) -> str:
-    """Name a result by its call: the run's digest, the iteration, and the index in the batch."""
-    return f"{sha256(run_id.encode()).hexdigest()[:6]}.{iteration}.{index}"
+def name_of_result(text: str, iteration: int, index: int) -> str:
+    """Name a result by its digest, its iteration, and the index of its call: the same name in a fork of its run."""
+    return f"{sha256(text.encode(errors='replace')).hexdigest()[:6]}.{iteration}.{index}"
 
 
-def cut_text(text: str, cut: Cut | None, name: str) -> str:
+def cut_text(text: str, cut: Cut | None, iteration: int, index: int) -> str:
     """Return what the model reads of a result."""
-    return text if cut is None else text[: cut.shown] + _note(cut.left_out, name, cut.shown)
+    if cut is None:
+        return text
+    return text[: cut.shown] + _note(cut.left_out, name_of_result(text, iteration, index), cut.shown)
 
 
 def piece_of(

@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,17 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, CallFinished
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.sk.prices import estimated_tokens
-from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.testing import (
+    ScriptedChatCompletion,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    calls,
+    fork,
+    record,
+    replay,
+    say,
+)
 from support.approval import DONE, Door, every_door, only, planner_with, results, world
 
 PAGE = "".join(f"Line {number} of the page.\n" for number in range(130))
@@ -167,7 +178,7 @@ async def test_the_facts_keep_the_whole_result() -> None:
     assert fact.result == PAGE and fact.cut is not None
     loaded = load_facts(dump_facts(result.facts))
     assert finished(loaded)[0].cut == fact.cut
-    assert fold(loaded).cut == {name_of_result(fold(loaded).run_id, 0, 0): PAGE}
+    assert fold(loaded).cut == {name_of_result(PAGE, 0, 0): PAGE}
     shown = results(result.chat_history or pytest.fail())[0]
     assert shown.startswith(PAGE[: fact.cut.shown]) and f"about {fact.cut.left_out} more" in shown
     assert PAGE.splitlines()[-1] in result.to_html()
@@ -201,7 +212,7 @@ async def test_a_paused_run_reads_on_in_another_process() -> None:
     ask = only("look", Defer())
     here = world([FETCH, call("shop-look", {"order": "7"})], web=Web())
     paused = await planner_with(budget=CAP, interceptors=[ask]).invoke(here.kernel, "Go.")
-    name = name_of_result(fold(paused.facts).run_id, 0, 0)
+    name = name_of_result(PAGE, 0, 0)
     reads = call(READ_RESULT, {"call": name, "offset": len(PAGE) - 20})
     other = world([reads, DONE], web=Web())
     checkpoint = Checkpoint.from_json(paused.checkpoint.to_json())
@@ -385,3 +396,29 @@ def test_the_tighter_cap_applies() -> None:
     """Two budgets that both apply give the smaller cap."""
     for one, other in ((5, 9), (9, 5), (None, 5), (5, None)):
         assert tightest(Budget(max_result_tokens=one), Budget(max_result_tokens=other)).max_result_tokens == 5
+
+
+# Kept, replayed and forked.
+
+
+async def test_a_recorded_run_is_cut_alike_when_it_is_replayed(tmp_path: Path) -> None:
+    """A replay with live functions, and one with recorded ones, find the same cuts and the same pieces."""
+    reader = Reader()
+    with record(tmp_path / "reads.json") as tape:
+        await planner_with(budget=CAP).invoke(tape.kernel(world(reader, web=Web()).kernel), "Go.")
+    ways: tuple[Literal["live", "recorded"], ...] = ("live", "recorded")
+    for functions in ways:
+        with replay(tmp_path / "reads.json", functions=functions) as tape:
+            result = await planner_with(budget=CAP).invoke(tape.kernel(world([], web=Web()).kernel), "Go.")
+        assert result.status == "answered"
+        assert [fact.cut is not None for fact in finished(result.facts)] == [True]
+
+
+async def test_a_fork_reads_on_under_the_names_that_its_transcript_has() -> None:
+    """A fork has another run id, and replies that were written before it: what they name is still found."""
+    reader = Reader()
+    first = await planner_with(budget=CAP).invoke(world(reader, web=Web()).kernel, "Go.")
+    whole, reader.pieces = reader.pieces, []
+    checkpoint = fork(first.facts, at=2, run_id="fork")
+    second = await planner_with().resume(world(reader, web=Web()).kernel, checkpoint)
+    assert second.status == "answered" and reader.pieces == whole[2:]
