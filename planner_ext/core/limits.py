@@ -152,8 +152,6 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
             values[item.name] = _least(one, other)
         elif item.name in ("tell_budget", "price"):
             values[item.name] = one or other
-        else:
-            values[item.name] = one
     return replace(first, **values)
 
 

@@ -54,6 +54,7 @@ def test_a_tab_is_current_while_its_function_runs() -> None:
     with Tab(run.account, 0, None, never) as outer:
         with Tab(run.account, 1, None, never) as inner:
             assert current_tab() is inner
+            assert inner.restart is never
         assert current_tab() is outer
     assert current_tab() is None
 
@@ -276,11 +277,11 @@ def test_a_run_that_asks_for_its_answer_takes_the_trip_that_it_held() -> None:
 
 def test_a_run_with_a_trip_to_spare_keeps_the_one_for_its_answer() -> None:
     """It is held until nothing else is left around it."""
-    outer = calling("f", max_iterations=4)
+    outer = calling("f", max_iterations=3)
     inner = asking(outer.tab(), limits=Budget(max_iterations=5))
     action = inner.account.decide(fold(inner.facts))
     assert isinstance(action, AskModel)
-    assert (action.offer, inner.account.held, outer.account.left().iterations) == (True, 1, 1)
+    assert (action.offer, inner.account.held, outer.account.left().iterations) == (True, 1, 0)
 
 
 def test_a_run_that_is_not_opened_holds_and_spends_nothing() -> None:

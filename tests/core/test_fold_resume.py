@@ -226,3 +226,16 @@ def test_a_run_that_ended_before_its_plan_plans_when_it_is_resumed() -> None:
     """It is open again, in the phase in which it began."""
     state = fold([run_started(plan=True), ended(), RESUMED])
     assert (state.phase, state.ended) == (Phase.PLANNING, None)
+
+
+def test_a_run_that_ends_again_before_its_next_reply_keeps_what_it_had() -> None:
+    """The reply that it ended with was taken back once; nothing before it is."""
+    facts = [*SAMPLES[Phase.COMPLETING], completed(), replied(says("done"), iteration=1), ended(status="answered")]
+    once = [*facts, RESUMED]
+    assert fold([*once, ended(), RESUMED]).transcript == fold(once).transcript
+
+
+def test_the_end_charges_what_it_says() -> None:
+    """The time since the last fact, and a round trip that was under way."""
+    ledger = fold([run_started(), ended(iterations=2)]).ledger
+    assert (ledger.iterations, ledger.usage.active_seconds) == (2, 1.0)

@@ -170,7 +170,8 @@ def test_a_question_that_the_clarifier_left_open_waits_for_a_person() -> None:
 def test_without_a_clarifier_a_question_waits_for_a_person() -> None:
     """The run pauses at once."""
     play = Play(calls("ask")).go()
-    assert isinstance(play.actions[-1], Pause)
+    assert play.actions[-1] == Pause()
+    assert not any(isinstance(action, AskPerson) for action in play.actions)
 
 
 def test_a_question_does_not_wait_past_the_time_of_the_run() -> None:
