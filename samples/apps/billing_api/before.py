@@ -1,6 +1,7 @@
 """Two agents behind an HTTP route: the front desk asks the billing agent, who looks at invoices and refunds them.
 
-uvicorn before:app
+Serve ``app`` with uvicorn, then:
+
 curl localhost:8000/ask -H 'content-type: application/json' -d '{"customer": "C-7", "question": "Why was I charged?"}'
 """
 

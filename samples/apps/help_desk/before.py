@@ -1,7 +1,6 @@
 """An IT help desk in the terminal: one agent, its plugins, and a thread that remembers the conversation.
 
-python before.py                            a conversation, until "exit"
-python before.py "My laptop does not boot"  one question
+Without arguments it is a conversation, until "exit"; with a question as its argument it answers that one.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A shop's chat in the terminal: a kernel with functions and filters, and answers that stream.
 
-python before.py    then ask, until "exit"; the calls are logged in chat.log
+Ask until "exit"; the calls are logged in chat.log.
 """
 
 # Semantic Kernel leaves some of its signatures open.
