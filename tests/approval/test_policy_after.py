@@ -319,6 +319,19 @@ async def test_what_the_run_around_called_goes_down() -> None:
     assert result.status == "answered" and REFUNDED in here.ran
 
 
+async def test_what_a_function_of_a_nested_run_calls_comes_after_what_is_around_both() -> None:
+    """Two levels down the calls around still count, and those beside still do not."""
+    pays = call("errands-run", {"first": "refund"})
+    for outer, inner, ran in (
+        ([LOOK, DELEGATE, DONE], [pays, say("Refused.")], [LOOKED]),
+        ([DELEGATE, DONE], [calls(LOOK, pays), say("Fine.")], [LOOKED, REFUNDED]),
+    ):
+        here, planner = nested(outer, inner)
+        here.kernel.add_plugin(Errands(), "errands")
+        result = await planner.invoke(here.kernel, "Go.")
+        assert (result.status, here.ran) == ("answered", ran)
+
+
 # On a stock kernel.
 
 
