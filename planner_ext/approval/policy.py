@@ -414,6 +414,7 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
         found.append(f"expires_in is now {now.expires_in} instead of {before.expires_in}")
     if unmarked := sorted(set(before.marked) & set(offered) - set(now.marked)):
         found.append(f"@requires_approval of {', '.join(unmarked)}")
+    found += [f"the shared budget {name!r}" for name in sorted({*before.shared_budgets} - {*now.shared_budgets})]
     return found or list(_newly_allowed(before, now))
 
 

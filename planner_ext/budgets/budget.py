@@ -40,6 +40,7 @@ class SharedBudget:
     ends ``limit_reached`` without a request. ``limit`` of the result is ``"{name}: {limit}"``. A batch that exceeds
     ``max_tool_calls`` does not run, whatever ``batch_over_limit`` says.
 
+    A kept run is continued only by a process that has its shared budgets, by name; any other gets `RunRefusedError`.
     A run whose process died stays charged for what it had reserved until it is resumed, or the period ends. If the
     store cannot be used, the run fails with `StoreError`; it is never unlimited.
 
@@ -56,8 +57,8 @@ class SharedBudget:
         max_cost: US dollars, by the ``price`` of the run's `Budget`, or the list of ``genai-prices``.
         time_zone: In which hours, days and months begin.
         on_limit_reached: Called with the `BudgetUsage` when a limit is reached: when the first request or batch is
-            refused, once for each key and period, in one of the processes. Async or not; an exception is logged. In any
-            case a warning is logged, and the run's observers and stream get the fact `SharedBudgetsChecked`.
+            refused, once for each key and period, in one of the processes. Async or not; an exception is logged. None
+            logs a warning. The run's observers and stream get the fact `SharedBudgetsChecked` in any case.
 
     Raises:
         InvalidLimitError: If a value is invalid, or there is no limit; names the field.

@@ -170,6 +170,7 @@ class _Charges:
         tokens = any(budget.max_total_tokens or budget.max_cost for budget in budgets)
         self.max_cost = min(costs, default=None)
         self.counts_tokens = tokens or (outer is not None and outer.counts_tokens)
+        self._limited = {part for part, name in LIMITS.items() for budget in budgets if name in budget.given_limits()}
         self._store = store
         self._arguments = arguments
         self._now = now
@@ -193,13 +194,13 @@ class _Charges:
     ) -> SharedBudgetsChecked | None:
         """Reserve all of it in all of the budgets, or nothing."""
         wanted = Consumption(iterations=requests, tool_calls=calls)
-        checked = {
-            "tokens",
-            "cost",
-            *(["iterations"] if requests or kept > 0 else []),
-            *(["tool_calls"] if calls else []),
-        }
-        refused = await self._store.perform(self._reserve(wanted, kept, set() if forced else checked))
+        due = {"tokens": True, "cost": True, "iterations": requests > 0 or kept > 0, "tool_calls": calls > 0}
+        checked = set[str]() if forced else {part for part, is_due in due.items() if is_due}
+        refused = None
+        if requests or kept or not checked.isdisjoint(self._limited):
+            refused = await self._store.perform(self._reserve(wanted, kept, checked))
+        else:
+            self._pending.append((wanted, 0))  # no budget limits it: it is stored with the next request
         if refused is not None:
             if refused.usage is not None:
                 await _tell(refused.budget, refused.usage)
@@ -376,11 +377,12 @@ def _fact(refused: _Refusal) -> SharedBudgetsChecked:
 
 
 async def _tell(budget: SharedBudget, usage: BudgetUsage) -> None:
-    logger.warning(
-        "The shared budget %r has reached its %s in the period %s.", budget.name, usage.reached, usage.period
-    )
+    if budget.on_limit_reached is None:
+        told = budget.name, usage.reached, usage.period
+        logger.warning("The shared budget %r has reached its %s in the period %s.", *told)
+        return
     try:
-        waiting = None if budget.on_limit_reached is None else budget.on_limit_reached(usage)
+        waiting = budget.on_limit_reached(usage)
         if inspect.isawaitable(waiting):
             await waiting
     except Exception:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sqlite3
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,8 +69,9 @@ class BudgetStore:
     It is opened when it is first used, works in any event loop and thread, and is closed by ``async with`` or `aclose`.
     """
 
-    def __init__(self, where: str | Path | None) -> None:
+    def __init__(self, where: str | Path | None, *, create: bool = True) -> None:
         self._where = where
+        self._create = create
         self._database: _Database | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -191,7 +191,7 @@ class BudgetStore:
             return _Memory()
         from planner_ext.durable.store import open_database  # noqa: PLC0415  (only where budgets are shared)
 
-        return await open_database(self._where)
+        return await open_database(self._where, create=self._create)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:
@@ -220,6 +220,9 @@ class _Memory:
     """SQLite's database in memory."""
 
     def __init__(self) -> None:
+        import sqlite3  # noqa: PLC0415  (only where budgets are in memory)
+
+        self._conflict = sqlite3.IntegrityError
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for statement in BUDGET_TABLES:
             self._connection.execute(statement)
@@ -229,7 +232,7 @@ class _Memory:
             with self._connection as connection:
                 connection.execute("BEGIN")
                 return [connection.execute(statement, dict(values)).fetchall() for statement, values in steps]
-        except sqlite3.IntegrityError as error:
+        except self._conflict as error:
             raise DuplicateRowError(str(error)) from error
 
     async def close(self) -> None:

@@ -321,6 +321,19 @@ def print_stats(store: cli.Store, as_json: cli.Json = False) -> cli.Exit:
     return stored.print_stats(store, as_json=as_json)
 
 
+@cli.command(app, exit_codes=DONE_OR_UNUSABLE)
+def budgets(args: cli.BudgetArgs) -> cli.Exit:
+    """List what was used of the budgets that runs share, the newest periods first, or reset one of them.
+
+    Examples:
+      planner-ext budgets --store runs.db --budget 'per user'
+      planner-ext budgets --store runs.db --budget 'per user' --key alice --reset
+    """
+    from planner_ext.cli.budgets import show_budgets  # noqa: PLC0415  (see above)
+
+    return show_budgets(args)
+
+
 @cli.command(runs, name="show")
 def show_run(
     run: RunName,

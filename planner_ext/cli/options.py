@@ -25,6 +25,7 @@ __all__ = [
     "STORE_VARIABLE",
     "Age",
     "ApprovalArgs",
+    "BudgetArgs",
     "By",
     "CallId",
     "CompareArgs",
@@ -363,6 +364,28 @@ class ListArgs:
     store: Store
     limit: Annotated[int, typer.Option(metavar="N", min=1)] = 50
     offset: Annotated[int, typer.Option(metavar="N", min=0)] = 0
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # a store's address may hold a password
+class BudgetArgs:
+    """Which shared budgets to list, or to reset.
+
+    Attributes:
+        budget: Only the budget of this name.
+        key: Only this user, tenant, or whatever the budget's keys are.
+        period: Only this hour, day or month, such as 2026-11-22.
+        limit: The most rows.
+        reset: Forget what was used by one key: needs --budget, and --key if the budget has keys. Without --period the
+            newest period begins again.
+    """
+
+    store: Store
+    budget: Annotated[str | None, typer.Option(metavar="NAME")] = None
+    key: Annotated[str | None, typer.Option(metavar="KEY")] = None
+    period: Annotated[str | None, typer.Option(metavar="PERIOD")] = None
+    limit: Annotated[int, typer.Option(metavar="N", min=1)] = 50
+    reset: Annotated[bool, typer.Option("--reset")] = False
     as_json: Json = False
 
 

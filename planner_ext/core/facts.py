@@ -127,6 +127,7 @@ class Guards:
         unmatched: What happens to an undecided call.
         expires_in: Seconds for which a question is open by default; None is without end.
         marked: Fully qualified names of the offered functions that require approval by themselves, sorted.
+        shared_budgets: The names of the budgets that the run shares with others, sorted.
     """
 
     interceptors: tuple[str, ...] = ()
@@ -136,6 +137,7 @@ class Guards:
     unmatched: Literal["approve", "defer", "deny"] = "approve"
     expires_in: float | None = None
     marked: tuple[str, ...] = ()
+    shared_budgets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

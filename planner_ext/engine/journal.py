@@ -91,7 +91,7 @@ def check_schema(schema: object) -> None:
         )
 
 
-_OMITTED = ("roles", "parameters", "trace", "cut")
+_OMITTED = ("roles", "parameters", "trace", "cut", "shared_budgets")
 """Fields that are written only where they say something: most calls are decided without a person, and untraced."""
 
 
@@ -99,9 +99,10 @@ def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
     """Turn facts into JSON values."""
     values: list[Any] = _facts().dump_python([_with_json_messages(fact) for fact in facts], mode="json")
     for value in values:
-        for name in _OMITTED:
-            if not value.get(name, True):
-                del value[name]
+        for fields_ in (value, value.get("guards") or {}):
+            for name in _OMITTED:
+                if not fields_.get(name, True):
+                    del fields_[name]
     return values
 
 

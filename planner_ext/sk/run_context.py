@@ -248,6 +248,7 @@ class RunContext:
             unmatched=options.approval.unmatched,
             expires_in=options.approval.expires_in,
             marked=tuple(sorted(name for name in functions if mark_of(functions.get(name)) is not None)),
+            shared_budgets=tuple(sorted(budget.name for budget in options.shared_budgets)),
         )
 
     def engine(

@@ -182,6 +182,18 @@ async def test_it_is_told_once_who_reached_which_limit(memory: BudgetStore, capl
     assert "alice" not in "".join(fact.reason for fact in refusals)
 
 
+async def test_without_a_callback_a_warning_is_logged_once(
+    memory: BudgetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names the budget, the limit and the period, and no key."""
+    keyed = shared(memory, "user", key=lambda _: "alice", max_iterations=1)
+    planner = planner_with(plan=False, clock=noon(), shared_budgets=[keyed])
+    for _ in range(2):
+        await planner.invoke(scripted(never_stops)[0], "Add.")
+    (record,) = [record for record in caplog.records if record.name.startswith("planner_ext.budgets")]
+    assert record.getMessage() == "The shared budget 'user' has reached its max_iterations in the period 2026-01-31."
+
+
 @pytest.mark.parametrize("door", ["service", "handler", "session"])
 async def test_every_door_charges_its_shared_budgets(memory: BudgetStore, door: str) -> None:
     """One list of options: the service around a connector, the handler and the session end at the same limit."""
