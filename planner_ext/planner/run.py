@@ -34,7 +34,7 @@ from planner_ext.durable.worker import Activation
 from planner_ext.engine.batch import is_as_decided
 from planner_ext.engine.effects import Effect, NoEffect, Probe, TookEffect, effect_of, idempotency_key
 from planner_ext.engine.engine import BudgetHandle, StopHandle, watch
-from planner_ext.engine.ports import Emit, Functions, TextDelta
+from planner_ext.engine.ports import Emit, Event, Functions, TextDelta
 from planner_ext.planner.options import FunctionCallingStepwisePlannerOptions
 from planner_ext.sk.approval import NOTHING_TAKEN, PendingCall, ResumeRequest, Taking, check_calls, pending_calls
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
@@ -283,12 +283,15 @@ class PlannerRun:
         results: list[FunctionCallingStepwisePlannerResult] = []
 
         async def run(emit: Emit) -> None:
-            results.append(await self.result(emit))
+            async def show(event: Event) -> None:
+                if not isinstance(event, TextDelta) or event.text:
+                    await emit(event)
+
+            results.append(await self.result(show))
 
         async with aclosing(watch(run)) as events:
             async for event in events:
-                if not isinstance(event, TextDelta) or event.text:
-                    yield event
+                yield event
         yield ResultReady(result=results[0])
 
 

@@ -110,7 +110,7 @@ class ServiceRun:
 
         async def run(emit: Emit) -> None:
             async def show(event: Event) -> None:
-                if isinstance(event, _SHOWN):
+                if isinstance(event, _SHOWN) and not (isinstance(event, TextDelta) and _has_calls_alone(event.chunk)):
                     await emit(event)
 
             engines.append(await self._drive(show, stream))
@@ -183,11 +183,13 @@ class _Stream:
 
     def chunks(self, event: Event) -> Iterator[StreamingChatMessageContent]:
         """Convert an event to chunks."""
-        if isinstance(event, TextDelta):
-            yield from self._passed_on(event)
-        elif isinstance(event, IterationCompleted) and event.iteration in self.settled:
-            messages = self.settled.pop(event.iteration)
+        assert isinstance(event, _SHOWN), "no other event is passed on"
+        if event.iteration != self._trip:  # an answered question is not part of the answer
             self._trip, self._text = event.iteration, []
+        if isinstance(event, TextDelta):
+            yield self._passed_on(event)
+        elif event.iteration in self.settled:
+            messages, self._text = self.settled.pop(event.iteration), []
             calls = [call for message in messages for call in _numbered(calls_of(message))]
             results = [
                 each for message in messages for each in message.items if isinstance(each, FunctionResultContent)
@@ -196,17 +198,13 @@ class _Stream:
                 if items:
                     yield self._message(role, items)
 
-    def _passed_on(self, delta: TextDelta) -> Iterator[StreamingChatMessageContent]:
-        """Pass a connector's chunk on without its calls; drop it if nothing is left, or if it holds results."""
+    def _passed_on(self, delta: TextDelta) -> StreamingChatMessageContent:
+        """Copy a connector's chunk without its calls."""
         chunk: StreamingChatMessageContent = delta.chunk
-        if delta.iteration != self._trip:  # an answered question is not part of the answer
-            self._trip, self._text = delta.iteration, []
-        items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
-        if chunk.role == AuthorRole.TOOL or (chunk.items and not items and chunk.finish_reason is None):
-            return
         self._text.append(delta.text)
+        items = [item for item in chunk.items if not isinstance(item, FunctionCallContent)]
         own = {"items": items, "function_invoke_attempt": delta.iteration, "ai_model_id": self._model}
-        yield chunk.model_copy(update=own)
+        return chunk.model_copy(update=own)
 
     def last(self, message: ChatMessageContent) -> StreamingChatMessageContent:
         """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet."""
@@ -228,6 +226,14 @@ class _Stream:
             function_invoke_attempt=self._trip,
             **fields,
         )
+
+
+def _has_calls_alone(chunk: StreamingChatMessageContent) -> bool:
+    """Whether nothing of a connector's chunk is passed on: it holds pieces of calls, or results, and no more."""
+    if chunk.role == AuthorRole.TOOL:
+        return True
+    calls = bool(chunk.items) and all(isinstance(item, FunctionCallContent) for item in chunk.items)
+    return calls and chunk.finish_reason is None
 
 
 def _numbered(calls: Sequence[FunctionCallContent]) -> list[Any]:
