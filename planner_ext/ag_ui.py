@@ -178,7 +178,7 @@ class _Run:
     """
 
     def __init__(self, run_input: RunAgentInput, waiting: MutableMapping[str, Checkpoint]) -> None:
-        self.tools = {_function_name(tool): tool for tool in run_input.tools or ()}
+        self.tools = _named(run_input.tools or ())
         self._input = run_input
         self._waiting = waiting
         self._kept = waiting.pop(run_input.thread_id, None)
@@ -287,6 +287,8 @@ class _Run:
                 yield from self._results(before, fact.indexes, fact.answer)
             case facts.Clarified(index=int() as index, answer=str() as text):
                 yield from self._results(before, [index], text)
+            case facts.Clarified(answer=str()):
+                self._kept = None
             case _:
                 pass
 
@@ -379,9 +381,8 @@ class _Run:
         if interrupts := [self._interrupt(call) for call in result.pending if not _is_tool(call)]:
             return RunFinishedInterruptOutcome(interrupts=interrupts)
         if result.pending or result.final_answer or result.status == "answered":
-            batch = self._state.batch
-            calls = () if batch is None else (call.request.id for call in batch.calls if call.answer is None)
-            return RunFinishedSuccessOutcome(pending_tool_call_ids=[*map(self._call_id, calls)] or None)
+            pending = [self._call_id(call.id) for call in result.pending]
+            return RunFinishedSuccessOutcome(pending_tool_call_ids=pending or None)
         return RunFinishedCancelledOutcome()
 
     def _interrupt(self, call: PendingCall) -> Interrupt:
@@ -449,9 +450,17 @@ def _is_tool(call: PendingCall) -> bool:
 # The tools of the front end.
 
 
-def _function_name(tool: Tool) -> str:
-    """Return the fully qualified name under which the model sees a tool."""
-    return f"{_PLUGIN}-{re.sub(r'[^0-9A-Za-z_]', '_', tool.name)}"
+def _named(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Give each tool the fully qualified name under which the model sees it; of two with one name the last counts."""
+    named: dict[str, Tool] = {}
+    for tool in {tool.name: tool for tool in tools}.values():
+        name = plain = f"{_PLUGIN}-{re.sub(r'[^0-9A-Za-z_]', '_', tool.name)}"
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{plain}_{number}"
+        named[name] = tool
+    return named
 
 
 def _with_tools(kernel: Kernel, tools: Mapping[str, Tool]) -> Kernel:
@@ -467,15 +476,19 @@ def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
     async def not_here() -> str:
         raise PlannerInvalidConfigurationError(f"{tool.name} runs at the front end, which answers its calls.")
 
-    given: object = tool.parameters
-    schema = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    schema = _object(tool.parameters)
+    listed: object = schema.get("required")
+    required = cast("list[object]", listed) if isinstance(listed, list) else []
     parameters = [
-        KernelParameterMetadata(
-            name=parameter, is_required=parameter in schema.get("required", ()), type=None, schema_data=data
-        )
-        for parameter, data in schema.get("properties", {}).items()
+        KernelParameterMetadata(name=parameter, is_required=parameter in required, type=None, schema_data=_object(data))
+        for parameter, data in _object(schema.get("properties")).items()
     ]
     return KernelFunctionFromMethod(not_here, _PLUGIN, parameters=parameters)
+
+
+def _object(schema: object) -> dict[str, Any]:
+    """Return a JSON schema as an object; the schemas true and false, and what is no schema, as an empty one."""
+    return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 
 def _deferring(planner: FunctionCallingStepwisePlanner) -> FunctionCallingStepwisePlanner:

@@ -16,6 +16,7 @@ from ag_ui.core import (
     RunFinishedEvent,
     StepStartedEvent,
     SystemMessage,
+    TextMessageContentEvent,
     Tool,
 )
 from hypothesis import given as drawn
@@ -306,6 +307,40 @@ async def test_what_the_front_end_has_not_executed_stays_pending() -> None:
     assert (desk.end.result, desk.end.outcome.pending_tool_call_ids) == ("Purple.", None)
 
 
+async def test_a_call_that_was_approved_is_not_the_front_ends() -> None:
+    """While an approved call waits for one of the front end, only that one is named as pending."""
+    desk = Desk([calls(call("ag_ui-set_colour", {"colour": "red"}), PAY), say("Done.")])
+    await desk.run(desk.front.ask("Red, and pay.", tools=[COLOUR]))
+    assert desk.end.outcome.type == "interrupt"
+    await desk.run(desk.front.answer(APPROVE, tools=[COLOUR]))
+    (pending,) = desk.end.outcome.pending_tool_call_ids
+    await desk.run(desk.front.send_result(pending, "red", tools=[COLOUR]))
+    assert (desk.end.result, desk.shop.paid) == ("Done.", [5.0])
+
+
+async def test_two_tools_keep_their_names() -> None:
+    """Names that the model would read as one are told apart, and the front end gets its own name back."""
+    names = ("set colour", "set_colour", "日本", "中国")
+    tools = [Tool(name=name, description=name, parameters={}) for name in names]
+    desk = Desk([call("ag_ui-set_colour_2")])
+    await desk.run(desk.front.ask("Blue.", tools=tools))
+    offered = [name for name in desk.service.requests[0].tools if name.startswith("ag_ui-")]
+    assert offered == ["ag_ui-set_colour", "ag_ui-set_colour_2", "ag_ui-__", "ag_ui-___2"]
+    (assistant,) = [one for one in desk.front.messages if isinstance(one, AssistantMessage)]
+    assert [each.function.name for each in assistant.tool_calls or ()] == ["set_colour"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [None, True, {"type": "object", "properties": None, "required": None}, {"properties": {"colour": True}}],
+)
+async def test_a_tool_of_any_schema_is_offered(schema: Any) -> None:
+    """A schema may be a boolean, or lack what an object's schema has."""
+    desk = Desk([call("ag_ui-set_colour")])
+    await desk.run(desk.front.ask("Red.", tools=[COLOUR.model_copy(update={"parameters": schema})]))
+    assert len(desk.end.outcome.pending_tool_call_ids) == 1
+
+
 async def test_a_user_who_goes_on_begins_a_new_run_with_the_conversation() -> None:
     """A run that only a tool of the front end holds is left; the tool's result is in the history."""
     desk = Desk([call("ag_ui-set_colour", {"colour": "red"}), say("Blue, then.")])
@@ -402,6 +437,17 @@ async def test_leaving_the_stream_cancels_the_run() -> None:
         while not isinstance(await anext(events), StepStartedEvent):
             pass
     assert desk.waiting == {}
+
+
+async def test_an_answered_question_is_not_answered_again() -> None:
+    """Its answer leads to a request to the model, which a user who leaves the stream cannot have repeated for free."""
+    desk = Desk([say("Which one?"), say("A long answer. " * 9)], require_final_answer_function=True)
+    await desk.run(desk.front.ask("Buy."))
+    assert desk.front.interrupts[0].tool_call_id is None
+    async with aclosing(desk.stream(desk.front.answer({"answer": "the lamp"}))) as events:
+        while not isinstance(await anext(events), TextMessageContentEvent):
+            pass
+    assert (len(desk.service.requests), desk.waiting) == (2, {})
 
 
 async def test_the_next_input_may_come_before_the_stream_is_closed() -> None:
