@@ -389,7 +389,7 @@ class Cassette:
         """Write the file, atomically: a reader sees the old one or the new one.
 
         Raises:
-            CassetteError: If it cannot be written.
+            CassetteError: If it cannot be written, or would be too large to be read.
         """
         written = {
             "form": FORM,
@@ -400,13 +400,22 @@ class Cassette:
             ],
             "runs": [dump_facts(facts) for facts in self.runs],
         }
-        text = json.dumps(scrub.values(written), indent=1, ensure_ascii=False) + "\n"
+        try:
+            text = json.dumps(scrub.values(written), indent=1, ensure_ascii=False) + "\n"
+        except ValueError as error:
+            raise CassetteError(f"The cassette {path} cannot be written: {error}.") from None
+        content = text.encode("utf-8", "backslashreplace")
+        if len(content) > MOST_BYTES:
+            raise CassetteError(
+                f"The cassette {path} has {len(content):,} bytes, and could not be read: at most {MOST_BYTES:,}. "
+                "Record fewer requests in one."
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             try:
-                with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write(text)
+                with open(descriptor, "wb") as file:
+                    file.write(content)
                 os.replace(name, path)
             except BaseException:
                 os.unlink(name)

@@ -42,8 +42,8 @@ from semantic_kernel.contents import (
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.accounts import current_tab
-from planner_ext.core.facts import CallFinished, Fact, RunStarted
-from planner_ext.core.state import State
+from planner_ext.core.facts import CallFinished, CallStarted, Fact, RunStarted
+from planner_ext.core.state import Batch, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.journal import dump_message
 from planner_ext.engine.ports import Clock, Finished, Ports, RunInfo
@@ -290,10 +290,15 @@ class _Player(_Tape):
         started = (run[0] for run in cassette.runs)
         self._ids = [(one.goal, one.run_id) for one in started if isinstance(one, RunStarted)]
         self._clock = _Clock(self.runs, sorted(fact.at for run in cassette.runs for fact in run))
+        self.order: dict[tuple[str, int], list[CallStarted | CallFinished]] = {}
+        for (_, run_id), run in zip(self._ids, cassette.runs, strict=True):
+            for fact in run:
+                if isinstance(fact, CallStarted | CallFinished):
+                    self.order.setdefault((run_id, fact.iteration), []).append(fact)
         self.finished = {
-            (run_id, fact.iteration, fact.index): fact
-            for (_, run_id), run in zip(self._ids, cassette.runs, strict=True)
-            for fact in run
+            (*batch, fact.index): fact
+            for batch, order in self.order.items()
+            for fact in order
             if isinstance(fact, CallFinished)
         }
         self.changed = asyncio.Event()
@@ -496,7 +501,7 @@ filter may delay, and for the end of a request that was abandoned."""
 
 
 class _TapedFunctions:
-    """The functions of a replayed run, ending in the recorded order; see `planner_ext.engine.ports.Functions`."""
+    """The functions of a replayed run, in the recorded order; see `planner_ext.engine.ports.Functions`."""
 
     def __init__(self, inner: KernelFunctions, tape: _Player, max_concurrency: int | None) -> None:
         self._inner, self._tape, self._in_order = inner, tape, max_concurrency is not None
@@ -522,17 +527,22 @@ class _TapedFunctions:
         return finished
 
     async def _turn(self, run_id: str, iteration: int, index: int) -> None:
-        """Wait for the calls of the batch that ended before this one in the recorded run."""
-        order = [place for (run, trip, place) in self._tape.finished if (run, trip) == (run_id, iteration)]
-        before = set(order[: order.index(index)]) if index in order else set[int]()
-        tab = current_tab()
+        """Wait for the starts and ends in the batch that came before the end of this call in the recorded run."""
+        order = self._tape.order.get((run_id, iteration), [])
+        ends = (place for place, fact in enumerate(order) if fact.index == index and isinstance(fact, CallFinished))
+        before, tab = order[: next(ends, 0)], current_tab()
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 while tab is not None and (batch := tab.account.state.batch) is not None:
-                    waiting = (batch.calls[place] for place in before if place < len(batch.calls))
-                    if all(one.answer is not None or one.decided is None for one in waiting):
+                    if all(_has_happened(fact, batch) for fact in before if fact.index < len(batch.calls)):
                         return
                     await self._tape.changed.wait()
+
+
+def _has_happened(fact: CallStarted | CallFinished, batch: Batch) -> bool:
+    """Whether a call of a batch has got as far as in a recorded fact, or will not start."""
+    call = batch.calls[fact.index]
+    return call.answer is not None or call.decided is None or (call.started and isinstance(fact, CallStarted))
 
 
 @contextmanager
@@ -546,7 +556,7 @@ def record(path: str | Path, *, scrub: Scrub = ()) -> Generator[Tape]:
             always scrubbed. In a replay "[scrubbed]" matches any text.
 
     Raises:
-        CassetteError: If the file cannot be written.
+        CassetteError: If the file cannot be written, or would be too large to be read.
     """
     scrubber, tape = Scrubber(scrub), _Recorder()
     yield tape

@@ -34,7 +34,7 @@ def timeline_of(journal: Iterable[facts.Fact], *, now: float | None = None) -> T
     """Compute the timeline of a run.
 
     Args:
-        journal: The run's facts: of a result, a checkpoint or a store, or the events that a stream has yielded.
+        journal: The run's facts: of a result, a checkpoint or a store, or those that a stream has yielded.
         now: The end of unfinished work, in seconds since the epoch; None is the time of the newest fact.
 
     Raises:

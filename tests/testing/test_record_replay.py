@@ -151,6 +151,15 @@ async def test_differences_are_collected_on_request(cassette: Path) -> None:
     assert [one.got for one in tape.differences] == ["lamp: 13 EUR", "desk: 13 EUR"]
 
 
+@pytest.mark.parametrize("functions", ["live", "recorded"])
+async def test_calls_start_and_end_in_the_recorded_order(cassette: Path, functions: Any) -> None:
+    """A recorded result is there at once, yet the calls of a batch start and end as the functions did."""
+    (recorded,) = document(cassette)["runs"]
+    played = await replayed(cassette, functions=functions)
+    kinds = [[(one["type"], one.get("index")) for one in run] for run in (dump_facts(played.facts), recorded)]
+    assert kinds[0] == kinds[1]
+
+
 async def test_recorded_functions_are_not_called(cassette: Path) -> None:
     """With functions="recorded" nothing of the application runs, and the model reads what it read."""
     shop = Shop("13 EUR")
@@ -601,6 +610,21 @@ def test_a_file_that_is_no_cassette_is_refused(tmp_path: Path, content: bytes) -
     path.write_bytes(content)
     with pytest.raises(CassetteError, match=r"c\.json"), replay(path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"), [({"note": 10**5000}, "cannot be written: .*digits"), ({"note": "ü" * 99}, "at most 400")]
+)
+async def test_what_could_not_be_read_is_not_written(
+    tmp_path: Path, metadata: Any, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes when the cassette is recorded, not when a test replays it; the earlier file stays."""
+    path, service = tmp_path / "c.json", ScriptedChatCompletion([say("Yes.")], metadata=metadata)
+    path.write_text("the earlier one")
+    monkeypatch.setattr("planner_ext.testing.cassette.MOST_BYTES", 400)
+    with pytest.raises(CassetteError, match=problem), record(path) as tape:
+        await planner().invoke(tape.kernel(shop_kernel(service=service)), "Go.")
+    assert path.read_text() == "the earlier one"
 
 
 def test_a_small_file_does_not_become_a_large_one(tmp_path: Path) -> None:
