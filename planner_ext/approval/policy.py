@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, cast
 
@@ -73,6 +74,7 @@ class ArgumentPredicate(_Data):
         for name in sorted(self.model_fields_set - {"equals"}):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} must have a value")
+        _check_json([getattr(self, name) for name in self.model_fields_set])
         return self
 
     def holds(self, value: object) -> bool | None:
@@ -210,14 +212,20 @@ class ApprovalPolicy(_Data):
             InvalidPolicyError: If it is not a policy, or has a key twice.
             OSError: If the file cannot be read.
         """
-        return cls.from_yaml_text(Path(path).read_text(encoding="utf-8"))
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidPolicyError(f"Expected a policy as YAML in UTF-8; {path} is not: {error}.") from error
+        return cls.from_yaml_text(text)
 
     @classmethod
     def from_yaml_text(cls, text: str) -> Self:
         """Read a policy from YAML text; see `from_yaml`."""
         try:
             data: Any = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  (a SafeLoader)
-        except yaml.YAMLError as error:
+        except RecursionError:
+            raise InvalidPolicyError("Expected a policy as YAML; it is nested too deeply to be read.") from None
+        except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: of a date, or a number
             raise InvalidPolicyError(f"Expected a policy as YAML; it cannot be read: {error}") from error
         if not isinstance(data, dict):
             raise InvalidPolicyError(f"Expected a policy with the keys default and rules; got {type(data).__name__}.")
@@ -335,6 +343,52 @@ def _all(results: Iterable[bool | None]) -> bool | None:
     return False if False in known else None if None in known else True
 
 
+_MOST_VALUES = 10_000
+"""The most JSON values in the conditions on one argument; an alias of YAML counts as what it repeats."""
+_MOST_LEVELS = 50
+_MOST_BITS = 14_000
+"""Of a whole number: Python neither reads nor writes one with more than 4,300 digits."""
+
+
+def _check_json(conditions: object) -> None:
+    """Refuse what no argument equals, and what a few lines of YAML make endless: an alias may contain itself.
+
+    Raises:
+        ValueError: Naming the value, or the limit.
+    """
+    level, number = [conditions], 0
+    for _ in range(_MOST_LEVELS):
+        level = [part for value in level for part in islice(_parts(value), _MOST_VALUES)]
+        number += len(level)
+        if number > _MOST_VALUES:
+            raise ValueError(f"the conditions on an argument may hold {_MOST_VALUES:,} values; there are more")
+    if level:
+        raise ValueError(f"the conditions on an argument may have {_MOST_LEVELS} levels; there are more")
+
+
+def _parts(value: object) -> Iterator[object]:
+    """Walk what is directly in a JSON value.
+
+    Raises:
+        ValueError: If it is no JSON value.
+    """
+    if isinstance(value, dict):
+        for name, part in cast("dict[object, object]", value).items():
+            if not isinstance(name, str):
+                raise ValueError(f"a name in a JSON object is a text; got {shown(name)}")
+            yield part
+    elif isinstance(value, list):
+        yield from cast("list[object]", value)
+    elif not _is_scalar(value):
+        raise ValueError(f"expected JSON values; got {shown(value)}. Quote it if it is a text")
+
+
+def _is_scalar(value: object) -> bool:
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, str | None) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS)
+
+
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"]) or "the policy"
@@ -350,12 +404,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         constructor = cast("Any", self)
-        keys: Sequence[Any] = [constructor.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    "while reading a policy", node.start_mark, f"the key {key!r} stands twice", node.start_mark
-                )
+        seen = set[Hashable]()
+        given = cast("yaml.Node", node)
+        pairs = node.value if isinstance(given, yaml.MappingNode) else ()  # YAML's loader refuses another node
+        for key in (constructor.construct_object(key, deep=True) for key, _ in pairs):
+            if isinstance(key, Hashable):  # and another key
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        "while reading a policy", node.start_mark, f"the key {key!r} stands twice", node.start_mark
+                    )
+                seen.add(key)
         return super().construct_mapping(node, deep)
 
 

@@ -161,8 +161,8 @@ def _least(one: Any, other: Any) -> Any:
 
 
 def is_count(value: object, *, least: int) -> TypeGuard[int]:
-    """Return whether a value is a whole number, this one or more."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Return whether a value is a whole number, this one or more, that a column of 64 bits can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
 def is_positive_number(value: object) -> TypeGuard[float]:

@@ -83,7 +83,10 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
     if not rows[0]:
         await store.record(run_id)  # says that there is no such run
     tables = zip((_RUN, _DECISIONS, _REFUSALS), rows, strict=True)
-    (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
+    try:
+        (run,), decisions, refusals = ([_document(columns, row) for row in some] for columns, some in tables)
+    except (ValueError, RecursionError) as error:
+        raise InvalidJournalError(f"A row of run {run_id!r} is damaged, it cannot be exported: {error}.") from error
     document: dict[str, object] = {
         "form": _FORM,
         "run_id": run_id,

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, cast
 from planner_ext.approval.decisions import (
     Approve,
     Decision,
+    DecisionKind,
     DecisionRecord,
     Deny,
     Supply,
@@ -123,6 +124,10 @@ class RunRecord:
                 values[name] = None if values[name] is None else float(values[name])
             for name in ("wake_at", "created_at", "updated_at"):
                 read_moment(values[name])
+            for name in ("retries", "deaths", "iterations", "tool_calls", "tokens"):
+                values[name] = int(values[name])
+            for name in ("run_id", "status", "owner"):
+                values[name] = None if name == "owner" and values[name] is None else _text(values[name])
             return cls(**values)
         except _DAMAGED as error:
             raise StoreError(
@@ -157,7 +162,12 @@ class StoredRun:
         """
         record = self.record
         fold_journal(record.run_id, self.facts)
-        timeline = timeline_of(self.facts, now=now)
+        try:
+            timeline = timeline_of(self.facts, now=now)
+        except _DAMAGED as error:
+            raise InvalidJournalError(
+                f"The journal of run {record.run_id!r} is damaged, it cannot be shown: {error!r}"
+            ) from error
         reason = record.problem or timeline.reason
         return replace(timeline, run_id=record.run_id, goal=record.goal, status=record.status, reason=reason)
 
@@ -285,8 +295,8 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
             kind="question" if call.get("kind") == "question" and function == ASK_USER else "function",
             fully_qualified_name=function,
             arguments=arguments,
-            goal=call["goal"],
-            prompt=call["prompt"],
+            goal=_text(call["goal"]),
+            prompt=_text(call["prompt"]),
             fingerprint=str(fingerprint),
             in_doubt=call["in_doubt"] is True,
             asked_at=datetime.fromtimestamp(float(asked_at or 0), UTC),
@@ -317,9 +327,27 @@ def read_refusal(row: Row, function: str = "", requested: Mapping[str, Any] | No
     except _DAMAGED:
         refused = str(problem)
     record = _decision_record(key, decision, at, function, requested) or DecisionRecord(
-        call=str(key), fully_qualified_name=function, kind="deny", by="", at=datetime.fromtimestamp(float(at or 0), UTC)
+        call=str(key), fully_qualified_name=function, kind="deny", by="", at=_moment_or_epoch(at)
     )
     return replace(record, refused=refused)
+
+
+def _moment_or_epoch(at: Value) -> datetime:
+    try:
+        return datetime.fromtimestamp(float(at or 0), UTC)
+    except _DAMAGED:
+        return datetime.fromtimestamp(0, UTC)
+
+
+def _text(value: object) -> str:
+    """Return a text.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text; got {shown(value)}")
+    return value
 
 
 def _decision_record(
@@ -330,18 +358,21 @@ def _decision_record(
         return None
     try:
         data: dict[str, Any] = json.loads(str(text))
-        kind, given, moment = data["kind"], data.get("arguments"), datetime.fromtimestamp(float(at), UTC)
+        given, moment = data.get("arguments"), datetime.fromtimestamp(float(at), UTC)
+        kind, by, reason = (_text(data.get(name) or "") for name in ("kind", "by", "reason"))
+        if given is not None:
+            given = dict(given)
     except _DAMAGED:
         return None
     return DecisionRecord(
         call=str(key),
         fully_qualified_name=function,
-        kind=kind,
-        by=data.get("by") or "",
+        kind=cast("DecisionKind", kind),
+        by=by,
         at=moment,
         requested=requested,
         arguments=(requested if given is None else given) if kind == "approve" else None,
-        reason=data.get("reason") or "",
+        reason=reason,
         result=data.get("result"),
         always=data.get("always"),
     )

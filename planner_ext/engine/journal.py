@@ -42,6 +42,7 @@ __all__ = [
     "SCHEMA",
     "Recorder",
     "cancellation_reason",
+    "check_depth",
     "check_schema",
     "dump_facts",
     "dump_message",
@@ -71,12 +72,20 @@ def _facts() -> TypeAdapter[list[facts.Fact]]:
 def dump_message(message: Message) -> Any:
     """Write a message as JSON values: bytes as base64, other values that JSON does not have as text.
 
-    JSON values, which messages are after a load, are returned as they are.
+    JSON values, which messages are after a load, are returned as they are. Metadata are omitted where they hold an
+    SDK's own value that cannot be written, or are nested too deeply: a server may put anything there.
     """
     assert not isinstance(message, EditedReply), "only a fold makes these"
     if not isinstance(message, BaseModel):
         return message
-    values = message.model_dump(exclude_none=True, exclude={"metadata": {_CHECKPOINT}})
+    try:
+        return _as_values(message, {"metadata": {_CHECKPOINT}})
+    except (TypeError, ValueError):
+        return _as_values(message, {"metadata": True, "items": {"__all__": {"metadata"}}})
+
+
+def _as_values(message: BaseModel, exclude: dict[str, Any]) -> Any:
+    values = message.model_dump(exclude_none=True, exclude=exclude)
     return to_jsonable_python(values, bytes_mode="base64", fallback=str)
 
 
@@ -113,13 +122,27 @@ def load_facts(data: object) -> tuple[facts.Fact, ...]:
         InvalidJournalError: Naming the first place that is not as expected.
     """
     try:
-        return tuple(_facts().validate_python(_with_missing_limit(data), strict=False))
+        loaded = tuple(_facts().validate_python(_with_missing_limit(data), strict=False))
+        check_depth([(messages_of(fact), getattr(fact, "parameters", None)) for fact in loaded])
+        return loaded
     except InvalidLimitError as error:
         raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise InvalidJournalError(f"The journal is damaged at {place or 'its top'}: {first['msg']}.") from error
+
+
+def check_depth(values: object) -> None:
+    """Refuse JSON values that are nested too deeply to be written again.
+
+    Raises:
+        InvalidJournalError: If they have more than about 250 levels.
+    """
+    try:
+        to_jsonable_python([[values]])  # counts the levels as `dump_facts` does, with two to spare
+    except ValueError as error:
+        raise InvalidJournalError("The journal is damaged: its values have more than 250 levels.") from error
 
 
 def _with_missing_limit(facts: object) -> object:

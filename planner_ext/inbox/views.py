@@ -391,13 +391,19 @@ def _said(message: Any) -> Turn:
     """Show a message of a run's first transcript; parts other than text are shown as JSON."""
     data = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
     role = data.get("role")
-    texts = [
-        str(item["text"]) if item.get("content_type") == "text" and "text" in item else json.dumps(item)
-        for item in cast("list[dict[str, Any]]", data.get("items") or [])
-    ]
+    items = data.get("items")
+    texts = [_said_in(item) for item in cast("list[object]", items if isinstance(items, list) else [])]
     role = role if role in ("system", "user", "assistant", "tool") else "user"
     speaker = {"system": "instructions", "user": "the user", "assistant": "the model", "tool": "a function"}[role]
     return Turn(role=role, speaker=speaker, text=visible("\n".join(texts)))
+
+
+def _said_in(item: object) -> str:
+    match item:
+        case {"content_type": "text", "text": str(text)}:
+            return text
+        case _:
+            return json.dumps(item)
 
 
 def _decided(record: DecisionRecord, now: float) -> Decided:

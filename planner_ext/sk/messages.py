@@ -91,7 +91,15 @@ def load_message(message: Message) -> ChatMessageContent:
     Raises:
         pydantic.ValidationError: If the JSON is not that of a message.
     """
-    return message if isinstance(message, ChatMessageContent) else ChatMessageContent.model_validate(message)
+    if isinstance(message, ChatMessageContent):
+        return message
+    values: Any = message
+    match values:
+        case {"items": list()}:
+            values = {**values, "items": [*values["items"]]}  # Semantic Kernel adds a content to this list
+        case _:
+            pass
+    return ChatMessageContent.model_validate(values)
 
 
 def with_items(message: ChatMessageContent, items: list[Any], metadata: dict[str, Any]) -> AssistantMessage:

@@ -26,7 +26,7 @@ from semantic_kernel.contents import ChatHistory
 
 from planner_ext.core.errors import InvalidJournalError, PlannerExtError
 from planner_ext.core.facts import Fact
-from planner_ext.engine.journal import SCHEMA, check_schema, dump_facts, load_facts
+from planner_ext.engine.journal import SCHEMA, check_depth, check_schema, dump_facts, load_facts
 from planner_ext.engine.signing import read_json
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import PlannerException
@@ -446,7 +446,7 @@ class Cassette:
                 content = file.read(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
                 raise CassetteError(f"{path} is too large for a cassette: it has more than {MOST_BYTES:,} bytes.")
-            data = read_json(content.decode(), "a cassette")
+            check_depth(data := read_json(content.decode(), "a cassette"))
             return cls._of(_File.model_validate(data))
         except OSError as error:
             raise CassetteError(f"The cassette {path} cannot be read: {error.strerror}.") from None

@@ -441,7 +441,8 @@ def _read_message(message: Message) -> TimelineMessage:
         return TimelineMessage(role="", text=str(dumped))
     values = cast("dict[str, Any]", dumped)
     items = values.get("items")
-    parts = cast("list[dict[str, Any]]", items) if isinstance(items, list) else []
+    listed = cast("list[Any]", items if isinstance(items, list) else [])
+    parts = [cast("dict[str, Any]", part) for part in listed if isinstance(part, dict)]
     texts = [part["text"] for part in parts if _is_text(part)]
     text = "\n".join(texts) if parts else str(values.get("content") or values.get("text") or "")
     others = tuple(_described(part) for part in parts if not _is_text(part))

@@ -234,3 +234,44 @@ def test_several_policies_are_asked_in_order() -> None:
     """As interceptors, the rules of all come before the default of the first."""
     one, two = policy(default="allow"), policy({"action": "deny"}, default="allow")
     assert (one.by_rule(a_call()), verdict(two(a_call()))) == (None, "deny")
+
+
+ALIASES = "&a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1], &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a], &c [*b, *b, *b, *b, *b]"
+HOSTILE = {
+    "itself": ("&a [*a]", "may have 50 levels"),
+    "aliases": (
+        f"[{ALIASES}, [*c, *c, *c, *c, *c, *c, *c, *c, *c, *c], *c, *c, *c, *c, *c, *c, *c, *c, *c, *c]",
+        "10,000",
+    ),
+    "levels": ("[" * 60 + "]" * 60, "may have 50 levels"),
+    "deep": ("[" * 5000, "nested too deeply"),
+    "date": ("2026-11-22", "got a date. Quote it"),
+    "no-date": ("2026-99-99", "cannot be read"),
+    "set": ("!!set {a, b}", "expected JSON values; got {"),
+    "no-set": ("!!set a", "cannot be read"),
+    "name": ("{1: 2}", "a name in a JSON object is a text; got 1"),
+    "infinite": (".inf", "got inf"),
+    "long": ("0x" + "f" * 9000, "expected JSON values"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_value_that_no_argument_equals_is_refused(what: str) -> None:
+    """Dates, endless aliases and depths get the policy's own error: none is silently without effect, or hangs."""
+    value, problem = HOSTILE[what]
+    with pytest.raises(InvalidPolicyError, match=problem):
+        ApprovalPolicy.from_yaml_text(f"default: ask\nrules: [{{arguments: {{a: {{equals: {value}}}}}, action: ask}}]")
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    """A file that is not UTF-8 is refused by name, with its path."""
+    (tmp_path / "policy.yaml").write_bytes(b"default: ask\nrules: [{reason: \xff, action: ask}]")
+    with pytest.raises(InvalidPolicyError, match=r"in UTF-8; .*policy\.yaml"):
+        ApprovalPolicy.from_yaml(tmp_path / "policy.yaml")
+
+
+def test_ten_thousand_keys_are_read_in_seconds() -> None:
+    """Equal keys are found in time that grows with their number."""
+    text = "default: ask\n" + "".join(f"k{n}: {n}\n" for n in range(10_000))
+    with pytest.raises(InvalidPolicyError, match="unknown key"):
+        ApprovalPolicy.from_yaml_text(text)

@@ -6,20 +6,25 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner_ext import Approve
-from planner_ext.durable import Approvals, Runs, StoreError
+from planner_ext.core.errors import PlannerExtError
+from planner_ext.durable import Approvals, Runs, RunsClient, StoreError
+from planner_ext.durable.archive import export_run
 from planner_ext.durable.database import Step
 from planner_ext.durable.records import (
     approval_id,
 )
-from planner_ext.durable.store import open_database
+from planner_ext.durable.store import open_database, opened_store
 from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, PAY, effects_in, open_runs, turn, world
+from support.inbox import inbox, visitor_at
 
 LONG = "".join(chr(33 + n * n % 89) for n in range(6000))
 ODD = "\N{SNOWMAN} \x00/../\ud800'\"%s:id"
@@ -174,3 +179,40 @@ async def test_a_disk_that_is_full_loses_nothing(small_disk: Path, tmp_path: Pat
     assert result.status == "answered" or [item.in_doubt for item in result.pending] == [True]
     lines = effects_in(effects)
     assert len(lines) == len(set(lines))
+
+
+DAMAGED: dict[str, str] = {
+    "goal": "UPDATE planner_runs SET goal = :odd",
+    "count": "UPDATE planner_runs SET tool_calls = :odd",
+    "problem": "UPDATE planner_runs SET problem = :odd",
+    "inputs": "UPDATE planner_runs SET inputs = :odd",
+    "message": "UPDATE planner_journal SET fact = REPLACE(fact, '\"items\":[', '\"items\":[[],') WHERE seq = 0",
+    "call": 'UPDATE planner_approvals SET call = REPLACE(call, \'"prompt":\', \'"prompt":[1], "p":\')',
+    "refusal": "INSERT INTO planner_refusals VALUES ('a', 'a/1/pay', :odd, :odd, 0)",
+    "moment": "INSERT INTO planner_refusals VALUES ('a', 'a/1/pay', '{}', '{}', 1e300)",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+async def test_a_damaged_value_is_shown_or_refused_by_name(what: str, tmp_path: Path) -> None:
+    """Library and inbox read a row that was altered, or say by an error of the package that they cannot."""
+    store = tmp_path / "runs.db"
+    planner, kernel = world(tmp_path / "effects")
+    async with open_runs(store, poll_seconds=0.01) as runs:
+        await (await runs.start(planner, kernel, GOAL, run_id="a")).result()
+    await changed(str(store), (DAMAGED[what], {"odd": "[odd"} if ":odd" in DAMAGED[what] else {}))
+    async with opened_store(store, create=False) as opened:
+        client = RunsClient(opened)
+        reads = (
+            client.list,
+            client.approvals().pending,
+            *(partial(one, "a") for one in (client.load, client.approvals().refused, partial(export_run, opened))),
+        )
+        for read in reads:
+            with suppress(PlannerExtError):
+                found: Any = await read()
+                if hasattr(found, "timeline"):
+                    found.timeline()
+    async with inbox(store) as base, visitor_at(base) as ann:
+        for path in ("", "runs", "runs/a", "approvals/a%2F1%2Fpay"):
+            assert (await ann.get(path)).headers["content-type"].startswith("text/html"), path

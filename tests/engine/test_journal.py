@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
+from semantic_kernel.contents import AuthorRole, ChatMessageContent, TextContent
 
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.core.facts import (
@@ -252,3 +253,37 @@ def test_limits_of_earlier_versions_are_read_without_a_limit_of_calls_per_reply(
     assert isinstance(other, Resumed)
     assert one.rules.limits.max_calls_per_reply is None
     assert other.limits == replace(LIMITS, max_calls_per_reply=None)
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_what_could_not_be_written_again_is_not_read() -> None:
+    """A message that is nested too deeply is a damaged journal; what was read is written as it was."""
+    read = load_facts(dump_facts([replace(FACTS[2], message={"a": deep(200)})]))
+    assert load_facts(dump_facts(read)) == read
+    for message in ({"a": deep(260)}, deep(900)):
+        with pytest.raises(InvalidJournalError, match="more than 250 levels"):
+            load_facts(
+                [*dump_facts(FACTS[:1]), {"type": "MessageAdded", "message": message, "purpose": "insist", "at": 1}]
+            )
+
+
+class Unbuilt(BaseModel, defer_build=True):
+    """What an SDK makes of a response without validation: it has no serializer yet."""
+
+    part: int = 1
+
+
+@pytest.mark.parametrize("odd", [Unbuilt.model_construct(), deep(400)], ids=["unbuilt", "deep"])
+def test_metadata_that_cannot_be_written_are_omitted(odd: object) -> None:
+    """A server may put anything into a reply's metadata: the journal has the message without them."""
+    item = TextContent(text="Hi.", metadata={"odd": odd})
+    message = ChatMessageContent(role=AuthorRole.ASSISTANT, items=[item], metadata={"odd": odd, "usage": None})
+    written = dump_message(message)
+    assert [one["text"] for one in written["items"]] == ["Hi."] and not written.get("metadata")
+    assert load_facts(dump_facts([replace(FACTS[2], message=message)])) == (replace(FACTS[2], message=written),)

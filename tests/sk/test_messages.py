@@ -18,7 +18,14 @@ from semantic_kernel.contents import (
 from planner_ext.core.values import CallResult, EditedReply
 from planner_ext.engine.journal import dump_message
 from planner_ext.sk.history import render
-from planner_ext.sk.messages import AssistantMessage, assistant_text, merge_reply, requested_calls, text_of
+from planner_ext.sk.messages import (
+    AssistantMessage,
+    assistant_text,
+    load_message,
+    merge_reply,
+    requested_calls,
+    text_of,
+)
 from support.stock import first_call
 
 
@@ -181,3 +188,11 @@ def test_a_history_with_our_messages_is_a_history() -> None:
     assert loaded.messages[0].items == ours.items
     assert history.to_prompt().count("function_call") >= 1
     assert history.serialize() == ChatHistory(messages=[reply(*ours.items)]).serialize()
+
+
+def test_reading_a_message_leaves_its_json_as_it_is() -> None:
+    """Semantic Kernel adds the text of ``content`` to the list of items: not to that of a journal, which is signed."""
+    data = {"role": "user", "content": "Hi.", "items": [{"content_type": "text", "text": "Ho."}]}
+    before = json.dumps(data)
+    assert load_message(data).content == load_message(data).content
+    assert json.dumps(data) == before
