@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from planner_ext.core import facts
 from planner_ext.core.errors import InvalidJournalError, InvalidLimitError, NewerSchemaError, shown
 from planner_ext.core.fold import apply, fold
-from planner_ext.core.limits import Consumption, is_count
+from planner_ext.core.limits import Consumption
 from planner_ext.core.machine import (
     IN_DOUBT,
     AskPlan,
@@ -91,11 +91,11 @@ def _as_values(message: BaseModel, exclude: dict[str, Any]) -> Any:
 
 def check_schema(schema: object) -> None:
     """Refuse a schema number that this version cannot read."""
-    if not is_count(schema, least=1):
+    if type(schema) is not int or schema < 1:
         raise InvalidJournalError(f"Expected a schema number from 1 to {SCHEMA}; got {shown(schema)}.")
     if schema > SCHEMA:
         raise NewerSchemaError(
-            f"This journal has schema {schema}; this version of planner_ext reads up to {SCHEMA}. "
+            f"This journal has schema {shown(schema)}; this version of planner_ext reads up to {SCHEMA}. "
             "Read it with the version that wrote it, or a newer one."
         )
 

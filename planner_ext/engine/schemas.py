@@ -34,6 +34,10 @@ def answer_problems(schema: dict[str, Any], value: Any) -> str:
 def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     """Describe which argument violates the schema of a function's parameters, and how; "" if none surely does.
 
+    The schema may be a stranger's, such as that of a tool server. So of its keywords only those are evaluated that take
+    a time in proportion to schema and value: no pattern, no reference. A schema and a value whose sizes together
+    exceed a limit are not compared. The function's own conversion decides what is not checked here.
+
     A value that a function's own conversion may accept passes: a number as text, a number for a text, null. So does
     what Semantic Kernel's schemas say wrongly: a bare ``object`` for a type that they do not know, and each field of a
     model without ``None`` as required.
@@ -45,14 +49,56 @@ def argument_problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]
     for name, value in arguments.items():
         if name not in known:
             return f"{json.dumps(name)} is not a parameter; there are: {', '.join(known) or 'none'}"
-        try:
-            validator: Any = validator_for(known[name], default=Draft202012Validator)
-            for error in validator(known[name], registry=_ITSELF_ALONE).iter_errors(value):
-                if _is_certain(error):
-                    return f"{json.dumps(name)}{error.json_path[1:]}: {error.message[:_CHARACTERS]}"
-        except Exception:  # noqa: S112  (of a schema that cannot be used: the function's own check decides)
-            continue
+        with suppress(Exception):  # of a schema that cannot be used: the function's own check decides
+            if problem := _problem_of(known[name], value):
+                return f"{json.dumps(name)}{problem}"
     return ""
+
+
+def _problem_of(schema: Any, value: Any) -> str:
+    """Describe where a value violates a schema, and how; "" if it does not surely, or too much is to compare."""
+    schema = _quick(schema)
+    if _size(schema) * _size(value) > _MOST_STEPS:
+        return ""
+    validator: Any = Draft202012Validator(schema)
+    for error in validator.iter_errors(value):
+        if _is_certain(error):
+            return f"{error.json_path[1:]}: {error.message[:_CHARACTERS]}"
+    return ""
+
+
+_MOST_STEPS = 100_000
+"""The most that the number of values in a schema times the number of values in an argument may be."""
+
+_QUICK = {
+    *("type", "enum", "const", "required", "minLength", "maxLength", "minItems", "maxItems"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_OF_ONE, _OF_EACH = ("items", "additionalProperties"), ("anyOf", "allOf", "oneOf")
+
+
+def _quick(schema: Any) -> Any:
+    """Copy the keywords of a schema that are evaluated; what they combine is copied so, too."""
+    if not isinstance(schema, dict):
+        return schema
+    given = cast("dict[str, Any]", schema)
+    quick = {name: part for name, part in given.items() if name in _QUICK}
+    quick |= {name: _quick(given[name]) for name in _OF_ONE if name in given}
+    quick |= {name: [_quick(part) for part in given[name]] for name in _OF_EACH if name in given}
+    if "properties" in given:
+        quick["properties"] = {name: _quick(part) for name, part in given["properties"].items()}
+    if "patternProperties" in given:
+        quick.pop("additionalProperties", None)  # it is about the names that no pattern matches
+    if "$ref" in given:
+        return {}
+    return quick
+
+
+def _size(value: object) -> int:
+    """Count the values in JSON values."""
+    if isinstance(value, dict):
+        return 1 + sum(map(_size, cast("dict[str, object]", value).values()))
+    return 1 + sum(map(_size, cast("list[object]", value))) if isinstance(value, list) else 1
 
 
 def _is_certain(error: Any) -> bool:

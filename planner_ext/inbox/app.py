@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,7 +24,7 @@ from planner_ext.core.errors import PlannerExtError
 from planner_ext.core.facts import Fact
 from planner_ext.core.text import exact, visible
 from planner_ext.durable.approvals import Approvals
-from planner_ext.durable.authorization import Authorize
+from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError
 from planner_ext.durable.listing import STATUSES, RunFilters, StoreMarks
 from planner_ext.durable.records import PendingApproval
@@ -42,7 +42,6 @@ from planner_ext.inbox.security import (
     Visitor,
     form_of,
     person_name,
-    same_text,
 )
 from planner_ext.timeline import fragment_of
 
@@ -79,6 +78,8 @@ _VISITOR = "planner_ext.visitor"
 """The visitor, in the scope of a request."""
 
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+_MAY_CANCEL = ("queued", "running", "paused", "failed", "quarantined")
+_MOST_WAITING = 10_000
 _FILTERS = ("goal", "worker", "created_after", "created_before")
 
 
@@ -93,7 +94,8 @@ def app(runs: "str | Path | RunsClient", *, sign_in: SignIn, authorize: Authoriz
             application only: give open runs to one that is mounted.
         sign_in: A `Token`, or a function of the host application, async or not, that returns the name of a request's
             user, or None without one. With a function the host application checks the ``Host`` header.
-        authorize: Asked before each decision; see `planner_ext.durable.Approvals.connect`.
+        authorize: Asked before each decision; see `planner_ext.durable.Approvals.connect`. A run is cancelled by those
+            who may deny every call that waits in it; one in which none waits, by anyone who is signed in.
     """
     inbox = _Inbox(runs, sign_in, authorize)
 
@@ -138,6 +140,7 @@ class _Inbox:
             ("/approvals/{id:path}", "POST", self._decide),
             ("/runs", "GET", self._show_runs),
             ("/runs/{id}", "GET", self._show_run),
+            ("/runs/{id}/cancel", "POST", self._cancel_run),
             ("/events", "GET", self._stream_events),
             ("/sign-out", "POST", self._sign_out),
         ]
@@ -202,7 +205,10 @@ class _Inbox:
         except RefusedFormError as error:
             return self._sign_in_page(request, problem=str(error), status=400)
         typed = {"name": form.text("name"), "next": form.text("next")}
-        if not same_text(form.text("token").strip(), token.value):
+        if not self.sessions.may_try():
+            problem = "There were too many wrong tokens. Wait a minute, and try again."
+            return self._sign_in_page(request, **typed, token=form.text("token"), problem=problem, status=429)
+        if not self.sessions.fits(form.text("token").strip()):
             logger.warning("A sign-in with a wrong token was refused.")
             return self._sign_in_page(request, **typed, problem="This token is wrong.", status=403)
         if (name := token.user or person_name(typed["name"])) is None:
@@ -363,7 +369,25 @@ class _Inbox:
             mark=marks.runs,
         )
 
+    async def _cancel_run(self, request: Request) -> Response:
+        """End a run, if the visitor may deny every call that waits in it."""
+        form = await form_of(request, _visitor_in(request))
+        runs, run_id, by = await self._runs(), request.path_params["id"], _visitor_in(request).name
+        reason, problem = form.text("reason"), ""
+        if form.text("confirm") != "yes":
+            problem = "Confirm that the run is to end. Nothing was changed."
+        for call in await (await self._approvals()).pending(run_id, limit=_MOST_WAITING):
+            problem = problem or await refusal_of(self._authorize, call, Deny(reason, by=by)) or ""
+        if not problem and not await runs.cancel(run_id, by=by, reason=reason):
+            problem = "The run had ended before. Nothing was changed."
+        if problem:
+            return await self._run_page(request, status=409, problem=problem, reason=reason)
+        return _redirect(request, f"runs/{quote(run_id, safe='')}")
+
     async def _show_run(self, request: Request) -> Response:
+        return await self._run_page(request)
+
+    async def _run_page(self, request: Request, *, status: int = 200, problem: str = "", reason: str = "") -> Response:
         stored = await (await self._runs()).load(request.path_params["id"])
         calls = await (await self._approvals()).pending(stored.record.run_id, limit=PAGE)
         now = time.time()
@@ -371,6 +395,10 @@ class _Inbox:
         return self._page(
             request,
             "run",
+            status=status,
+            may_cancel=stored.record.status in _MAY_CANCEL,
+            problem=visible(problem),
+            reason=reason,
             run=views.run_line(stored.record, now),
             calls=[views.waiting_of(call, now) for call in calls],
             timeline=Markup(timeline),  # noqa: S704  (escaped by its own templates)

@@ -6,6 +6,7 @@ one of its names, against DNS rebinding: a foreign name for this address would l
 """
 
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -39,6 +40,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _SESSION_SECONDS = 12 * 3600
 _SHORTEST_TOKEN = 20
+_MOST_WRONG, _WRONG_SECONDS = 20, 60.0
+"""The wrong tokens in these seconds after which a process refuses every sign-in."""
 _LONGEST_NAME = 200
 _LARGEST_BODY = 1_000_000
 _MOST_FIELDS = 2_000
@@ -76,6 +79,9 @@ class Token:
 
     Sessions live in the serving process, for twelve hours. An entered name is not verified: where names matter, for
     instance with roles, fix ``user``, or let the host application sign people in.
+
+    After 20 wrong tokens within a minute the process refuses every sign-in, also with the right token, until that
+    minute is over. Open sessions continue.
 
     Attributes:
         value: The token.
@@ -115,6 +121,19 @@ class Sessions:
         self.token = sign_in if isinstance(sign_in, Token) else None
         self._sign_in = sign_in
         self._open: dict[str, tuple[Visitor, float]] = {}
+        self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)
+
+    def may_try(self) -> bool:
+        """Return whether a sign-in is compared at all: not after `_MOST_WRONG` wrong tokens within a minute."""
+        return len(self._wrong) < _MOST_WRONG or monotonic() - self._wrong[0] > _WRONG_SECONDS
+
+    def fits(self, token: str) -> bool:
+        """Compare a token with the right one, in constant time, and count it if it is wrong."""
+        assert self.token is not None, "people sign in by a token"
+        if same_text(token, self.token.value):
+            return True
+        self._wrong.append(monotonic())
+        return False
 
     async def visitor_of(self, request: Request) -> Visitor | None:
         """Return the signed-in sender of a request; None without a session, or after it expired.
@@ -260,10 +279,18 @@ class Guard:
         if request.method in ("GET", "HEAD"):
             return None
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _place_of(origin) != host.lower():
             return "This request comes from another site. Nothing was changed."
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "This request comes from another site. Nothing was changed."
+        return None
+
+
+def _place_of(origin: str) -> str | None:
+    """Return the name and port in an ``Origin`` header; None if it is no such header."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
         return None
 
 

@@ -88,3 +88,36 @@ def test_a_schema_refers_to_itself_alone(schema: dict[str, Any], problem: str) -
     found = schema_problem(schema)
     assert found.startswith(problem)
     assert bool(found) == bool(problem)
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Make a schema whose references double at each level."""
+    each = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(levels)}
+    return {"$ref": "#/$defs/l0", "$defs": {**each, f"l{levels}": {"type": "null"}}}
+
+
+HANGING: dict[str, tuple[Any, Any]] = {
+    "pattern": ({"type": "string", "pattern": "^(a|a)*$"}, "a" * 60 + "b"),
+    "pattern-inside": ({"items": {"anyOf": [{"pattern": "^(a+)+$"}]}}, ["a" * 60 + "b"]),
+    "names": ({"patternProperties": {"^(a|a)*$": {}}, "additionalProperties": False}, {"a" * 60 + "b": 1}),
+    "references": (doubling(40), "a"),
+    "product": ({"allOf": [{"items": {"type": "string"}}] * 20_000}, ["a"] * 20_000),
+    "other-draft": (
+        {"items": {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^(a|a)*$"}},
+        ["a" * 60 + "b"],
+    ),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", HANGING)
+def test_a_strangers_schema_does_not_hang_the_check(what: str) -> None:
+    """Patterns, references and sizes that would take years are not evaluated: the function's own check decides."""
+    schema, value = HANGING[what]
+    assert argument_problem({"properties": {"a": schema}}, {"a": value}) == ""
+
+
+def test_what_else_a_schema_with_a_pattern_says_is_checked() -> None:
+    """A property may be named ``pattern``; the type of a value with a pattern is still compared."""
+    schema = {"type": "object", "properties": {"pattern": {"type": "integer", "pattern": "^(a|a)*$"}}}
+    assert argument_problem({"properties": {"a": schema}}, {"a": {"pattern": "x"}}).startswith('"a".pattern: ')

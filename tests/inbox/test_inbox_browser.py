@@ -399,3 +399,21 @@ async def test_every_page_is_legible_and_labelled(
             await page.goto(address)
             await page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
             assert await problems_of(page) == [], address
+
+
+async def test_a_run_is_cancelled_with_a_confirmation(browser: Browser, store: Path, address: str) -> None:
+    """The button is behind a summary and does nothing until the box is checked; then the run has ended."""
+    await leave_waiting(store)
+    async with window(browser, address) as page:
+        await sign_in(page)
+        await page.goto("/runs/order-7")
+        await page.get_by_text("Cancel this run").click()
+        await page.get_by_role("button", name="Cancel the run").click()
+        assert (await the_call(store)).status == "open"
+        assert not await problems_of(page)
+        await page.get_by_label("Reason").fill("Not this one.")
+        await page.get_by_label("End order-7 for good").check()
+        await page.get_by_role("button", name="Cancel the run").click()
+        await expect(page.get_by_role("article").first).to_contain_text("Cancelled by ann: Not this one.")
+        await expect(page.get_by_text("Cancel this run")).to_have_count(0)
+    assert (await the_call(store)).status == "closed"

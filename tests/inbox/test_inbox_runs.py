@@ -1,6 +1,17 @@
 """The page of a run in the inbox."""
 
+from pathlib import Path
+from typing import Any
+
+from planner_ext import Deny
+from planner_ext.durable import Runs
+from support.durable import effects_in, see_through
 from support.inbox import inbox, visitor_at
+
+
+async def status_of(store: str) -> str:
+    async with Runs.connect(store) as runs:
+        return (await runs.load("a")).record.status
 
 
 async def test_a_run_has_its_timeline_and_what_waits_of_it(store: str) -> None:
@@ -12,3 +23,49 @@ async def test_a_run_has_its_timeline_and_what_waits_of_it(store: str) -> None:
         assert "approvals/a%2F1%2Fpay" in ann.page
         assert ann.page.count("<h1") == 1
         assert " style=" not in ann.page
+
+
+async def test_a_run_is_cancelled_by_a_confirmed_form(store: str, tmp_path: Path) -> None:
+    """It ends under the visitor's name and reason, nothing waits any more, and no worker continues it."""
+    async with inbox(store) as base, visitor_at(base, "ann") as ann:
+        await ann.get("runs/a")
+        response = await ann.send("runs/a/cancel", {"confirm": "yes", "reason": "Wrong <b>order</b>."})
+        assert response.status_code == 200 and "Cancelled by ann: Wrong &lt;b&gt;order&lt;/b&gt;." in response.text
+        assert "Cancel this run" not in response.text
+        assert "Nothing waits." in (await ann.get("")).text
+        assert (await ann.send("runs/a/cancel", {"confirm": "yes", "form_token": ""})).status_code == 403
+    assert await status_of(store) == "stopped"
+    await see_through(store, tmp_path / "effects", "a")
+    assert not any(line.startswith("pay") for line in effects_in(tmp_path / "effects"))
+
+
+async def test_a_run_is_not_cancelled_by_mistake(store: str) -> None:
+    """Without the confirmation nothing happens, and the reason stays; a run that ended cannot be cancelled."""
+    async with inbox(store) as base, visitor_at(base) as ann:
+        await ann.get("runs/a")
+        response = await ann.send("runs/a/cancel", {"reason": "Hm <i>"})
+        assert response.status_code == 409 and 'value="Hm &lt;i&gt;"' in response.text
+        assert await status_of(store) == "paused"
+        token = ann.hidden("form_token")
+        await ann.send("runs/a/cancel", {"confirm": "yes"})
+        response = await ann.send("runs/a/cancel", {"confirm": "yes", "form_token": token})
+        assert response.status_code == 409 and "had ended before" in response.text
+        assert (await ann.send("runs/b/cancel", {"confirm": "yes", "form_token": token})).status_code == 404
+
+
+async def test_who_may_not_deny_what_waits_may_not_cancel(store: str) -> None:
+    """The application's hook is asked about every call that waits, as for its denial."""
+    asked: list[Any] = []
+
+    def authorize(request: Any) -> str | None:
+        asked.append((request.by, request.call.id, request.decision))
+        return None if request.by == "ann" else "only ann"
+
+    async with inbox(store, authorize=authorize) as base, visitor_at(base, "eve") as eve, visitor_at(base) as ann:
+        await eve.get("runs/a")
+        response = await eve.send("runs/a/cancel", {"confirm": "yes", "reason": "x"})
+        assert response.status_code == 409 and "only ann" in response.text
+        assert (await status_of(store), asked) == ("paused", [("eve", "a/1/pay", Deny("x", by="eve"))])
+        await ann.get("runs/a")
+        assert (await ann.send("runs/a/cancel", {"confirm": "yes"})).status_code == 200
+    assert await status_of(store) == "stopped"

@@ -35,7 +35,7 @@ async def test_without_a_session_there_is_only_the_sign_in(store: str, path: str
         assert "shop-pay" not in response.text and "Settle" not in response.text
 
 
-@pytest.mark.parametrize("path", ["approvals", PAY, "sign-out"])
+@pytest.mark.parametrize("path", ["approvals", PAY, "runs/a/cancel", "sign-out"])
 async def test_without_a_session_nothing_is_decided(store: str, path: str) -> None:
     """A stranger's form changes nothing."""
     async with inbox(store) as base, visitor_at(base, None) as stranger:
@@ -53,6 +53,22 @@ async def test_a_wrong_token_does_not_sign_in(store: str, token: str, caplog: py
         assert "set-cookie" not in response.headers
         assert "A sign-in with a wrong token was refused." in caplog.text
         assert TOKEN not in caplog.text and (not token or token not in caplog.text)
+
+
+async def test_tokens_are_not_guessed(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After twenty wrong ones no sign-in is compared for a minute; open sessions continue."""
+    now = security.monotonic()
+    monkeypatch.setattr(security, "monotonic", lambda: now)
+    async with inbox(store) as base, visitor_at(base) as ann, visitor_at(base, None) as eve:
+        for _ in range(20):
+            assert (await eve.sign_in("eve", "guess")).status_code == 403
+        for token in ("guess", TOKEN):
+            refused = await eve.sign_in("eve", token)
+            assert refused.status_code == 429 and "set-cookie" not in refused.headers
+            assert "Wait a minute" in refused.text
+        assert (await ann.get("runs")).status_code == 200
+        now += 61
+        assert (await eve.sign_in("eve")).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["", "   ", "a" * 201, "a\x00b", "a\u202eb"])
@@ -124,6 +140,7 @@ FORGED: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "from another site": ({}, {"origin": "http://evil.example"}),
     "from a site of the same name at another port": ({}, {"origin": "http://127.0.0.1:1"}),
     "from nowhere": ({}, {"origin": "null"}),
+    "from no address": ({}, {"origin": "http://]127.0.0.1"}),
     "that the browser calls cross-site": ({}, {"sec-fetch-site": "cross-site"}),
     "that the browser calls same-site": ({}, {"sec-fetch-site": "same-site"}),
     "under a foreign name": ({}, {"host": "evil.example"}),
@@ -131,7 +148,7 @@ FORGED: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
 
 
 @pytest.mark.parametrize("how", FORGED)
-@pytest.mark.parametrize("path", ["approvals", PAY, "sign-out"])
+@pytest.mark.parametrize("path", ["approvals", PAY, "runs/a/cancel", "sign-out"])
 async def test_a_forged_form_changes_nothing(store: str, path: str, how: str) -> None:
     """A form that no page of the visitor's session made is refused, on every route that changes something."""
     fields, headers = FORGED[how]
