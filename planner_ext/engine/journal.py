@@ -124,6 +124,8 @@ def load_facts(data: object) -> tuple[facts.Fact, ...]:
     try:
         loaded = tuple(_facts().validate_python(_with_missing_limit(data), strict=False))
         check_depth([(messages_of(fact), getattr(fact, "parameters", None)) for fact in loaded])
+        for place, fact in enumerate(loaded):
+            _check_amounts(place, fact)
         return loaded
     except InvalidLimitError as error:
         raise InvalidJournalError(f"The journal is damaged in its limits: {error}") from error
@@ -143,6 +145,23 @@ def check_depth(values: object) -> None:
         to_jsonable_python([[values]])  # counts the levels as `dump_facts` does, with two to spare
     except ValueError as error:
         raise InvalidJournalError("The journal is damaged: its values have more than 250 levels.") from error
+
+
+_NOTHING: Final = Consumption()
+
+
+def _check_amounts(place: int, fact: facts.Fact) -> None:
+    """Refuse amounts that would give back what a run has spent, and those that no store can hold."""
+    spent: Consumption = getattr(fact, "spent", None) or _NOTHING
+    amounts: list[float] = [getattr(fact, "iterations", 0), getattr(fact, "seconds", 0.0)]
+    amounts += spent.iterations, spent.tool_calls, *spent.calls_by_function.values()
+    for usage in (getattr(fact, "usage", _NOTHING.usage), spent.usage):
+        amounts += usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.estimated_tokens
+        amounts += usage.active_seconds, usage.cost or 0.0
+    if not (min(amounts) >= 0 and max(amounts) < 2**63):
+        raise InvalidJournalError(
+            f"The journal is damaged at {place}.{fact.type}: an amount is negative, or too large."
+        )
 
 
 def _with_missing_limit(facts: object) -> object:

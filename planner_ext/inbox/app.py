@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from planner_ext.approval.decisions import Approve, Decision, Deny, Supply
@@ -40,17 +39,16 @@ from planner_ext.inbox.security import (
     Sessions,
     SignIn,
     Visitor,
+    asked_path,
     form_of,
     person_name,
+    redirect,
 )
 from planner_ext.timeline import fragment_of
 
 __all__ = ["app"]
 
 logger = logging.getLogger(__name__)
-
-_LOCAL = re.compile(r"(?![/\\])[!-~]*")
-"""A path relative to the root: neither ``//host`` nor a form that a browser corrects to it."""
 
 PAGE = 50
 """The entries of a list that one page shows."""
@@ -175,7 +173,7 @@ class _Inbox:
         async def handle(request: Request) -> Response:
             visitor = await self.sessions.visitor_of(request)
             if visitor is None:
-                return self._sign_in_page(request, next=_asked_path(request), status=401)
+                return self._sign_in_page(request, next=asked_path(request), status=401)
             request.scope[_VISITOR] = visitor
             try:
                 response = await handler(request)
@@ -214,7 +212,7 @@ class _Inbox:
         if (name := token.user or person_name(typed["name"])) is None:
             problem = "Give your name: decisions are recorded under it."
             return self._sign_in_page(request, **typed, token=form.text("token"), problem=problem, status=422)
-        response = _redirect(request, typed["next"])
+        response = redirect(request, typed["next"])
         self.sessions.open(name, response, request)
         return response
 
@@ -234,7 +232,7 @@ class _Inbox:
 
     async def _sign_out(self, request: Request) -> Response:
         await form_of(request, _visitor_in(request))
-        response = _redirect(request, "sign-in")
+        response = redirect(request, "sign-in")
         self.sessions.close(response, request)
         return response
 
@@ -243,7 +241,7 @@ class _Inbox:
     async def _show_waiting(self, request: Request) -> Response:
         marks, offset = await self._marks(), _offset_of(request)
         shown, rows = await self._waiting_rows(request, marks.waiting, offset)
-        paging = _paging(request, offset=offset, shown=shown, total=marks.number)
+        paging = views.paging_of(request, size=PAGE, offset=offset, shown=shown, total=marks.number)
         return self._page(request, "waiting", rows=rows, paging=paging, mark=marks.waiting)
 
     async def _waiting_rows(self, request: Request, mark: str, offset: int) -> tuple[int, Markup]:
@@ -328,7 +326,7 @@ class _Inbox:
             call = await approvals.show(id)
             return await self._approval_page(request, call, status=409, fields=fields, problem=str(error), typed=typed)
         if taken:
-            return _redirect(request, views.approval_href(id))
+            return redirect(request, views.approval_href(id))
         call = await approvals.show(id)
         return await self._approval_page(request, call, status=409, problem=_first_text(call), typed=typed)
 
@@ -361,7 +359,7 @@ class _Inbox:
             request,
             "runs",
             runs=[views.run_line(record, now) for record in records],
-            paging=_paging(request, offset=offset, shown=len(records), total=total),
+            paging=views.paging_of(request, size=PAGE, offset=offset, shown=len(records), total=total),
             statuses=STATUSES,
             chosen=statuses,
             filters={name: chosen.get(name, "") for name in _FILTERS},
@@ -382,7 +380,7 @@ class _Inbox:
             problem = "The run had ended before. Nothing was changed."
         if problem:
             return await self._run_page(request, status=409, problem=problem, reason=reason)
-        return _redirect(request, f"runs/{quote(run_id, safe='')}")
+        return redirect(request, f"runs/{quote(run_id, safe='')}")
 
     async def _show_run(self, request: Request) -> Response:
         return await self._run_page(request)
@@ -481,41 +479,9 @@ def _first_text(call: PendingApproval) -> str:
     return f"The first decision counts: {call.decision.kind} by {by}, {at}. Yours was recorded and changes nothing."
 
 
-def _redirect(request: Request, to: str) -> Response:
-    """Redirect to a page of this application, relative to its root; any other target becomes the root."""
-    local = to if _LOCAL.fullmatch(to) else ""
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/{local}", status_code=303)
-
-
-def _asked_path(request: Request) -> str:
-    """Return the requested page, relative to the application's root, to show it after the sign-in."""
-    if request.method != "GET":
-        return ""
-    path = request.scope.get("raw_path", b"").decode("ascii", "replace")
-    path = path.removeprefix(request.scope.get("root_path", "")).removeprefix("/")
-    return f"{path}?{request.url.query}" if request.url.query else path
-
-
 def _offset_of(request: Request) -> int:
     text = request.query_params.get("offset", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-
-
-def _paging(request: Request, *, offset: int, shown: int, total: int) -> views.Paging:
-    path = request.url.path.removeprefix(request.scope.get("root_path", "")).lstrip("/")
-    given = [(name, value) for name, value in request.query_params.multi_items() if name != "offset"]
-
-    def part(start: int) -> str:
-        return f"{path}?{urlencode([*given, ('offset', start)])}"
-
-    last = offset + shown
-    return views.Paging(
-        first=offset + 1 if shown else 0,
-        last=last,
-        total=total,
-        before=part(max(offset - PAGE, 0)) if offset else None,
-        after=part(offset + PAGE) if offset + PAGE < total else None,
-    )
 
 
 def _filters(chosen: Mapping[str, str]) -> RunFilters:

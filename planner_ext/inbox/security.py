@@ -5,6 +5,7 @@ browser sends them, must match, and its form must hold the visitor's form token.
 one of its names, against DNS rebinding: a foreign name for this address would let a foreign page read the inbox.
 """
 
+import re
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -15,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner_ext.core.errors import PlannerExtError, shown
@@ -30,9 +31,10 @@ __all__ = [
     "SignIn",
     "Token",
     "Visitor",
+    "asked_path",
     "form_of",
     "person_name",
-    "same_text",
+    "redirect",
 ]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -194,6 +196,25 @@ def _session_cookie(request: Request) -> str:
 
 def _cookie_path(request: Request) -> str:
     return request.scope.get("root_path") or "/"
+
+
+_LOCAL = re.compile(r"(?![/\\])[!-~]*")
+"""A path relative to the root: neither ``//host`` nor a form that a browser corrects to it."""
+
+
+def redirect(request: Request, to: str) -> Response:
+    """Redirect to a page of this application, relative to its root; any other target becomes the root."""
+    local = to if _LOCAL.fullmatch(to) else ""
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/{local}", status_code=303)
+
+
+def asked_path(request: Request) -> str:
+    """Return the requested page, relative to the application's root, to show it after the sign-in."""
+    if request.method != "GET":
+        return ""
+    path = request.scope.get("raw_path", b"").decode("ascii", "replace")
+    path = path.removeprefix(request.scope.get("root_path", "")).removeprefix("/")
+    return f"{path}?{request.url.query}" if request.url.query else path
 
 
 class RefusedFormError(PlannerExtError):

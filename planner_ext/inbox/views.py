@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlencode
+
+from starlette.requests import Request
 
 from planner_ext.approval.decisions import DecisionRecord
 from planner_ext.core.facts import (
@@ -44,6 +46,7 @@ __all__ = [
     "item_of",
     "moment_of",
     "outcome_of",
+    "paging_of",
     "plan_of",
     "run_line",
     "waiting_of",
@@ -237,6 +240,24 @@ class Paging:
     total: int
     before: str | None
     after: str | None
+
+
+def paging_of(request: Request, *, size: int, offset: int, shown: int, total: int) -> Paging:
+    """Show which part of a list a page has, with the addresses of the parts around it."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", "")).lstrip("/")
+    given = [(name, value) for name, value in request.query_params.multi_items() if name != "offset"]
+
+    def part(start: int) -> str:
+        return f"{path}?{urlencode([*given, ('offset', start)])}"
+
+    last = offset + shown
+    return Paging(
+        first=offset + 1 if shown else 0,
+        last=last,
+        total=total,
+        before=part(max(offset - size, 0)) if offset else None,
+        after=part(offset + size) if offset + size < total else None,
+    )
 
 
 def moment_of(at: datetime | float, now: float) -> Moment:

@@ -12,16 +12,18 @@ from semantic_kernel.contents import AuthorRole, ChatMessageContent, TextContent
 
 from planner_ext.core.errors import InvalidJournalError, NewerSchemaError
 from planner_ext.core.facts import (
+    CallFinished,
     Ended,
     Fact,
     MessageAdded,
+    ModelReplied,
     Paused,
     Resumed,
     Rules,
     RunStarted,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget
+from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.values import EditedReply
 from planner_ext.engine.journal import (
     SCHEMA,
@@ -287,3 +289,22 @@ def test_metadata_that_cannot_be_written_are_omitted(odd: object) -> None:
     written = dump_message(message)
     assert [one["text"] for one in written["items"]] == ["Hi."] and not written.get("metadata")
     assert load_facts(dump_facts([replace(FACTS[2], message=message)])) == (replace(FACTS[2], message=written),)
+
+
+@pytest.mark.parametrize("amount", [-1, 2**63])
+@pytest.mark.parametrize("name", ["iterations", "seconds", "prompt_tokens", "cached_tokens", "cost", "active_seconds"])
+def test_an_amount_that_gives_back_what_was_spent_is_refused(name: str, amount: int) -> None:
+    """A journal with a negative amount, or one that no store holds, is damaged: it would lift every limit."""
+    (fact,) = dump_facts([next(one for one in FACTS if isinstance(one, ModelReplied))])
+    (fact if name in fact else fact["usage"])[name] = amount
+    with pytest.raises(InvalidJournalError, match=r"0\.ModelReplied: an amount is negative, or too large"):
+        load_facts([fact])
+
+
+@pytest.mark.parametrize("name", ["iterations", "tool_calls"])
+def test_a_call_gives_nothing_back(name: str) -> None:
+    """What the runs inside a function spent is not negative either."""
+    finished = next(one for one in FACTS if isinstance(one, CallFinished))
+    (fact,) = dump_facts([replace(finished, spent=Consumption(**{name: -1}))])
+    with pytest.raises(InvalidJournalError, match="an amount is negative"):
+        load_facts([fact])
