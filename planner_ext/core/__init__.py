@@ -57,7 +57,7 @@ The state
     ------------  ---------------------------  -------------------------------------------------  --------------------
     batch         ModelReplied with calls      its calls are reviewed, run and answered           its last result
     reply         ModelReplied without calls   it is judged: answer, question, close of a step    MessageAdded,
-                                                                                                  Clarified, new batch
+                                                                                                  Clarified, Resumed
     final_answer  CallDecided                  the other calls are withheld, the run ends         MessageAdded, resume
     stopping      StopRequested,               open calls are withheld, no further request, the   Resumed
                   IterationCompleted           run ends ``stopped``

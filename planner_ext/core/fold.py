@@ -119,7 +119,7 @@ def _model_replied(state: State, fact: facts.ModelReplied) -> _Changes:
         batch = Batch(
             iteration=fact.iteration, message=fact.message, text=fact.text, calls=calls, undecided=n, unanswered=n
         )
-        return {**common, "phase": Phase.REVIEWING, "batch": batch, "reply": None}
+        return {**common, "phase": Phase.REVIEWING, "batch": batch}
     transcript = (*state.transcript, *_kept_text(fact))
     return {**common, "phase": Phase.ANSWERING, "reply": fact, "transcript": transcript}
 

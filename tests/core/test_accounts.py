@@ -1,15 +1,16 @@
 """What a run may still spend while its functions run, and while runs inside them do."""
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from planner_ext.core.accounts import Account, Tab, current_tab
+from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallFinished, CallStarted, Fact
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption
 from planner_ext.core.machine import AskModel, AskPerson, Finish, RunCalls, WithholdCalls
+from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from support.core import began, calls, completed, decided, finished, replied, run_started, says
 from support.narrow import present
@@ -375,3 +376,54 @@ def test_the_names_of_functions_that_were_started_before_are_known_inside() -> N
     assert first.account.earlier() == {"f", "lookup"}
     assert tab.runs_around() == [fold(outer.facts)]
     assert first.tab().runs_around() == [fold(first.facts), fold(outer.facts)]
+
+
+def test_a_run_inside_keeps_what_it_used_beside_what_is_left_around_it() -> None:
+    """Without a limit of its own it goes on as long as anything is left, whatever it used before."""
+    inner = asking(calling("f", max_iterations=9).tab())
+    inner.facts += [replied(calls("g", iterations=4)), decided(0, "g", "deny"), completed()]
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, AskModel)
+    assert action.offer
+
+
+def test_a_function_that_was_used_up_around_a_run_starts_no_more_in_it() -> None:
+    """Not even once."""
+    outer = calling("f", max_calls_per_function={"g": 1})
+    tab = outer.tab()
+    tab.charge(Consumption(tool_calls=1, calls_by_function={"g": 1}))
+    inner = asking(tab, limits=Budget(on_limit="stop"))
+    inner.facts += [replied(calls("g")), decided(0, "g")]
+    assert isinstance(inner.account.decide(fold(inner.facts)), WithholdCalls)
+
+
+def test_the_last_call_that_is_left_may_start() -> None:
+    """Exactly as many as the limit says start, those of running functions included."""
+    tab = calling("f", max_tool_calls=2).tab()
+    assert (tab.take_call("g"), tab.take_call("h")) == (None, "max_tool_calls")
+
+
+def test_between_two_batches_only_the_answer_is_kept_back() -> None:
+    """No call is open then."""
+    assert Run(run_started(limits=Budget(max_iterations=9))).account.left() == BudgetShare(iterations=8)
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_a_question_without_a_trip_for_its_answer_takes_none(most: int | None) -> None:
+    """A clarifier that may ask no model, or as often as it likes, leaves the count of round trips as it is."""
+    inner = asking(calling("f").tab(), clarifier=True, limits=Budget(max_iterations=most))
+    inner.facts.append(replied(says("where?")))
+    action = inner.account.decide(fold(inner.facts))
+    assert isinstance(action, AskPerson)
+    assert action.iterations == (None if most is None else 0)
+    assert inner.account.total().iterations == 1
+
+
+def test_a_run_inside_shares_the_budgets_of_the_run_around_unless_it_has_others() -> None:
+    """Its requests are charged to them as well."""
+    here, there = cast("SharedBudgets", object()), cast("SharedBudgets", object())
+    outer = Account(State, None, nullcontext(), here)
+    tab = Tab(outer, 0, None, never)
+    assert Account(State, tab, nullcontext()).shared is here
+    assert Account(State, tab, nullcontext(), there).shared is there
+    assert Account(State, None, nullcontext()).shared is None

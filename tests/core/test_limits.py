@@ -272,14 +272,18 @@ def a_price(model: str, usage: Usage) -> float:
 def test_of_two_budgets_the_tighter_limit_holds() -> None:
     """Each limit is the smaller of both, or the one that is given; behaviour and price are the first one's."""
     one = Budget(
-        max_iterations=3, max_tool_calls=9, max_calls_per_function={"f": 1, "g": 5}, on_limit="stop", price=a_price
+        max_iterations=3,
+        max_tool_calls=9,
+        max_calls_per_function={"f": 1, "g": 5, "i": 1},
+        on_limit="stop",
+        price=a_price,
     )
     other = Budget(
         max_iterations=5,
         max_tool_calls=2,
         max_total_tokens=7,
         deadline=NOON,
-        max_calls_per_function={"g": 2, "h": 3},
+        max_calls_per_function={"g": 2, "h": 3, "i": 4},
         on_limit="raise",
         tell_budget=0.5,
         max_calls_per_reply=None,
@@ -289,7 +293,7 @@ def test_of_two_budgets_the_tighter_limit_holds() -> None:
         max_tool_calls=2,
         max_total_tokens=7,
         deadline=NOON,
-        max_calls_per_function={"f": 1, "g": 2, "h": 3},
+        max_calls_per_function={"f": 1, "g": 2, "h": 3, "i": 1},
         on_limit="stop",
         tell_budget=0.5,
         price=a_price,

@@ -77,6 +77,8 @@ def test_a_text_of_eighty_characters_is_whole() -> None:
     assert shown(whole(1)) == repr(whole(1))
     assert shown(longer(1)) == f"{repr(longer(1))[:80]}..."
     assert shown([[[[1]]]]) == "[[[[...]]]]"
+    assert shown(["x" * 76] * 2) == str(["x" * 76] * 2)
+    assert len(shown(["x" * 76, "x" * 77])) == 163
     assert shown([[[1]]]) == "[[[1]]]"
 
 
