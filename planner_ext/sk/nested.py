@@ -21,6 +21,7 @@ and charges it. Must not know the planner, nor how a budget is counted: that is 
 """
 
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -497,9 +498,10 @@ class RunGate:
             decision = await asking.asked(call, decision)
         if self.can_wait or not isinstance(decision, Defer):
             return decision
+        name = call.fully_qualified_name
+        logging.getLogger(__name__).warning("%s is denied: no approver, and its run cannot pause in a function.", name)
         return Deny(
-            f"{call.fully_qualified_name} needs a person's decision, and a run inside a function cannot wait for one. "
-            "Go on without it."
+            f"{name} needs a person's decision, and a run inside a function cannot wait for one. Go on without it."
         )
 
     async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:

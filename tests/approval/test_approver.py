@@ -171,6 +171,22 @@ async def test_an_agent_inside_an_agent_asks(around: bool) -> None:
     assert (str(response), shop.ran, asked) == ("Done.", [("wipe",)], ["shop-wipe"])
 
 
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # of Semantic Kernel
+async def test_a_denial_inside_a_function_names_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Without an approver the developer reads in the log which call was denied, and what to give."""
+    shop = Shop()
+    inner = FunctionInvokingChatCompletion(ScriptedChatCompletion([WIPE, DONE]))
+    plugin = KernelPlugin.from_object("shop", shop)
+    janitor = ChatCompletionAgent(service=inner, name="Janitor", description="Cleans up.", plugins=[plugin])
+    script = [call("Janitor-Janitor", {"messages": "Clean up."}), DONE]
+    service = FunctionInvokingChatCompletion(ScriptedChatCompletion(script))
+    await ChatCompletionAgent(service=service, name="Desk", plugins=[janitor]).get_response("Clean up.")
+    assert shop.ran == []
+    assert [record.getMessage() for record in caplog.records if record.name == "planner_ext.sk.nested"] == [
+        "shop-wipe is denied: no approver, and its run cannot pause in a function."
+    ]
+
+
 async def test_the_approver_of_a_wrapped_service_is_kept() -> None:
     """A door around a service uses the service's approver where it has none itself."""
     here = world([REFUND, DONE])
