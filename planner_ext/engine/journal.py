@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache, reduce
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -206,7 +206,7 @@ _FACT_OF: dict[type[object], Callable[..., facts.Fact]] = {
 
 def plain_fact(action: WithholdCalls | CompleteIteration | Pause | Finish, *, at: float, **more: Any) -> facts.Fact:
     """Turn an action that needs no adapter into its fact, which has the same values and those that are given."""
-    values = {item.name: getattr(action, item.name) for item in fields(action)}
+    values = {name: getattr(action, name) for name in action.__slots__}
     return _FACT_OF[type(action)](**values, at=at, **more)
 
 

@@ -100,6 +100,7 @@ class RunContext:
         store: Records the journal, or None.
         chat: The engine's port to the connector.
         functions: The engine's port to the functions.
+        tape: Records or replays the run; None outside of tests.
     """
 
     kernel: Kernel
@@ -121,6 +122,7 @@ class RunContext:
     store: RunStore | None = None
     chat: KernelChat = field(init=False)
     functions: KernelFunctions = field(init=False)
+    tape: Tape | None = field(init=False)
     _invocation: Invocation | None = field(init=False, default=None)
     _shared: SharedBudgets | None = field(init=False, default=None)
 
@@ -128,6 +130,7 @@ class RunContext:
         if isinstance(self.behavior, BoundedFunctionChoiceBehavior) and self.behavior.pre_invoke_callback is not None:
             asked = (*self.options.pre_invoke, self.behavior.pre_invoke_callback)
             self.options = replace(self.options, pre_invoke=asked)
+        self.tape = getattr(self.service, "tape", None)
         if self.tape is not None:
             self.options = replace(self.options, clock=self.tape.clock(self.options.clock))
         options, tools = self.options, self.tools
@@ -173,11 +176,6 @@ class RunContext:
             parent=partial(_parent_run, outer=self.parent, gate=own, planner=self.planner, price=options.budget.price),
             wrap=self.wrap,
         )
-
-    @property
-    def tape(self) -> Tape | None:
-        """What records or replays the run; None outside of tests."""
-        return getattr(self.service, "tape", None)
 
     def new_run_id(self, goal: str = "") -> str:
         """Name the run that begins."""
