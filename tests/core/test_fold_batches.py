@@ -189,3 +189,10 @@ def test_a_filter_that_terminates_stops_the_run() -> None:
     asked = (began(0), finished(0, terminate=True), began(1, "g"), finished(1, "g"))
     assert "filter" in (fold([*CALLED, *asked]).stopping or "")
     assert fold([*CALLED, stop("first"), *asked]).stopping == "first"
+
+
+def test_what_a_filter_asked_for_is_done_with_its_batch() -> None:
+    """From then on the run stops, and nothing of it is left for the next batch once it is resumed."""
+    facts = [run_started(), replied(calls("f")), decided(0), began(0), finished(0, terminate=True)]
+    state = fold(facts)
+    assert (state.ending, state.stopping) == (None, "A filter asked to end the run after f.")
