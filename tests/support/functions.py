@@ -122,7 +122,7 @@ class Bench:
             for plugin in self.kernel.plugins.values()
             for function in plugin.functions.values()
         }
-        self.tools = SimpleNamespace(functions=functions, schema_only=frozenset({"remote-call"}))
+        self.tools = SimpleNamespace(functions=functions, schema_only=frozenset({"remote-call"}), reads=False)
         self.history = ChatHistory()
         given: dict[str, Any] = {
             "tools": self.tools,
