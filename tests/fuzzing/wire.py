@@ -298,6 +298,7 @@ _REQUESTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "/approvals",
         {"form_token": "{form_token}", "decision": "approve", "item": "{fingerprint} order-7%2F0%2Frefund-0"},
     ),
+    ("POST", "/runs/m/cancel", {"form_token": "{form_token}", "confirm": "yes", "reason": "no"}),
 )
 
 
