@@ -148,6 +148,16 @@ class _Refusal:
     usage: BudgetUsage | None
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """A reservation; ``granted`` once the store has it, ``cancelled`` if its caller has left."""
+
+    wanted: Consumption
+    kept: int
+    granted: bool = False
+    cancelled: bool = False
+
+
 class _Charges:
     """What a run takes of the budgets in one store; implements `planner_ext.core.accounts.SharedBudgets`.
 
@@ -175,18 +185,19 @@ class _Charges:
         self._arguments = arguments
         self._now = now
         self._turn = asyncio.Lock()
-        self._pending = deque[tuple[Consumption, int]]()
+        self._pending = deque[tuple[Consumption, int] | _Attempt]()
         self._lines: list[_Line] = []
         self._run_id = uuid4().hex
         self._known: _Parts = dict.fromkeys(LIMITS, 0.0)
         self._total: _Parts = dict.fromkeys(LIMITS, 0.0)
         self._kept = 0
-        self._resumes = False
+        self._opened = self._used = False
 
     def begin(self, facts: Sequence[Fact]) -> None:
         """Take in the journal with which an activation begins."""
         self._run_id = next((fact.run_id for fact in facts if isinstance(fact, RunStarted)), self._run_id)
-        self._resumes = len(facts) > 1
+        self._used = len(facts) > 1  # an earlier process may have left something reserved
+        self._lines = self._new_lines()
         self._known = _parts(reduce(lambda sum_, fact: sum_ + _spent(fact), facts, Consumption()))
 
     async def reserve(
@@ -198,7 +209,7 @@ class _Charges:
         checked = set[str]() if forced else {part for part, is_due in due.items() if is_due}
         refused = None
         if requests or kept or not checked.isdisjoint(self._limited):
-            refused = await self._store.perform(self._reserve(wanted, kept, checked))
+            refused = await self._attempted(_Attempt(wanted, kept), checked)
         else:
             self._pending.append((wanted, 0))  # no budget limits it: it is stored with the next request
         if refused is not None:
@@ -221,16 +232,28 @@ class _Charges:
     async def settle(self, *, kept: int) -> None:
         """Store what was charged; release requests that were kept for an answer."""
         self._pending.append((Consumption(), kept))
-        if self._lines or self._resumes:  # an earlier process may have left something reserved
+        if self._used:
             await self._store.perform(self._settle())
         if self.outer is not None:
             await self.outer.settle(kept=kept)
 
-    async def _reserve(self, wanted: Consumption, kept: int, checked: set[str]) -> _Refusal | None:
+    async def _attempted(self, attempt: "_Attempt", checked: set[str]) -> _Refusal | None:
+        """Reserve; if the caller is cancelled meanwhile, what was granted is given back with what is stored next."""
+        self._used = True
+        try:
+            return await self._store.perform(self._reserve(attempt, checked))
+        except asyncio.CancelledError:
+            attempt.cancelled = True  # before it is appended: `_reserve` looks after it has taken in what is pending
+            self._pending.append(attempt)
+            raise
+
+    async def _reserve(self, attempt: "_Attempt", checked: set[str]) -> _Refusal | None:
         async with self._turn:
             await self._open()
             self._drain()
-            at, total, kept = self._now(), _plus(self._total, _parts(wanted)), self._kept + kept
+            if attempt.cancelled:
+                return None
+            at, total, kept = self._now(), _plus(self._total, _parts(attempt.wanted)), self._kept + attempt.kept
             if any(line.period != line.budget.period(at) for line in self._lines):
                 checked = checked | {"iterations", "tokens", "cost"}  # what was kept, was kept in another period
             for _ in range(_TRIES):
@@ -239,9 +262,10 @@ class _Charges:
                 except DuplicateRowError:
                     if (refused := await self._refused(total, kept, checked, at)) is not None:
                         return refused
-                    await self._read(self._lines)  # it fits by now, or a row was deleted
+                    await self._read()  # it fits by now, or a row was deleted
                 else:
                     self._take(total, kept, at)
+                    attempt.granted = True
                     return None
             raise StoreError(
                 f"{self._store!r} does not keep what a run takes: its rows vanish or change. See who else writes them."
@@ -249,19 +273,23 @@ class _Charges:
 
     async def _open(self) -> None:
         """Read what the store has of the run, once."""
-        if self._lines:
+        if self._opened:
             return
-        lines = [_Line(budget, budget.key_of(self._arguments)) for budget in self.budgets]
-        lines.sort(key=lambda line: line.budget.name)  # all processes lock them in this order
-        await self._read(lines)
-        for line in lines:
+        self._lines = self._lines or self._new_lines()
+        await self._read()
+        for line in self._lines:
             line.before = {part: max(line.stored[part], self._known[part]) for part in LIMITS}
-        self._lines = lines
+        self._opened = True
 
-    async def _read(self, lines: Sequence[_Line]) -> None:
+    def _new_lines(self) -> list[_Line]:
+        """Determine the keys; all processes lock their rows in one order."""
+        lines = [_Line(budget, budget.key_of(self._arguments)) for budget in self.budgets]
+        return sorted(lines, key=lambda line: line.budget.name)
+
+    async def _read(self) -> None:
         """Read the run's rows; without one, what it has spent so far does not count."""
-        reads = [(_SELECT_RUN, {**line.values, "run_id": self._run_id}) for line in lines]
-        for line, rows in zip(lines, await self._store.transact(*reads), strict=True):
+        reads = [(_SELECT_RUN, {**line.values, "run_id": self._run_id}) for line in self._lines]
+        for line, rows in zip(self._lines, await self._store.transact(*reads), strict=True):
             line.period, line.kept, line.stored = None, 0, line.before or dict(self._known)
             for period, kept, *totals in rows:
                 line.period, line.kept = str(period), int(kept or 0)
@@ -270,7 +298,13 @@ class _Charges:
     def _drain(self) -> None:
         """Take in what was charged since; from whatever thread that came."""
         while self._pending:
-            spent, kept = self._pending.popleft()
+            match self._pending.popleft():
+                case _Attempt() as attempt:
+                    spent, kept = Consumption() - attempt.wanted, -attempt.kept
+                    if not attempt.granted:
+                        continue
+                case spent, kept:
+                    pass
             self._total, self._kept = _plus(self._total, _parts(spent)), self._kept + kept
 
     def _steps(self, total: _Parts, kept: int, checked: set[str], at: float) -> list[Step]:

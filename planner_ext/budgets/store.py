@@ -176,8 +176,8 @@ class BudgetStore:
         return len((await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0])
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await work in the store's own event loop; its own thread runs it."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._started()))
+        """Await work in the store's own event loop and thread; it runs to its end also if the wait is cancelled."""
+        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._started())))
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; called in the store's own event loop."""
@@ -196,8 +196,8 @@ class BudgetStore:
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
-                self._loop = loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=(loop,), name="planner_ext budgets", daemon=True).start()
+                self._loop, self._opening = asyncio.new_event_loop(), asyncio.Lock()
+                threading.Thread(target=_serve, args=(self._loop,), name="planner_ext budgets", daemon=True).start()
             return self._loop
 
 

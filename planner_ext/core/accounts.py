@@ -36,7 +36,11 @@ class SharedBudgets(Protocol):
     max_cost: float | None
 
     def begin(self, facts: Sequence[Fact]) -> None:
-        """Take in the journal with which an activation begins: it shows what an earlier process was charged for."""
+        """Take in the journal with which an activation begins: it shows what an earlier process was charged for.
+
+        Raises:
+            InvalidOptionError: If a budget has no key for this run.
+        """
         ...
 
     async def reserve(
@@ -55,7 +59,6 @@ class SharedBudgets(Protocol):
 
         Raises:
             StoreError: If the store of a budget cannot be used.
-            InvalidOptionError: If a budget has no key for this run.
         """
         ...
 

@@ -71,7 +71,7 @@ class Engine:
             await self.record(fact)
         if self.state.refused is not None and self.is_running:  # by an earlier process; it is checked again
             await self.record(facts.SharedBudgetsChecked(at=self._journal.now()))
-        if self._ports.shared is not None:
+        if self._ports.shared is not None and self.is_running:
             self._ports.shared.begin(self.facts)
 
     async def run(self) -> State:

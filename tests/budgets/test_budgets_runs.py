@@ -21,7 +21,9 @@ from planner_ext import (
 from planner_ext.budgets import BudgetStore, BudgetUsage
 from planner_ext.core.facts import SharedBudgetsChecked
 from planner_ext.errors import InvalidLimitError, LimitReachedError, StoreError
+from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
+from planner_ext.timeline import timeline_of
 from support.budgets import NOON, noon, opened, shared, used
 from support.inside import auto, first_cause, greedy, world
 from support.planner import ADD, both_ways, invoke, kernel_of, never_stops, openai_kernel, planner_with, scripted
@@ -394,3 +396,33 @@ async def test_a_reset_lets_the_limits_begin_again(store: BudgetStore) -> None:
     assert not await store.reset("app", period="2026-01-30")
     assert await store.prune(before=datetime.fromtimestamp(NOON + 1, UTC)) == 1
     assert [row.budget for row in await store.usage()] == ["ever"]
+
+
+async def test_a_cancelled_run_gives_back_what_it_kept(store: BudgetStore) -> None:
+    """Wherever it is cancelled, only the request that may have been sent stays charged, and nothing stays reserved."""
+    for turns in (0, 1, 2, 3, 5, 8, 13, 21, 55):
+        kernel, service = scripted(never_stops)
+        budget = shared(store, f"app {turns}", max_iterations=50)
+        run = asyncio.ensure_future(planner_with(plan=False, shared_budgets=[budget]).invoke(kernel, "Add."))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert sum(await used(store, budget=budget.name)) <= len(service.requests) + 1
+
+
+async def test_a_refusal_is_in_the_timeline_and_in_json(memory: BudgetStore) -> None:
+    """The checkpoint of a refused run is read again, and its timeline says which limit it was."""
+    planner = planner_with(plan=False, shared_budgets=[shared(memory, max_iterations=2)])
+    result = await planner.invoke(scripted(never_stops)[0], "Add.")
+    facts = Checkpoint.from_json(result.checkpoint.to_json()).facts
+    assert [fact for fact in facts if isinstance(fact, SharedBudgetsChecked)] == [
+        fact for fact in result.facts if isinstance(fact, SharedBudgetsChecked)
+    ]
+    events = [event for event in timeline_of(facts).events if event.kind == "budget"]
+    assert [event.text for event in events] == [
+        "The limit max_iterations=2 per day of the shared budget 'app' was reached."
+    ]
+    without = await planner_with(plan=False).invoke(scripted([say("Done.")])[0], "Add.")
+    assert "shared" not in without.checkpoint.to_json()
