@@ -13,6 +13,11 @@ it should is caught in a loop: the mutation is found. Property tests draw the sa
 not shrink them.
 
 A mutation that no test notices survives: it is a promise without a test, or a change without an effect.
+
+What survives in the core changes no behaviour: a test for None that the type checker needs; a condition that only saves
+time (when a `Tally` is merged, when a row has blocks, which limits are replaced); a value that nothing reads (a number
+above 0 where only its sign counts, the iteration of a fact that the fold does not look at). Code that runs when a
+module is imported is not judged.
 """
 
 import argparse
