@@ -41,6 +41,14 @@ Approver = Callable[[ToolCall], Decision | Awaitable[Decision | None] | None]
 _UNMATCHED = {"approve": None, "defer": Defer(), "deny": Deny("Nobody approved it.", by="default")}
 """The decision on a call that no interceptor decided."""
 
+_APPROVED_EARLIER = Approve(by="approved earlier in this run")
+
+
+def _keys_of(call: ToolCall) -> dict[str, str]:
+    """Name what `Approve.always` of a call approves: see `planner_ext.core.fold.sticky_keys`."""
+    name = call.fully_qualified_name
+    return sticky_keys(name, digest_of(name, call.arguments), call.signature)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterceptorChain:
@@ -72,13 +80,24 @@ class InterceptorChain:
         """Decide each call, in order, before any of them runs; None if no interceptor decided and that approves."""
         return [self._final(await self._decide(call), call, state) for call in calls]
 
-    async def asked(self, call: ToolCall, question: Defer) -> Decision:
-        """Ask the approver about a deferred call while the question is open; returns the question if it stays open."""
+    async def asked(self, call: ToolCall, question: Defer, always: set[str]) -> Decision:
+        """Ask the approver about a deferred call while the question is open; returns the question if it stays open.
+
+        Args:
+            call: The call.
+            question: What was deferred.
+            always: What the approver has approved for the rest of the run in this batch; may be added to.
+        """
+        keys = _keys_of(call)
+        if not always.isdisjoint(keys.values()):
+            return _APPROVED_EARLIER
         if self.approver is None:
             return question
         waiting = replace(self, options=replace(self.options, interceptor_timeout=question.expires_in))
         shown = replace(call, prompt=question.prompt or "", roles=tuple(question.roles))
         answer = await waiting._ask(self.approver, shown)
+        if isinstance(answer, Approve) and answer.always is not None and answer.arguments is None:
+            always.add(keys[answer.always])
         return question if answer is None or isinstance(answer, Defer) else answer
 
     async def _decide(self, call: ToolCall) -> Decision | None:
@@ -147,12 +166,9 @@ class InterceptorChain:
         """Replace a question, never a denial, by a sticky approval; or set until when the question is open."""
         if not isinstance(decision, Defer):
             return decision
-        name = call.fully_qualified_name
-        if state.sticky:
-            keys = sticky_keys(name, digest_of(name, call.arguments), call.signature)
-            if not state.sticky.isdisjoint(keys.values()):
-                return Approve(by="approved earlier in this run")
-        mark, seconds = self.marked(name), decision.expires_in
+        if state.sticky and not state.sticky.isdisjoint(_keys_of(call).values()):
+            return _APPROVED_EARLIER
+        mark, seconds = self.marked(call.fully_qualified_name), decision.expires_in
         return replace(
             decision,
             expires_in=self.options.expires_in if seconds is None else seconds,

@@ -476,14 +476,14 @@ class RunGate:
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
         """Decide each call, in order, before any of them runs."""
-        earlier = before_batch(state, self.tab, self._given)
+        earlier, always = before_batch(state, self.tab, self._given), set[str]()
         calls = [replace(call, after=earlier) for call in calls]
         decisions = [await self._by_chains(call, state) for call in calls]
         if self.filters:
             for number, call in enumerate(calls):
                 decisions[number] = await self._by_filters(call, decisions[number], state)
                 self._reviewed.add((call.iteration, call.id))
-        return [await self._asked(call, decision) for call, decision in zip(calls, decisions, strict=True)]
+        return [await self._asked(call, decision, always) for call, decision in zip(calls, decisions, strict=True)]
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
         """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
@@ -491,11 +491,11 @@ class RunGate:
             return self.filters
         return ()
 
-    async def _asked(self, call: ToolCall, decision: Decision | None) -> Decision | None:
+    async def _asked(self, call: ToolCall, decision: Decision | None, always: set[str]) -> Decision | None:
         """Ask the approver about a call that would wait; without an answer it waits, or is denied where it cannot."""
         asking = next((chain for chain, _ in reversed(self.chains) if chain.approver is not None), None)
         if asking is not None and isinstance(decision, Defer):
-            decision = await asking.asked(call, decision)
+            decision = await asking.asked(call, decision, always)
         if self.can_wait or not isinstance(decision, Defer):
             return decision
         name = call.fully_qualified_name

@@ -25,6 +25,7 @@ from semantic_kernel.functions import FunctionResult, KernelArguments, KernelFun
 
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import CallDecided
+from planner_ext.core.results import READ_RESULT
 from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
@@ -51,6 +52,10 @@ __all__ = ["NOT_RUN_BY_FILTER", "KernelFunctions"]
 NOT_RUN_BY_FILTER: Final = "Not executed: a filter of the application did not run this function."
 """The model reads this where a filter neither ran the function nor set a result."""
 
+_NOTHING_CUT: Final = (
+    f"There is no function {READ_RESULT} now: no result of this request was cut, and those of earlier requests are not "
+    "kept. Call the function of such a result again."
+)
 _NAMES_SHOWN: Final = 50
 _DETAIL_CHARACTERS: Final = 2000
 
@@ -129,7 +134,9 @@ class KernelFunctions:
             return ResolvedCall(kind="external", function=name, arguments={})
         function = self.tools.functions.get(name)
         if function is None:
-            return ResolvedCall(kind="unknown", function=name, arguments={}, answer=self._unknown(name))
+            reads = name == READ_RESULT  # as a note in the history of an earlier run says
+            answer = _NOTHING_CUT if reads else self._unknown(name)
+            return ResolvedCall(kind="invalid" if reads else "unknown", function=name, arguments={}, answer=answer)
         tool = self._prepare(function).tool
         given = parse_object(call.arguments if edited is None else edited)
         parsed = convert_arguments(given, tool)

@@ -145,6 +145,31 @@ async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
     assert (len(here.ran), len(asked)) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("answer", "questions"),
+    [
+        (Approve(always="function"), ["a"]),
+        (Approve(always="arguments"), ["a", "b"]),
+        (Approve(), ["a", "b", "c"]),
+        (Approve(always="function", arguments={"order": "7", "amount": "much"}), ["a", "b", "c"]),
+    ],
+    ids=["function", "arguments", "once", "an-edit"],
+)
+@two_doors
+async def test_approved_for_good_covers_the_rest_of_its_batch(door: Door, answer: Approve, questions: Any) -> None:
+    """``always`` counts at once: a person is not asked about the call after it in the same reply."""
+    asked = list[str]()
+
+    def ann(call: ToolCall) -> Approve:
+        asked.append(call.id)
+        return answer
+
+    amounts = {"a": 50, "b": 5, "c": 50}
+    batch = [call("shop-refund", {"order": "7", "amount": amount}, id=name) for name, amount in amounts.items()]
+    await door.ask(world([calls(*batch), DONE]), interceptors=[ASKS], approver=ann)
+    assert asked == questions
+
+
 @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # of Semantic Kernel
 @pytest.mark.parametrize("around", [False, True], ids=["its-own", "of-the-run-around"])
 async def test_an_agent_inside_an_agent_asks(around: bool) -> None:

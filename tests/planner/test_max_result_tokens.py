@@ -372,6 +372,29 @@ async def test_a_session_reads_on() -> None:
     assert "".join(reader.pieces) == PAGE
 
 
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_later_prompt_of_a_chat_says_that_the_rest_is_not_kept(stops: bool) -> None:
+    """The note in the history names a function that is not offered: the model reads what to do, and nothing ends."""
+    told: list[str] = []
+
+    def model(request: ScriptedRequest) -> ScriptedReply:
+        texts = [str(message["content"]) for message in request.messages if message["role"] == "tool"]
+        if not texts:
+            return FETCH
+        if sum(message["role"] == "user" for message in request.messages) == 1:
+            return DONE
+        if len(texts) > 1:
+            told.append(texts[-1])
+            return DONE
+        cut = _CUT.search(texts[0]) or pytest.fail()
+        return call(READ_RESULT, {"call": cut[2], "offset": int(cut[3])})
+
+    execution = ToolExecution(stop_on_unknown_function=stops)
+    session = ToolUseSession(world(model, web=Web()).kernel, budget=CAP, execution=execution)
+    assert [await session.prompt("Go."), await session.prompt("And the rest?")] == ["Done.", "Done."]
+    assert "Call the function of such a result again." in told[0]
+
+
 # The option.
 
 
