@@ -95,7 +95,8 @@ def test_a_corrected_option_neither_overshoots_nor_breaks_a_history(
     assert run.charged == run.trips
     assert run.tools_past_budget == 0
     assert run.breaches == ()
-    assert bool(run.answer) == (run.offered and SCRIPTS[script].info.answers)
+    answers = SCRIPTS[script].info.answers or script == "tokens-unreported"  # where a user is entitled to none
+    assert bool(run.answer) == (run.offered and answers)
     assert (run.tokens_told or 0) == run.tokens_summed or not SCRIPTS[script].reports
 
 
