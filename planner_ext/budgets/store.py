@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.durable.database import BUDGET_TABLES, Row, Step
-from planner_ext.durable.errors import DuplicateRowError, is_address, redacted
+from planner_ext.durable.errors import DuplicateRowError, StoreError, is_address, redacted
 
 __all__ = ["SELECT_USAGE", "BudgetStore", "BudgetUsage", "read_usage"]
 
@@ -67,6 +67,7 @@ class BudgetStore:
     """Where shared budgets are kept: made by `sqlite`, `postgres` or `memory`.
 
     It is opened when it is first used, works in any event loop and thread, and is closed by ``async with`` or `aclose`.
+    Runs that use it then end with `StoreError`; ``async with`` opens it again.
     """
 
     def __init__(self, where: str | Path | None, *, create: bool = True) -> None:
@@ -76,6 +77,7 @@ class BudgetStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._opening = asyncio.Lock()
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"BudgetStore({'in memory' if self._where is None else redacted(str(self._where))})"
@@ -108,18 +110,27 @@ class BudgetStore:
         return cls(None)
 
     async def __aenter__(self) -> Self:
+        self._is_closed = False
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the store; budgets in memory are lost."""
-        if (loop := self._loop) is not None:
-            if self._database is not None:
-                await self.perform(self._database.close())
-            self._loop = self._database = None
+        """Close the store, after what is under way in it; budgets in memory are lost."""
+        with self._starting:
+            loop, self._loop, self._is_closed = self._loop, None, True
+        if loop is not None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), loop))
             loop.call_soon_threadsafe(loop.stop)
+
+    async def _end(self) -> None:
+        await asyncio.sleep(0)  # what was submitted before the store was closed is a task by now
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+        database, self._database = self._database, None
+        if database is not None:
+            await database.close()
 
     async def usage(
         self, budget: str | None = None, *, key: str | None = None, period: str | None = None, limit: int = 1000
@@ -177,7 +188,12 @@ class BudgetStore:
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await work in the store's own event loop and thread; it runs to its end also if the wait is cancelled."""
-        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._started())))
+        with self._starting:
+            if self._is_closed:
+                work.close()
+                raise StoreError(f"{self!r} was closed. Close it after the last run that uses it.")
+            future = asyncio.run_coroutine_threadsafe(work, self._started())
+        return await asyncio.shield(asyncio.wrap_future(future))
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
         """Perform steps in one transaction; called in the store's own event loop."""
@@ -194,11 +210,10 @@ class BudgetStore:
         return await open_database(self._where, create=self._create)
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._starting:
-            if self._loop is None:
-                self._loop, self._opening = asyncio.new_event_loop(), asyncio.Lock()
-                threading.Thread(target=_serve, args=(self._loop,), name="planner_ext budgets", daemon=True).start()
-            return self._loop
+        if self._loop is None:
+            self._loop, self._opening = asyncio.new_event_loop(), asyncio.Lock()
+            threading.Thread(target=_serve, args=(self._loop,), name="planner_ext budgets", daemon=True).start()
+        return self._loop
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

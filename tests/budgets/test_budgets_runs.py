@@ -402,8 +402,9 @@ async def test_a_cancelled_run_gives_back_what_it_kept(store: BudgetStore) -> No
     """Wherever it is cancelled, only the request that may have been sent stays charged, and nothing stays reserved."""
     for turns in (0, 1, 2, 3, 5, 8, 13, 21, 55):
         kernel, service = scripted(never_stops)
-        budget = shared(store, f"app {turns}", max_iterations=50)
-        run = asyncio.ensure_future(planner_with(plan=False, shared_budgets=[budget]).invoke(kernel, "Add."))
+        budget = shared(store, f"app {turns}", max_iterations=999)
+        planner = planner_with(plan=False, max_iterations=500, shared_budgets=[budget])
+        run = asyncio.ensure_future(planner.invoke(kernel, "Add."))
         for _ in range(turns):
             await asyncio.sleep(0)
         run.cancel()
@@ -426,3 +427,23 @@ async def test_a_refusal_is_in_the_timeline_and_in_json(memory: BudgetStore) -> 
     ]
     without = await planner_with(plan=False).invoke(scripted([say("Done.")])[0], "Add.")
     assert "shared" not in without.checkpoint.to_json()
+
+
+async def test_a_store_that_is_closed_under_runs_ends_them(store: BudgetStore) -> None:
+    """What is under way is finished, what comes after gets `StoreError`, nothing waits for ever; it can open again."""
+    planner = planner_with(plan=False, max_iterations=50, shared_budgets=[shared(store, max_iterations=9999)])
+    asked = asyncio.Event()
+
+    def asks(request: ScriptedRequest) -> ScriptedReply:
+        asked.set()
+        return never_stops(request)
+
+    running = [asyncio.create_task(planner.invoke(scripted(asks)[0], "Add.")) for _ in range(5)]
+    async with asyncio.timeout(10):
+        await asked.wait()
+        await asyncio.gather(store.aclose(), store.aclose())
+        ends = await asyncio.gather(*running, return_exceptions=True)
+    assert [str(end) for end in ends] == [f"{store!r} was closed. Close it after the last run that uses it."] * 5
+    assert {type(end) for end in ends} == {StoreError}
+    async with store:
+        assert (await used(store) == []) is ("in memory" in repr(store))
