@@ -112,7 +112,7 @@ def charges_of(
         budgets = [budget for budget in budgets if (budget.store, budget.name) not in taken]
         around = around.outer
     for store in dict.fromkeys(budget.store for budget in budgets):
-        outer = _Charges(store, tuple(one for one in budgets if one.store is store), arguments, now, outer)
+        outer = _Charges(store, tuple(one for one in budgets if one.store == store), arguments, now, outer)
     return outer
 
 

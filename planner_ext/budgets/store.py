@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class BudgetStore:
     """Where shared budgets are kept: made by `sqlite`, `postgres` or `memory`.
 
     It is opened when it is first used, works in any event loop and thread, and is closed by ``async with`` or `aclose`.
-    Runs that use it then end with `StoreError`; ``async with`` opens it again.
+    Runs that use it then end with `StoreError`; ``async with`` opens it again. Two of one file or address are equal.
     """
 
     def __init__(self, where: str | Path | None, *, create: bool = True) -> None:
@@ -78,6 +79,13 @@ class BudgetStore:
         self._starting = threading.Lock()
         self._opening = asyncio.Lock()
         self._is_closed = False
+        self._place = None if where is None else str(where) if is_address(where) else os.path.realpath(where)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, BudgetStore) and other._place == self._place is not None)
+
+    def __hash__(self) -> int:
+        return hash(self._place or id(self))
 
     def __repr__(self) -> str:
         return f"BudgetStore({'in memory' if self._where is None else redacted(str(self._where))})"

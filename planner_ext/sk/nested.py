@@ -241,7 +241,7 @@ class _Payer:
     def __init__(self, tab: Tab | None, shared: SharedBudgets | None) -> None:
         self._tab = tab
         self._shared = shared
-        self._spent = Consumption()
+        self._spent, self._expected = Consumption(), Usage()
 
     def meter(
         self, service: AIServiceClientBase, settings: PromptExecutionSettings, price: Price | None
@@ -259,7 +259,7 @@ class _Payer:
         Raises:
             LimitReachedError: If nothing is left for it.
         """
-        tab, self._spent = self._tab, Consumption(usage=expected)
+        tab, self._expected = self._tab, expected
         if tab is None:
             await _take_shared(self._shared, Consumption(iterations=1))
             return
@@ -270,15 +270,15 @@ class _Payer:
         await tab.record_request()
 
     def charge(self, spent: Consumption) -> None:
-        """Replace what was expected by what was spent, beside the one round trip."""
-        self._spent = spent
+        """Replace what was expected by what was spent, beside the one round trip; add what is charged later."""
+        self._spent, self._expected = self._spent + spent, Usage()
         if self._tab is not None:
             self._tab.charge(spent, instead_of=self)
 
     def close(self) -> None:
         """Charge the shared budgets."""
         if self._shared is not None:
-            self._shared.charge(self._spent)
+            self._shared.charge(self._spent + Consumption(usage=self._expected))
 
 
 async def _take_shared(shared: SharedBudgets | None, taken: Consumption, tab: Tab | None = None) -> None:

@@ -1,0 +1,73 @@
+"""Shared budgets where something is not as it should be: two objects for one store, requests that fail half way."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.connectors.ai.text_completion_client_base import TextCompletionClientBase
+from semantic_kernel.contents import StreamingTextContent
+from semantic_kernel.functions import kernel_function
+
+from planner_ext import FunctionInvokingChatCompletion, PlannerPlugin
+from planner_ext.budgets import BudgetStore
+from planner_ext.testing import ScriptedChatCompletion, call, say
+from support.budgets import opened, shared, used
+from support.planner import planner_with, scripted
+
+
+async def test_two_objects_of_one_place_are_one_store(where: str) -> None:
+    """A run inside a function, and a wrapped service, are charged once, whichever module opened the store."""
+    async with opened(where) as one, opened(where) as other:
+        assert one == other and len({one, other}) == 1
+        kernel, service = scripted([call("desk-reach_goal", {"goal": "Part."}), say("Done.")])
+        kernel.add_service(ScriptedChatCompletion([say("Part.")], service_id="inner"))
+        inner = planner_with("inner", plan=False, shared_budgets=[shared(other, max_iterations=9)])
+        kernel.add_plugin(PlannerPlugin(inner), "desk")
+        wrapped = FunctionInvokingChatCompletion(service, shared_budgets=[shared(other, max_iterations=9)])
+        kernel.add_service(wrapped, overwrite=True)
+        result = await planner_with(plan=False, shared_budgets=[shared(one, max_iterations=9)]).invoke(kernel, "Go.")
+        assert (result.status, result.iterations, await used(one)) == ("answered", 3, [3])
+
+
+def test_stores_in_memory_are_different() -> None:
+    """Each is one that no other object reaches."""
+    assert BudgetStore.memory() != BudgetStore.memory()
+
+
+class BreakingText(TextCompletionClientBase):
+    """Streams a text, reports its tokens, and fails."""
+
+    async def get_streaming_text_contents(
+        self, prompt: str, settings: PromptExecutionSettings
+    ) -> AsyncGenerator[list[StreamingTextContent], Any]:
+        usage = {"prompt_tokens": 30, "completion_tokens": 12}
+        yield [StreamingTextContent(choice_index=0, text="Once upon", metadata={"usage": usage})]
+        raise ConnectionResetError("gone")
+
+
+class Writer:
+    """Reads a stream of text as far as it comes."""
+
+    @kernel_function
+    async def write(self, kernel: Kernel) -> str:
+        """Write."""
+        service = kernel.get_service("text", TextCompletionClientBase)
+        text = ""
+        with pytest.raises(ConnectionResetError):
+            async for chunks in service.get_streaming_text_contents("Write.", PromptExecutionSettings()):
+                text += chunks[0].text
+        return text
+
+
+async def test_a_stream_of_text_that_breaks_is_charged_what_came(memory: BudgetStore) -> None:
+    """The budgets of the run and of all runs count the same tokens."""
+    kernel, _ = scripted([call("writer-write", {}), say("Done.")])
+    kernel.add_service(BreakingText(ai_model_id="text", service_id="text"))
+    kernel.add_plugin(Writer(), "writer")
+    planner = planner_with(plan=False, shared_budgets=[shared(memory, max_total_tokens=10_000)])
+    result = await planner.invoke(kernel, "Go.")
+    assert (result.status, result.iterations) == ("answered", 3)
+    assert result.usage.total_tokens > 42
+    assert (await used(memory), await used(memory, "tokens")) == ([3], [result.usage.total_tokens])
