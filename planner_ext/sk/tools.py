@@ -226,7 +226,7 @@ class KernelFunctions:
     def _start(self, call: RequestedCall, checked: ResolvedCall, prepared: _Prepared, state: State, index: int) -> _Run:
         batch = state.batch
         assert batch is not None, "a call is run while its batch is open"
-        arguments = copy(self.arguments) if self.arguments else KernelArguments()
+        arguments = KernelArguments() if self.arguments is None else copy(self.arguments)
         values = cast("dict[str, Any]", arguments)
         prepared.tool.put(checked.arguments, values)
         if KEY_PARAMETER in prepared.tool.injected:

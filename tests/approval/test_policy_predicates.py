@@ -1,7 +1,6 @@
 """What a policy says of arguments: each predicate, what cannot be evaluated, and that nothing makes it raise."""
 
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 import pytest
@@ -84,8 +83,6 @@ NOT_EVALUABLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"equals": {"a": 7}}, {"x": "7"}),
     ({"equals": {"a": 7}}, {"x": {"a": "7"}}),
     ({"equals": [7, {"a": [True]}]}, {"x": [7, {"a": [1]}]}),
-    ({"equals": (1, 2)}, {"x": [1, 2]}),
-    ({"equals": date(2026, 1, 2)}, {"x": "2026-01-02"}),
     ({"one_of": [7, 8]}, {"x": "7"}),
     ({"one_of": ["7", "8"]}, {"x": 7}),
     ({"one_of": [0, 1]}, {"x": True}),
