@@ -71,7 +71,8 @@ class Approve:
     Attributes:
         arguments: Arguments to use in place of the model's; validated like those. None keeps the model's.
         always: Approve the same for the rest of the run without asking: every call of this ``"function"``, or only this
-            function with these ``"arguments"``. None approves this call alone.
+            function with these ``"arguments"``. None approves this call alone. Does not cover what functions call
+            themselves.
         by: Who decided, for the record.
         fingerprint: What the decision was made for; if given, it must match the pending call's.
     """

@@ -110,7 +110,8 @@ class RunOptions(TypedDict, total=False):
             ``@requires_approval``: a function, async or not, of the `ToolCall` with the question as its ``prompt``. The
             run stays open for as long as the person needs, or the question's ``expires_in`` allows; after that, and if
             it raises, the call is denied. `Defer` or None leaves the question open: the run pauses, as it does without
-            an approver. Runs inside functions, which cannot pause, use their own or the nearest one around them.
+            an approver. Runs inside functions, which cannot pause, use their own or the nearest one around them; there
+            the person's time is time of the function, also for its timeout.
         iteration_completed: Called after the results of a batch are stored and before the next request.
         clarifier: Answers what the model asks with ``UserInteraction-AskUser``, a function that is offered if there is
             a clarifier. Before a plain reply becomes the final answer, the clarifier gets it, too, and may answer a

@@ -154,6 +154,7 @@ class TimelineCall:
         attempts: Each execution of the function.
         ended: When its result was recorded, or None.
         result: The result that the model reads.
+        shown: How many characters of the result the model read at once, where it was cut; None for all of it.
         error: Type and message of the function's exception, or the reason why it did not run; "" without one.
         nested: Whether the function is a nested run.
         reserved: The share of the budget reserved for it, or None.
@@ -174,6 +175,7 @@ class TimelineCall:
     attempts: tuple[CallAttempt, ...] = ()
     ended: float | None = None
     result: str = ""
+    shown: int | None = None
     error: str = ""
     nested: bool = False
     reserved: BudgetShare | None = None

@@ -243,6 +243,7 @@ class _Reader:
             decisions=call.decisions if record is None or repeated else (*call.decisions, record),
             ended=ended,
             result=fact.answer if ended is not None else "",
+            shown=fact.cut and fact.cut.shown,
             error=fact.reason if fact.verdict == "answer" and fact.reason not in ("supplied", "expired") else "",
             nested=fact.nested,
         )
@@ -275,6 +276,7 @@ class _Reader:
             attempts=attempts,
             ended=fact.at,
             result=fact.result,
+            shown=fact.cut and fact.cut.shown,
             error=fact.error,
             spent=fact.spent,
         )

@@ -184,6 +184,7 @@ async def test_the_facts_keep_the_whole_result() -> None:
     shown = results(result.chat_history or pytest.fail())[0]
     assert shown.startswith(PAGE[: fact.cut.shown]) and f"about {fact.cut.left_out} more" in shown
     assert PAGE.splitlines()[-1] in result.to_html()
+    assert f"of which the model read the first {fact.cut.shown} characters" in result.to_html()
 
 
 async def test_without_the_limit_nothing_is_cut_and_nothing_written() -> None:
@@ -207,6 +208,7 @@ async def test_errors_and_supplied_results_are_cut_and_denials_are_not() -> None
     supplied = next(fact for fact in result.facts if isinstance(fact, CallDecided) and fact.reason == "supplied")
     assert supplied.answer == PAGE and supplied.cut is not None
     assert result.decisions[0].result == PAGE
+    assert result.to_html().count("of which the model read the first") == 2
 
 
 async def test_a_paused_run_reads_on_in_another_process() -> None:
