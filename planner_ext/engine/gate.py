@@ -22,9 +22,10 @@ from planner_ext.approval.decisions import (
 from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
+from planner_ext.core.values import updated
 from planner_ext.engine.concurrency import OUT_OF_TIME, called, in_time, seconds_from_now
 
-__all__ = ["Approver", "CheckForIntervention", "InterceptorChain", "PreInvoke"]
+__all__ = ["Approver", "CheckForIntervention", "InterceptorChain", "PreInvoke", "with_approval"]
 
 _logger = logging.getLogger(__name__)
 
@@ -44,8 +45,18 @@ _UNMATCHED = {"approve": None, "defer": Defer(), "deny": Deny("Nobody approved i
 _APPROVED_EARLIER = Approve(by="approved earlier in this run")
 
 
+def with_approval(state: State, call: ToolCall, decision: Decision | None) -> State:
+    """Add what is approved for the rest of the run, for the later calls of the batch; an edit may yet be refused."""
+    if not isinstance(decision, Approve) or decision.always is None or decision.arguments is not None:
+        return state
+    return updated(state, sticky=state.sticky | {_keys_of(call)[decision.always]})
+
+
+def _is_approved(call: ToolCall, state: State) -> bool:
+    return bool(state.sticky) and not state.sticky.isdisjoint(_keys_of(call).values())
+
+
 def _keys_of(call: ToolCall) -> dict[str, str]:
-    """Name what `Approve.always` of a call approves: see `planner_ext.core.fold.sticky_keys`."""
     name = call.fully_qualified_name
     return sticky_keys(name, digest_of(name, call.arguments), call.signature)
 
@@ -80,24 +91,15 @@ class InterceptorChain:
         """Decide each call, in order, before any of them runs; None if no interceptor decided and that approves."""
         return [self._final(await self._decide(call), call, state) for call in calls]
 
-    async def asked(self, call: ToolCall, question: Defer, always: set[str]) -> Decision:
-        """Ask the approver about a deferred call while the question is open; returns the question if it stays open.
-
-        Args:
-            call: The call.
-            question: What was deferred.
-            always: What the approver has approved for the rest of the run in this batch; may be added to.
-        """
-        keys = _keys_of(call)
-        if not always.isdisjoint(keys.values()):
-            return _APPROVED_EARLIER
+    async def asked(self, call: ToolCall, question: Defer, state: State) -> Decision:
+        """Ask the approver about a deferred call while the question is open; returns the question if it stays open."""
         if self.approver is None:
             return question
+        if _is_approved(call, state):
+            return _APPROVED_EARLIER
         waiting = replace(self, options=replace(self.options, interceptor_timeout=question.expires_in))
         shown = replace(call, prompt=question.prompt or "", roles=tuple(question.roles))
         answer = await waiting._ask(self.approver, shown)
-        if isinstance(answer, Approve) and answer.always is not None and answer.arguments is None:
-            always.add(keys[answer.always])
         return question if answer is None or isinstance(answer, Defer) else answer
 
     async def _decide(self, call: ToolCall) -> Decision | None:
@@ -166,7 +168,7 @@ class InterceptorChain:
         """Replace a question, never a denial, by a sticky approval; or set until when the question is open."""
         if not isinstance(decision, Defer):
             return decision
-        if state.sticky and not state.sticky.isdisjoint(_keys_of(call).values()):
+        if _is_approved(call, state):
             return _APPROVED_EARLIER
         mark, seconds = self.marked(call.fully_qualified_name), decision.expires_in
         return replace(

@@ -44,7 +44,7 @@ from planner_ext.core.limits import BudgetShare, Consumption, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.core.values import Usage
 from planner_ext.engine.engine import StopHandle
-from planner_ext.engine.gate import InterceptorChain
+from planner_ext.engine.gate import InterceptorChain, with_approval
 from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, converted_values, tool_call
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import GivenMessages, before_batch
@@ -476,14 +476,15 @@ class RunGate:
 
     async def review(self, calls: Sequence[ToolCall], state: State) -> Sequence[Decision | None]:
         """Decide each call, in order, before any of them runs."""
-        earlier, always = before_batch(state, self.tab, self._given), set[str]()
+        earlier = before_batch(state, self.tab, self._given)
         calls = [replace(call, after=earlier) for call in calls]
         decisions = [await self._by_chains(call, state) for call in calls]
-        if self.filters:
+        self._reviewed |= {(call.iteration, call.id) for call in calls if self.filters}
+        for decide in (self._by_filters, self._asked):
             for number, call in enumerate(calls):
-                decisions[number] = await self._by_filters(call, decisions[number], state)
-                self._reviewed.add((call.iteration, call.id))
-        return [await self._asked(call, decision, always) for call, decision in zip(calls, decisions, strict=True)]
+                decisions[number] = await decide(call, decisions[number], state)
+                state = with_approval(state, call, decisions[number])
+        return decisions
 
     def decided_by(self, fact: CallDecided | None) -> Sequence[ApprovalFilter]:
         """List the filters that do not decide a call when it runs: this gate asked them, or a person decided."""
@@ -491,18 +492,17 @@ class RunGate:
             return self.filters
         return ()
 
-    async def _asked(self, call: ToolCall, decision: Decision | None, always: set[str]) -> Decision | None:
+    async def _asked(self, call: ToolCall, decision: Decision | None, state: State) -> Decision | None:
         """Ask the approver about a call that would wait; without an answer it waits, or is denied where it cannot."""
         asking = next((chain for chain, _ in reversed(self.chains) if chain.approver is not None), None)
         if asking is not None and isinstance(decision, Defer):
-            decision = await asking.asked(call, decision, always)
+            decision = await asking.asked(call, decision, state)
         if self.can_wait or not isinstance(decision, Defer):
             return decision
         name = call.fully_qualified_name
         logging.getLogger(__name__).warning("%s is denied: no approver, and its run cannot pause in a function.", name)
-        return Deny(
-            f"{name} needs a person's decision, and a run inside a function cannot wait for one. Go on without it."
-        )
+        reason = f"{name} needs a person's decision, and a run inside a function cannot wait for one. Go on without it."
+        return Deny(reason)
 
     async def _by_chains(self, call: ToolCall, state: State) -> Decision | None:
         decided: Approve | None = None

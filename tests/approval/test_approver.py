@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from semantic_kernel.agents import ChatCompletionAgent
+from semantic_kernel.filters import FilterTypes
 from semantic_kernel.functions import KernelPlugin
 
-from planner_ext import ApprovalPolicy, Approve, Deny, FunctionInvokingChatCompletion
+from planner_ext import ApprovalFilter, ApprovalPolicy, Approve, Deny, FunctionInvokingChatCompletion
 from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
 from planner_ext.testing import ScriptedChatCompletion, call, calls
 from support.approval import (
@@ -155,8 +156,11 @@ async def test_approved_for_good_is_not_asked_again(door: Door) -> None:
     ],
     ids=["function", "arguments", "once", "an-edit"],
 )
+@pytest.mark.parametrize("of_filter", [False, True], ids=["option", "filter"])
 @two_doors
-async def test_approved_for_good_covers_the_rest_of_its_batch(door: Door, answer: Approve, questions: Any) -> None:
+async def test_approved_for_good_covers_the_rest_of_its_batch(
+    door: Door, of_filter: bool, answer: Approve, questions: Any
+) -> None:
     """``always`` counts at once: a person is not asked about the call after it in the same reply."""
     asked = list[str]()
 
@@ -166,7 +170,10 @@ async def test_approved_for_good_covers_the_rest_of_its_batch(door: Door, answer
 
     amounts = {"a": 50, "b": 5, "c": 50}
     batch = [call("shop-refund", {"order": "7", "amount": amount}, id=name) for name, amount in amounts.items()]
-    await door.ask(world([calls(*batch), DONE]), interceptors=[ASKS], approver=ann)
+    here = world([calls(*batch), DONE])
+    if of_filter:
+        here.kernel.add_filter(FilterTypes.AUTO_FUNCTION_INVOCATION, ApprovalFilter(ASKS, approver=ann))
+    await door.ask(here, **({} if of_filter else {"interceptors": [ASKS], "approver": ann}))
     assert asked == questions
 
 
