@@ -218,9 +218,13 @@ class _Charges:
             return _fact(refused)
         if self.outer is None:
             return None
-        above = await self.outer.reserve(requests=requests, calls=calls, kept=kept, forced=forced)
-        if above is not None:
-            self._pending.append((Consumption() - wanted, -kept))
+        granted = False
+        try:
+            above = await self.outer.reserve(requests=requests, calls=calls, kept=kept, forced=forced)
+            granted = above is None
+        finally:
+            if not granted:
+                self._pending.append((Consumption() - wanted, -kept))
         return above
 
     def charge(self, spent: Consumption) -> None:
@@ -232,10 +236,12 @@ class _Charges:
     async def settle(self, *, kept: int) -> None:
         """Store what was charged; release requests that were kept for an answer."""
         self._pending.append((Consumption(), kept))
-        if self._used:
-            await self._store.perform(self._settle())
-        if self.outer is not None:
-            await self.outer.settle(kept=kept)
+        try:
+            if self._used:
+                await self._store.perform(self._settle())
+        finally:
+            if self.outer is not None:
+                await self.outer.settle(kept=kept)
 
     async def _attempted(self, attempt: "_Attempt", checked: set[str]) -> _Refusal | None:
         """Reserve; if the caller is cancelled meanwhile, what was granted is given back with what is stored next."""

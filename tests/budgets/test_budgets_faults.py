@@ -12,6 +12,7 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import FunctionInvokingChatCompletion, PlannerPlugin
 from planner_ext.budgets import BudgetStore
+from planner_ext.errors import StoreError
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.budgets import opened, shared, used
 from support.planner import planner_with, scripted
@@ -71,3 +72,30 @@ async def test_a_stream_of_text_that_breaks_is_charged_what_came(memory: BudgetS
     assert (result.status, result.iterations) == ("answered", 3)
     assert result.usage.total_tokens > 42
     assert (await used(memory), await used(memory, "tokens")) == ([3], [result.usage.total_tokens])
+
+
+class Closer:
+    """Closes a store while a run uses it."""
+
+    def __init__(self, store: BudgetStore) -> None:
+        self.store = store
+
+    @kernel_function
+    async def close(self) -> str:
+        """Close."""
+        await self.store.aclose()
+        return "closed"
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_store_that_fails_leaves_nothing_reserved_in_another(memory: BudgetStore, *, first: bool) -> None:
+    """Of two stores one is closed: the run fails, and the other has the one request that was sent."""
+    closing = BudgetStore.memory()
+    kernel, service = scripted([call("closer-close", {}), say("Done.")])
+    kernel.add_plugin(Closer(closing), "closer")
+    budgets = [shared(closing, "closing", max_iterations=9), shared(memory, max_iterations=9, max_tool_calls=9)]
+    planner = planner_with(plan=False, shared_budgets=budgets if first else budgets[::-1])
+    with pytest.raises(StoreError, match="was closed"):
+        await planner.invoke(kernel, "Go.")
+    assert len(service.requests) == 1
+    assert (await used(memory), await used(memory, "tool_calls")) == ([1], [1])
