@@ -277,7 +277,9 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
 
     A history may have been written elsewhere, with other separators and another case.
     """
-    names = {_spelled(name), _spelled(_SEPARATORS.split(name)[-1])}
+    own = _SEPARATORS.split(name)[-1]
+    bare = own.partition("_")[2] if own == name else own  # of "web_fetch", too, which may be one name or two
+    names = {_spelled(name), _spelled(own), _spelled(bare)}
     return any(fnmatchcase(one, _spelled(pattern)) for pattern in patterns for one in names)
 
 

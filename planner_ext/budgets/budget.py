@@ -58,8 +58,9 @@ class SharedBudget:
         max_cost: US dollars, by the ``price`` of the run's `Budget`, or the list of ``genai-prices``.
         time_zone: In which hours, days and months begin.
         on_limit_reached: Called with the `BudgetUsage` when a limit is reached: when the first request or batch is
-            refused, once for each key and period, in one of the processes. Async or not; an exception is logged. None
-            logs a warning. The run's observers and stream get the fact `SharedBudgetsChecked` in any case.
+            refused, once for each key and period, in one of the processes. Async or not. An exception is logged, and
+            so is one that takes longer than ten seconds, which is cancelled. None logs a warning. The run's observers
+            and stream get the fact `SharedBudgetsChecked` in any case.
 
     Raises:
         InvalidLimitError: If a value is invalid, or there is no limit; names the field.

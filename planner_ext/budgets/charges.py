@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 _TRIES = 5
 
+_PATIENCE = 10.0
+"""Seconds that ``on_limit_reached`` may take."""
+
 _Parts: TypeAlias = Mapping[str, float]
 """What is used, by part."""
 
@@ -424,6 +427,7 @@ async def _tell(budget: SharedBudget, usage: BudgetUsage) -> None:
     try:
         waiting = budget.on_limit_reached(usage)
         if inspect.isawaitable(waiting):
-            await waiting
+            async with asyncio.timeout(_PATIENCE):
+                await waiting
     except Exception:
         logger.exception("on_limit_reached of the shared budget %r failed; the run continues.", budget.name)

@@ -93,6 +93,8 @@ def asks(after: Any, called: Any) -> bool:
         ("web-fetch_page", {"web_fetch_page"}, True),
         ("web-fetch", {"web.fetch"}, True),
         ("page", {"web-fetch_page"}, False),
+        ("fetch", {"web_fetch"}, True),
+        ("fetch_page", {"web_fetch_page"}, True),
         ("*", set[str](), False),
         ("web-fetch", None, True),
     ],

@@ -1,5 +1,6 @@
 """Shared budgets where something is not as it should be: two objects for one store, requests that fail half way."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -11,7 +12,7 @@ from semantic_kernel.contents import StreamingTextContent
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import FunctionInvokingChatCompletion, PlannerPlugin
-from planner_ext.budgets import BudgetStore
+from planner_ext.budgets import BudgetStore, BudgetUsage
 from planner_ext.errors import StoreError
 from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.budgets import opened, shared, used
@@ -99,3 +100,18 @@ async def test_a_store_that_fails_leaves_nothing_reserved_in_another(memory: Bud
         await planner.invoke(kernel, "Go.")
     assert len(service.requests) == 1
     assert (await used(memory), await used(memory, "tool_calls")) == ([1], [1])
+
+
+async def test_a_callback_that_hangs_does_not_hold_the_run(
+    memory: BudgetStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is cancelled after its time, and logged; the run ends with its answer."""
+    monkeypatch.setattr("planner_ext.budgets.charges._PATIENCE", 0.01)
+
+    async def hangs(usage: BudgetUsage) -> None:
+        await asyncio.Event().wait()
+
+    budget = shared(memory, max_iterations=1, on_limit_reached=hangs)
+    result = await planner_with(plan=False, shared_budgets=[budget]).invoke(scripted([say("Enough.")])[0], "Go.")
+    assert (result.status, result.final_answer) == ("limit_reached", "Enough.")
+    assert "on_limit_reached of the shared budget 'app' failed" in caplog.text
