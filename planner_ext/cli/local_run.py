@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 from planner_ext import FunctionCallingStepwisePlanner
 from planner_ext.approval.decisions import waiting_calls
@@ -52,6 +53,8 @@ def run_goal(goal: GoalArgs, options: RunOptions) -> int:
 
         def first() -> Result:
             run.open(**goal_options(goal))
+            if file is not None:
+                return run.begin(goal.goal)
             if options.stream:
                 return run.drive(run.progress.watch(run.planner.invoke_stream(run.kernel, goal.goal)))
             return run.drive(run.planner.invoke(run.kernel, goal.goal))
@@ -110,6 +113,14 @@ class LocalRun(CliRun):
         self._recorded: list[Fact] = []
         self.prompt = ApprovalPrompt(self.console, by=options.by) if asks and is_terminal() else None
 
+    def begin(self, goal: str) -> Result:
+        """Begin a run that is kept in the file, with its policy: a resumption without that policy is refused.
+
+        Raises:
+            Exception: As `drive`.
+        """
+        return self._journaled(Activation(run_id=uuid4().hex, goal=goal, store=self))
+
     def resume(self, decisions: Mapping[str, Decision], *, max_iterations: int | None = None) -> Result:
         """Resume the run to the next pause, or the end; an interrupted run is recovered first.
 
@@ -121,7 +132,7 @@ class LocalRun(CliRun):
             DecisionRefusedError: If a decision is invalid; then no decision is taken, and nothing runs.
             Exception: As `drive`.
         """
-        state, self._recorded = fold(self.facts), list(self.facts)
+        state = fold(self.facts)
         activation = Activation(
             run_id=state.run_id,
             goal=state.goal,
@@ -131,6 +142,10 @@ class LocalRun(CliRun):
             budget=new_limits(state, max_iterations),
             reopen=True,
         )
+        return self._journaled(activation)
+
+    def _journaled(self, activation: Activation) -> Result:
+        self._recorded = list(activation.facts)
         run = self.planner.journaled(self.kernel, activation, streaming=self.stream)
         return self.drive(self.progress.watch(run.events()) if self.stream else run.result())
 
