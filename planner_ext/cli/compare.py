@@ -77,7 +77,7 @@ def _check(args: CompareArgs) -> None:
         if key not in OPTIONS and key not in SCRIPTS:
             raise PlannerInvalidConfigurationError(
                 f"--only {key}: there is neither such an option ({', '.join(OPTIONS)}) nor such a script "
-                f"({', '.join(SCRIPTS)})."
+                f"({', '.join(SCRIPTS)}). Your own --option and --script always take part."
             )
     if args.html is not None and not args.html.parent.is_dir():
         raise PlannerInvalidConfigurationError(f"--html {args.html}: there is no directory {args.html.parent}.")

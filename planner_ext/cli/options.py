@@ -445,8 +445,8 @@ class CompareArgs:
     option: Annotated[list[str] | None, typer.Option(metavar="MODULE:FUNCTION")] = None
     script: Annotated[list[str] | None, typer.Option(metavar="MODULE:NAME")] = None
     peer: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None
-    cost: bool = False
-    details: bool = False
+    cost: Annotated[bool, typer.Option("--cost")] = False
+    details: Annotated[bool, typer.Option("--details")] = False
     as_json: Annotated[bool, typer.Option("--json")] = False
     html: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     markdown: Annotated[Path | None, typer.Option(metavar="FILE")] = None

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -69,3 +70,12 @@ def test_completion_is_shown_and_installed(here: Path) -> None:
         here, "export COMP_WORDS='planner-ext ru' COMP_CWORD=1 _PLANNER_EXT_COMPLETE=complete_bash; planner-ext"
     )
     assert words.stdout.split() == ["run", "runs"]
+
+
+@pytest.mark.parametrize("words", [words for words in levels() if words], ids=" ".join)
+def test_every_option_is_explained(words: tuple[str, ...]) -> None:
+    """No option has only its name."""
+    shown: Any = get_command(app)
+    for word in words:
+        shown = shown.commands[word]
+    assert [param.name for param in shown.params if not param.help] == []
