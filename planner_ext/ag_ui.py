@@ -281,8 +281,7 @@ class _Run:
                 self._kept = None
                 yield from self._in_step(fact.iteration)
             case facts.CallFinished(result=text) | facts.CallDecided(verdict="answer" | "deny", answer=text):
-                text = cut_text(text, fact.cut, fact.iteration, fact.index)
-                yield from self._results(before, [fact.index], text)
+                yield from self._results(before, [fact.index], _as_read(fact, text))
             case facts.CallsWithheld():
                 yield from self._results(before, fact.indexes, fact.answer)
             case facts.Clarified(index=int() as index, answer=str() as text):
@@ -405,6 +404,11 @@ _ANSWER_SCHEMA: dict[str, Any] = {
     "properties": {"answer": {"type": "string"}},
     "required": ["answer"],
 }
+
+
+def _as_read(fact: facts.CallFinished | facts.CallDecided, text: str) -> str:
+    """Return what the model reads of a call's result, which may be cut."""
+    return text if fact.cut is None else cut_text(text, fact.cut, fact.iteration, fact.index)
 
 
 def _approval_schema(call: PendingCall) -> dict[str, Any]:

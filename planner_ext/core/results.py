@@ -58,10 +58,8 @@ def name_of_result(text: str, iteration: int, index: int) -> str:
     return f"{sha256(text.encode(errors='replace')).hexdigest()[:6]}.{iteration}.{index}"
 
 
-def cut_text(text: str, cut: Cut | None, iteration: int, index: int) -> str:
-    """Return what the model reads of a result."""
-    if cut is None:
-        return text
+def cut_text(text: str, cut: Cut, iteration: int, index: int) -> str:
+    """Return what the model reads of a result that is cut: its beginning, and how to read on."""
     return text[: cut.shown] + _note(cut.left_out, name_of_result(text, iteration, index), cut.shown)
 
 

@@ -93,8 +93,7 @@ class InterceptorChain:
 
     async def asked(self, call: ToolCall, question: Defer, state: State) -> Decision:
         """Ask the approver about a deferred call while the question is open; returns the question if it stays open."""
-        if self.approver is None:
-            return question
+        assert self.approver is not None, "only a chain that has an approver is asked"
         if _is_approved(call, state):
             return _APPROVED_EARLIER
         waiting = replace(self, options=replace(self.options, interceptor_timeout=question.expires_in))
