@@ -3,10 +3,12 @@
 import asyncio
 import os
 import signal
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openai import AsyncOpenAI
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
@@ -53,13 +55,13 @@ async def test_four_processes_make_no_request_and_no_call_too_many(lives: Lives,
     assert called <= app.tool_calls == wide.tool_calls <= 31
 
 
-async def kept_run(where: str, folder: Path, *, kills: int) -> Any:
-    """Drive a kept run whose process dies in a request, until it was killed so often."""
+async def kept_run(where: str, folder: Path, *, deadly: Collection[int]) -> Any:
+    """Drive a kept run whose process dies in some requests, which are numbered from 1."""
 
     def reply(request: ScriptedRequest) -> ScriptedAnswer:
         with (folder / "requests").open("a") as file:
             file.write("one\n")
-        if len(effects_in(folder / "requests")) <= kills:
+        if len(effects_in(folder / "requests")) in deadly:
             os.kill(os.getpid(), signal.SIGKILL)
         return call("shop-label", {"order": 1}) if request.tools else say("Settled.")
 
@@ -71,17 +73,17 @@ async def kept_run(where: str, folder: Path, *, kills: int) -> Any:
             return await handle.result()
 
 
-def kept_life(where: str, folder: Path, kills: int) -> None:
-    asyncio.run(kept_run(where, folder, kills=kills))
+def kept_life(where: str, folder: Path, deadly: Collection[int]) -> None:
+    asyncio.run(kept_run(where, folder, deadly=deadly))
 
 
 async def test_a_death_between_reservation_and_reply_is_charged_once(lives: Lives, where: str, tmp_path: Path) -> None:
     """Each request that the model saw is charged, by three dead processes and a living one; none is lost or twice."""
-    codes = [lives.live(kept_life, where, tmp_path, 3) for _ in range(3)]
+    codes = [lives.live(kept_life, where, tmp_path, (1, 2, 3)) for _ in range(3)]
     assert codes == [KILLED] * 3
     async with opened(where) as store:
         assert await used(store, budget="ever") == [4]  # three requests, and one that is kept for the answer
-    result = await kept_run(where, tmp_path, kills=3)
+    result = await kept_run(where, tmp_path, deadly=())
     requests = effects_in(tmp_path / "requests")
     assert (result.status, result.limit, result.final_answer) == ("limit_reached", "app: max_iterations", "Settled.")
     assert len(requests) == 5 == result.iterations
@@ -89,6 +91,26 @@ async def test_a_death_between_reservation_and_reply_is_charged_once(lives: Live
         assert await used(store) == [5, 5]
         (ever,) = await store.usage("ever")
         assert (ever.tool_calls, ever.tokens) == (result.tool_calls, result.usage.total_tokens)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_refusal_is_checked_again_after_a_death(
+    lives: Lives, where: str, tmp_path: Path, *, reset: bool
+) -> None:
+    """A process dies in the request for the answer: the next one ends the run, or continues it after a reset."""
+    assert lives.live(kept_life, where, tmp_path, (5,)) == KILLED
+    async with opened(where) as store:
+        assert await used(store, budget="app") == [5]
+        if reset:
+            assert await store.reset("app")
+    result = await kept_run(where, tmp_path, deadly=())
+    requests = len(effects_in(tmp_path / "requests"))
+    answer, calls = ("Settled.", 8) if reset else ("", 4)
+    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "app: max_iterations", answer)
+    assert (result.iterations, result.tool_calls, len(effects_in(tmp_path / "effects"))) == (requests, calls, calls)
+    assert requests == (10 if reset else 5)
+    async with opened(where) as store:
+        assert (await used(store, budget="app"), await used(store, budget="ever")) == ([5], [requests])
 
 
 async def batch_that_kills(where: str, folder: Path) -> Any:

@@ -1,13 +1,14 @@
 """Runs that share a budget: what happens at its limits, at every door."""
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory
-from semantic_kernel.functions import KernelArguments
+from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import (
     Budget,
@@ -20,13 +21,15 @@ from planner_ext import (
 )
 from planner_ext.budgets import BudgetStore, BudgetUsage
 from planner_ext.core.facts import SharedBudgetsChecked
+from planner_ext.durable import effect
 from planner_ext.errors import InvalidLimitError, LimitReachedError, StoreError
-from planner_ext.hitl_manager import Checkpoint
+from planner_ext.hitl_manager import Checkpoint, ModelClarifier
 from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.timeline import timeline_of
 from support.budgets import NOON, noon, opened, shared, used
 from support.inside import auto, first_cause, greedy, world
 from support.planner import ADD, both_ways, invoke, kernel_of, never_stops, openai_kernel, planner_with, scripted
+from support.stock import add_filter
 
 
 @both_ways
@@ -320,6 +323,73 @@ async def test_calls_that_do_not_start_are_given_back(memory: BudgetStore) -> No
     result = await planner.invoke(kernel, "Add.", stop=stop)
     assert result.tool_calls == 1
     assert await used(memory, "tool_calls") == [1]
+
+
+class Line:
+    """Connects at the third try, which may be made."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    @effect("idempotent")
+    @kernel_function
+    async def connect(self) -> str:
+        self.tries += 1
+        if self.tries < 3:
+            raise ConnectionError("busy")
+        return "connected"
+
+
+@pytest.mark.parametrize(
+    ("limits", "tries", "reached", "read"),
+    [
+        ({"max_tool_calls": 3}, 3, None, "connected"),
+        ({"max_tool_calls": 2}, 2, "max_tool_calls", "The function line-connect failed."),
+        ({"max_iterations": 9}, 3, None, "connected"),
+    ],
+)
+async def test_each_start_of_a_call_is_charged(
+    memory: BudgetStore, limits: Any, tries: int, reached: str | None, read: str
+) -> None:
+    """A filter that tries a function again takes one more call of the budget; where none is left, nothing starts."""
+
+    async def retry(context: Any, next: Any) -> None:
+        for _ in range(5):
+            with suppress(Exception):
+                return await next(context)
+        raise ConnectionError("busy")
+
+    line, service = Line(), ScriptedChatCompletion([call("line-connect"), say("Done.")])
+    kernel = kernel_of(service, line=line)
+    add_filter(kernel, "function_invocation", retry)
+    result = await planner_with(plan=False, shared_budgets=[shared(memory, **limits)]).invoke(kernel, "Connect.")
+    assert (result.status, line.tries, result.tool_calls) == ("answered", tries, tries)
+    assert (await used(memory, "tool_calls"), await used(memory, "reached")) == ([tries], [reached])
+    assert str(service.requests[-1].messages[-1]["content"]) == read
+
+
+async def test_a_model_that_answers_questions_is_charged(store: BudgetStore) -> None:
+    """Its requests are the run's: the store counts those of both servers, and all their tokens."""
+    asks = [call("UserInteraction-AskUser", {"question": "Which numbers?"}), ADD, say("It is 3.")]
+    async with openai_kernel([say("1 and 2.")]) as (other, second), openai_kernel(asks) as (kernel, first):
+        budgets = [shared(store, max_iterations=5)]
+        planner = planner_with(plan=False, clarifier=ModelClarifier(other), shared_budgets=budgets)
+        result = await planner.invoke(kernel, "Add.")
+        assert (result.status, result.final_answer) == ("answered", "It is 3.")
+        assert (len(first.requests), len(second.requests), await used(store)) == (3, 1, [4])
+        assert await used(store, "tokens") == [first.total_tokens + second.total_tokens]
+
+
+async def test_a_question_is_not_put_to_a_model_beyond_the_budget(memory: BudgetStore) -> None:
+    """Of the two requests that are left, the second is kept for the answer: the clarifier's model is not asked."""
+    asks = call("UserInteraction-AskUser", {"question": "Which numbers?"})
+    other = ScriptedChatCompletion([say("1 and 2.")])
+    kernel, service = scripted(lambda request: asks if request.tools else say("Enough."))
+    budgets = [shared(memory, max_iterations=2)]
+    planner = planner_with(plan=False, clarifier=ModelClarifier(kernel_of(other)), shared_budgets=budgets)
+    result = await planner.invoke(kernel, "Add.")
+    assert (result.status, result.limit, result.final_answer) == ("limit_reached", "app: max_iterations", "Enough.")
+    assert (len(service.requests), len(other.requests), await used(memory)) == (2, 0, [2])
 
 
 @pytest.mark.parametrize(
