@@ -131,14 +131,14 @@ def run(goal: cli.GoalArgs, options: cli.RunOptions) -> cli.Exit:
 def resume(args: cli.ResumeArgs, options: cli.RunOptions) -> cli.Exit:
     """Resume a run that is kept in FILE: paused, at its limit, or cut short.
 
-    Give it the kernel and the --policy or --ask-all that it began with: without these it is refused, and nothing runs.
-    Without a decision, a terminal asks. FILE is locked meanwhile: a second process is refused. It is written before a
-    function starts, when a function has ended, at each pause and at the end. A call that had started when its process
-    was killed is shown as in doubt: --approve runs it again, --answer gives the model its result, --deny leaves it in
-    doubt.
+    Give it the kernel that it began with. The --policy or --ask-all that it began with applies again; another one is
+    refused. Without a decision, a terminal asks. FILE is locked meanwhile: a second process is refused. It is written
+    before a function starts, when a function has ended, at each pause and at the end. A call that had started when its
+    process was killed is shown as in doubt: --approve runs it again, --answer gives the model its result, --deny leaves
+    it in doubt.
 
     Examples:
-      planner-ext resume run.json --kernel shop:make_kernel --ask-all --approve call_1
+      planner-ext resume run.json --kernel shop:make_kernel --approve call_1
       planner-ext resume run.json --cancel 'too late'
     """
     from planner_ext.cli.local_run import resume_run  # noqa: PLC0415  (see above)

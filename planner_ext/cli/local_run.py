@@ -13,17 +13,17 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
-from planner_ext import FunctionCallingStepwisePlanner
+from planner_ext import ApprovalPolicy, ApprovalSettings, FunctionCallingStepwisePlanner
 from planner_ext.approval.decisions import waiting_calls
 from planner_ext.cli.ask import ApprovalPrompt, is_terminal
 from planner_ext.cli.options import KEY_VARIABLES, GoalArgs, ResumeArgs, RunOptions, signing_key
 from planner_ext.cli.run import CliRun, Result, goal_options, new_limits
 from planner_ext.cli.show import print_pending
 from planner_ext.cli.text import spent_line
-from planner_ext.core.facts import CallFinished, CallStarted
+from planner_ext.core.facts import CallFinished, CallStarted, RunStarted
 from planner_ext.core.fold import fold, sticky_keys
 from planner_ext.core.state import TRANSITIONS, State
 from planner_ext.core.text import printable
@@ -80,7 +80,7 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
                 if cut_short:
                     return run.stopped(cancellation_reason(options.by or "", args.cancel))
                 return FunctionCallingStepwisePlanner().cancel(checkpoint, by=options.by or "", reason=args.cancel)
-            run.reopen(state)
+            run.reopen(state, **_recorded_approval(options, checkpoint.facts))
             if cut_short:
                 return run.recover(decisions)
             if pending_calls(state) and not decisions and args.max_iterations is None:
@@ -88,6 +88,19 @@ def resume_run(args: ResumeArgs, options: RunOptions) -> int:
             return run.resume(decisions, max_iterations=args.max_iterations)
 
         return run.execute(first)
+
+
+def _recorded_approval(options: RunOptions, facts: Sequence[Fact]) -> dict[str, Any]:
+    """Return the planner's options for the policy, or the ``--ask-all``, that a run began with; empty if one is given.
+
+    The record of a policy has no reasons for its rules.
+    """
+    begun = facts[0]
+    given = options.ask_all or options.policy is not None
+    if given or not isinstance(begun, RunStarted) or begun.guards is None:
+        return {}
+    policies = [ApprovalPolicy.from_dict(json.loads(name)) for name in begun.guards.interceptors]
+    return {"interceptors": tuple(policies), "approval": ApprovalSettings(unmatched=begun.guards.unmatched)}
 
 
 class LocalRun(CliRun):
@@ -114,7 +127,7 @@ class LocalRun(CliRun):
         self.prompt = ApprovalPrompt(self.console, by=options.by) if asks and is_terminal() else None
 
     def begin(self, goal: str) -> Result:
-        """Begin a run that is kept in the file, with its policy: a resumption without that policy is refused.
+        """Begin a run that is kept in the file, with its policy, which applies again when it is resumed.
 
         Raises:
             Exception: As `drive`.

@@ -128,8 +128,8 @@ class CliRun:
         )
         self._warn(approval.get("interceptors", ()))
 
-    def reopen(self, state: State) -> None:
-        """Make kernel, service and planner for a run that is resumed, with the options in its rules.
+    def reopen(self, state: State, **options: Any) -> None:
+        """Make kernel, service and planner for a run that is resumed, with the options in its rules, and further ones.
 
         Raises:
             Exception: As `open`.
@@ -139,6 +139,7 @@ class CliRun:
             plan=rules.plan,
             require_final_answer_function=rules.require_final_answer,
             max_clarifications=rules.max_clarifications,
+            **options,
         )
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class Till:
 
     def __init__(self, here: Path, server: ScriptedOpenAIServer) -> None:
         self.here, self.file = here, here / "run.json"
-        self.options = ("--kernel", "shop:make", "--base-url", server.url, "--model", "any", "--ask-all")
+        self.options = ("--kernel", "shop:make", "--base-url", server.url, "--model", "any")
         (here / "shop.py").write_text(TILL)
 
     @property
@@ -115,7 +115,7 @@ def function() -> str:
 def till(here: Path, command: Command, function: str) -> Iterator[Till]:
     with ScriptedOpenAIServer(pays_once(function)) as server:
         till = Till(here, server)
-        assert command("run", "Pay 7.", *till.options, "--no-plan", "--checkpoint", "run.json").code == 4
+        assert command("run", "Pay 7.", *till.options, "--ask-all", "--no-plan", "--checkpoint", "run.json").code == 4
         yield till
 
 
@@ -232,7 +232,7 @@ def test_what_a_killed_process_left_is_signed(
     monkeypatch.setenv(name, "secret")
     with ScriptedOpenAIServer(pays_once("till-pay")) as server:
         till = Till(here, server)
-        assert command("run", "Pay 7.", *till.options, "--no-plan", "--checkpoint", "run.json").code == 4
+        assert command("run", "Pay 7.", *till.options, "--ask-all", "--no-plan", "--checkpoint", "run.json").code == 4
         till.cut_short(command)
         text = till.file.read_text()
         assert Checkpoint.from_json(text, b"secret").facts
