@@ -1,11 +1,16 @@
 """The fast part of the suite: ``pytest -m fast`` checks core, engine and approval, and imports nothing else."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from support.postgres import PostgresServer
+    from support.processes import Lives
 
 # A hang is found by pytest's timeout; an example that takes long may only share a busy machine.
 settings.register_profile("suite", deadline=None)
@@ -46,3 +51,22 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+@pytest.fixture(scope="session")
+def lives() -> "Iterator[Lives]":
+    """Make processes quickly, which may be killed."""
+    from support.processes import Lives
+
+    lives = Lives()
+    yield lives
+    lives.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    """Run one server for the session."""
+    from support.postgres import PostgresServer
+
+    with PostgresServer() as server:
+        yield server

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,6 @@ def folder(tmp_path: Path) -> Path:
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 def environment(folder: Path, server: ScriptedOpenAIServer | None = None) -> dict[str, str]:

@@ -218,7 +218,7 @@ class _Results:
         call: Annotated[str, "The call whose result it is, as the line names it"],
         offset: Annotated[int, "Where to read on, in characters from the beginning of the result"],
     ) -> str:
-        raise NotImplementedError(f"The run answers {call} at {offset} itself.")
+        raise RuntimeError(f"The run itself answers a call that reads {call} from {offset}.")
 
 
 @cache

@@ -1,6 +1,6 @@
 """Where the budgets of a test are kept: in memory, in a file, in PostgreSQL."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from uuid import uuid4
 
@@ -9,22 +9,6 @@ import pytest
 from planner_ext.budgets import BudgetStore
 from support.budgets import opened
 from support.postgres import PostgresServer
-from support.processes import Lives
-
-
-@pytest.fixture(scope="session")
-def lives() -> Iterator[Lives]:
-    """Make processes quickly, which may be killed."""
-    lives = Lives()
-    yield lives
-    lives.close()
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """Run one server for the session."""
-    with PostgresServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from dbos import DBOS
 from planner_ext.durable import dbos
 from planner_ext.durable.postgres import DBOS_TABLES
 from support.postgres import PostgresServer
-from support.processes import Lives
 
 END_SESSIONS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -29,21 +28,6 @@ def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for what is due more often, and take a worker that is gone for dead sooner, than where servers restart."""
     monkeypatch.setattr(dbos, "_WATCH_SECONDS", 0.2)
     monkeypatch.setattr(dbos, "_GRACE_SECONDS", 1.0)
-
-
-@pytest.fixture(scope="session")
-def lives() -> Iterator[Lives]:
-    """Make processes quickly, which may be killed."""
-    lives = Lives()
-    yield lives
-    lives.close()
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """Run one server for the session."""
-    with PostgresServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,13 +26,6 @@ SIZES = {"help_desk": 17, "shop_chat": 16, "billing_api": 35}
 """How many lines an adoption adds and removes; of the last, 22 are the clerk's: what waits, the status, the route."""
 
 both_forms = pytest.mark.parametrize("form", ["before", "after"])
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 def environment(server: ScriptedOpenAIServer) -> dict[str, str]:

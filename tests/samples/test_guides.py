@@ -12,7 +12,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy
@@ -78,13 +77,6 @@ def assert_printed(printed: str, expected: str) -> None:
     """Compare what was printed with what the guide shows."""
     pattern = ".*".join(re.escape(part) for part in expected.strip().split("..."))
     assert re.fullmatch(pattern, printed.strip(), re.DOTALL), f"printed:\n{printed}\nshown:\n{expected}"
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)

@@ -98,13 +98,6 @@ def collector() -> Iterator[Collector]:
     collector.server.server_close()
 
 
-@pytest.fixture
-def lives() -> Iterator[Lives]:
-    lives = Lives()
-    yield lives
-    lives.close()
-
-
 @contextmanager
 def exported(url: str) -> Generator[Any]:
     """Configure OpenTelemetry as an application does; export everything at the end."""

@@ -1,6 +1,5 @@
 """The timelines of runs whose processes really end, and of real nested runs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from support.durable import open_runs, run_life, see_through, world
 from support.processes import Lives
 
 KILLED = -9
-
-
-@pytest.fixture
-def lives() -> Iterator[Lives]:
-    """Processes of their own for each test."""
-    lives = Lives()
-    yield lives
-    lives.close()
 
 
 SEEN = {"after_model", "after_intent", "mid_tool", "after_tool", "after_outcome", "mid_parallel"}
