@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 from urllib.parse import quote
 
 import semantic_kernel.exceptions as kernel_errors
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import to_jsonable_python
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
@@ -366,7 +366,7 @@ class Exchange(_Strict):
 class _File(_Strict):
     form: int
     schema_number: int = Field(alias="schema")
-    services: dict[str, str]
+    services: dict[str, Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]]
     requests: list[Exchange] = Field(max_length=100_000)
     runs: list[list[Any]] = Field(max_length=100_000)
 

@@ -583,6 +583,7 @@ def test_a_failed_test_leaves_the_cassette_as_it_was(cassette: Path) -> None:
         (["runs", 0, 1, "iteration"], "x", r"runs\.0.*iteration"),
         (["runs", 0, 0, "type"], "Ended", r"runs\.0"),
         (["services"], {"chat": 5}, r"services\.chat"),
+        (["services"], {"chat": " "}, r"services\.chat"),
         (["more"], 1, "more"),
     ],
 )
