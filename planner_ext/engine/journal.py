@@ -108,7 +108,8 @@ def dump_facts(facts: Sequence[facts.Fact]) -> list[Any]:
     """Turn facts into JSON values."""
     values: list[Any] = _facts().dump_python([_with_json_messages(fact) for fact in facts], mode="json")
     for value in values:
-        for fields_ in (value, value.get("guards") or {}):
+        parts: tuple[dict[str, Any], ...] = (value, value.get("guards") or {})
+        for fields_ in parts:
             for name in _OMITTED:
                 if not fields_.get(name, True):
                     del fields_[name]

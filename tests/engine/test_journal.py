@@ -301,10 +301,10 @@ def test_an_amount_that_gives_back_what_was_spent_is_refused(name: str, amount: 
         load_facts([fact])
 
 
-@pytest.mark.parametrize("name", ["iterations", "tool_calls"])
-def test_a_call_gives_nothing_back(name: str) -> None:
+@pytest.mark.parametrize("spent", [Consumption(iterations=-1), Consumption(tool_calls=-1)])
+def test_a_call_gives_nothing_back(spent: Consumption) -> None:
     """What the runs inside a function spent is not negative either."""
     finished = next(one for one in FACTS if isinstance(one, CallFinished))
-    (fact,) = dump_facts([replace(finished, spent=Consumption(**{name: -1}))])
+    (fact,) = dump_facts([replace(finished, spent=spent)])
     with pytest.raises(InvalidJournalError, match="an amount is negative"):
         load_facts([fact])
