@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, cast, overload
 
-from planner_ext.core.errors import InvalidLimitError, NotAFunctionError, PlannerExtError, is_function, shown
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.facts import CallDecided, Clarified, Fact, ModelReplied
+from planner_ext.core.marks import mark_on, markable, put_mark
 from planner_ext.core.state import ASK_USER, Phase, State
 from planner_ext.core.values import RequestedCall
 
@@ -265,8 +266,6 @@ class ApprovalSettings:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MARK = "__planner_ext_requires_approval__"
-
 
 @overload
 def requires_approval(function: F, /) -> F: ...
@@ -283,11 +282,15 @@ def requires_approval(
 ) -> Any:
     """Declare that a function may not run before a person has approved the call.
 
-    Stands above or below ``@kernel_function``, bare or with arguments. An allow *rule* of a policy may free the
-    function, a policy's default never does. Without any approver the run pauses.
+    Stands above or below ``@kernel_function``, bare or with arguments. A function of a prompt, of an OpenAPI document
+    or of an MCP server is marked in its kernel: ``requires_approval(kernel.get_function("plugin", "name"))``. Copies of
+    the kernel and of its plugins keep the mark. A plugin that is loaded again has new functions; mark those, too.
+
+    An allow *rule* of a policy may free the function, a policy's default never does. Without any approver the run
+    pauses.
 
     Args:
-        function: The function, if the decorator stands without arguments.
+        function: The function, or that of a kernel, if the decorator stands without arguments.
         prompt: What the person is asked.
         expires_in: Seconds after which the question is no longer open; None uses the run's setting.
         roles: Who may decide: names that mean something to the application. They are shown with the pending call and
@@ -297,7 +300,7 @@ def requires_approval(
     Raises:
         InvalidLimitError: If ``prompt`` is not a text, ``expires_in`` not such a number, or ``roles`` not a list of
             names.
-        NotAFunctionError: If something other than a function is marked.
+        NotAFunctionError: If something other than a function is marked, or one that cannot be: it is written in C.
     """
     if prompt is not None and not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidLimitError(f"prompt must be a text, or None; got {shown(prompt)}.")
@@ -307,22 +310,21 @@ def requires_approval(
         raise InvalidLimitError(f"{problem}.")
 
     def mark(function: F) -> F:
-        if not is_function(function):
-            raise NotAFunctionError(
-                f"requires_approval marks a function; got {shown(function)}. Write @requires_approval above the "
-                "function, or with words for the person: @requires_approval(prompt=...)."
-            )
-        method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
-        setattr(method, _MARK, Defer(prompt=prompt, expires_in=expires_in, roles=tuple(roles)))
+        put_mark(markable(function, _USAGE), Defer(prompt=prompt, expires_in=expires_in, roles=tuple(roles)))
         return function
 
     return mark if function is None else mark(function)
 
 
-def approval_required(method: object) -> Defer | None:
-    """Return the mark of a function or method, or None."""
-    mark = getattr(method, _MARK, None)
-    return mark if isinstance(mark, Defer) else None
+_USAGE = (
+    "requires_approval marks a function; got {}. Write @requires_approval above the function, or with words for the "
+    "person: @requires_approval(prompt=...)."
+)
+
+
+def approval_required(function: object) -> Defer | None:
+    """Return the mark of a function, or None; see `planner_ext.core.marks`."""
+    return mark_on(function, Defer)
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)

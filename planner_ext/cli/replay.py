@@ -13,6 +13,7 @@ from semantic_kernel.functions import KernelFunctionFromMethod, kernel_function
 from semantic_kernel.functions.kernel_parameter_metadata import KernelParameterMetadata
 
 from planner_ext import FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions
+from planner_ext.approval.decisions import approval_required
 from planner_ext.cli.kernels import kernel_of, start_factory
 from planner_ext.cli.options import ExitCode, ReplayArgs, StoredRunOptions
 from planner_ext.cli.run import CliRun, Result, document, print_result
@@ -23,7 +24,6 @@ from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Approve, Decision, Defer, Supply, ToolCall
 from planner_ext.sk.messages import part_of
 from planner_ext.sk.questions import OWN_PLUGIN
-from planner_ext.sk.toolset import mark_of
 from planner_ext.testing import ReplayDifferenceError, Tape, replay
 from planner_ext.testing.cassette import Cassette
 
@@ -135,7 +135,7 @@ class _ReplayedRun(CliRun):
             return Supply(fact.answer, by=fact.by)
         if fact.verdict != "run":
             return None
-        if fact.person or mark_of(self.kernel.get_function(call.plugin_name, call.function_name)) is not None:
+        if fact.person or approval_required(self.kernel.get_function(call.plugin_name, call.function_name)) is not None:
             if place not in self._finished:
                 return Defer()
             self._as_recorded.add((self._started.run_id, call.iteration, call.index))

@@ -24,7 +24,6 @@ __all__ = [
     "NotAFunctionError",
     "PlannerExtError",
     "counted",
-    "is_function",
     "seconds",
     "shown",
 ]
@@ -90,11 +89,6 @@ def counted(number: int, noun: str) -> str:
 def seconds(value: float) -> str:
     """Write a number of seconds: to the hundredth below ten, whole from there on."""
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
-
-
-def is_function(value: object) -> bool:
-    """Return whether a decorator may mark a value: a function, a method, or what wraps one in a class."""
-    return (callable(value) or hasattr(value, "__func__")) and not isinstance(value, type)
 
 
 class _Shown(Repr):

@@ -7,9 +7,10 @@ then: the call runs again, a probe finds out whether it took effect, or a person
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from planner_ext.core.errors import InvalidLimitError, NotAFunctionError, is_function, shown
+from planner_ext.core.errors import InvalidLimitError, shown
+from planner_ext.core.marks import mark_on, markable, method_of, put_mark
 
 __all__ = [
     "KEY_PARAMETER",
@@ -31,8 +32,6 @@ KEY_PARAMETER = "idempotency_key"
 
 TIME_PARAMETER = "time_left"
 """The parameter that receives the seconds that the call has left; also hidden from the model."""
-
-_MARK = "__planner_ext_effect__"
 
 EffectKind: TypeAlias = Literal["once", "idempotent", "keyed"]
 """``once``: not run again without a decision; ``idempotent``: any number of times; ``keyed``: the same with one key."""
@@ -67,6 +66,8 @@ class Effect:
 def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable[[F], F]:
     """Declare the effect of running a function twice; stands above or below ``@kernel_function``.
 
+    Like `planner_ext.requires_approval`, it also marks a function of a kernel.
+
     It matters in two places. One is a run whose journal is kept in a store, where a call is found started and not
     finished: its process died.
 
@@ -97,6 +98,7 @@ def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable
     Raises:
         InvalidLimitError: For another kind, a probe that cannot be called or is not needed, and ``keyed`` without the
             parameter.
+        NotAFunctionError: If something other than a function is marked.
     """
     if kind not in ("once", "idempotent", "keyed"):
         raise InvalidLimitError(f'effect takes "once", "idempotent" or "keyed"; got {shown(kind)}.')
@@ -107,30 +109,28 @@ def effect(kind: EffectKind = "once", *, probe: Probe | None = None) -> Callable
         )
 
     def mark(function: F) -> F:
-        if not is_function(function):
-            raise NotAFunctionError(f"effect({kind!r}) marks a function; got {shown(function)}.")
-        method: Any = getattr(function, "__func__", function)  # of a static or class method, what it wraps
-        if kind == "keyed" and KEY_PARAMETER not in inspect.signature(method).parameters:
-            name = getattr(method, "__qualname__", repr(method))
+        keeper = markable(function, f"effect({kind!r}) marks a function; got {{}}.")
+        if kind == "keyed" and KEY_PARAMETER not in _parameters(function):
+            name = getattr(function, "fully_qualified_name", getattr(function, "__qualname__", repr(function)))
             raise InvalidLimitError(f'{name} is declared effect("keyed") and has no parameter {KEY_PARAMETER}: add it.')
-        setattr(method, _MARK, Effect(kind=kind, probe=probe))
+        put_mark(keeper, Effect(kind=kind, probe=probe))
         return function
 
     return mark
 
 
-def effect_of(method: object) -> Effect | None:
-    """Return the declaration of a function or method, or None."""
-    mark = getattr(method, _MARK, None)
-    return mark if isinstance(mark, Effect) else None
+def effect_of(function: object) -> Effect | None:
+    """Return the declaration of a function, or None; see `planner_ext.core.marks`."""
+    return mark_on(function, Effect)
 
 
-def injected(method: object) -> frozenset[str]:
+def injected(function: object) -> frozenset[str]:
     """Name the parameters of a marked function that its run fills."""
-    if effect_of(method) is None:
-        return frozenset()
-    parameters = inspect.signature(cast("Callable[..., Any]", method)).parameters
-    return frozenset({KEY_PARAMETER, TIME_PARAMETER} & parameters.keys())
+    return frozenset() if effect_of(function) is None else _parameters(function) & {KEY_PARAMETER, TIME_PARAMETER}
+
+
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(method_of(function)).parameters)
 
 
 def idempotency_key(run_id: str, iteration: int, call_id: str) -> str:

@@ -347,7 +347,7 @@ class KeptRun(PlannerRun):
         check_calls(state)
 
         def declared(name: str) -> Effect:
-            return effect_of(getattr(context.tools.functions.get(name), "method", None)) or Effect()
+            return effect_of(context.tools.functions.get(name)) or Effect()
 
         at, in_doubt = context.options.clock.now(), activation.in_doubt
         return await recovery_facts(state, effect_of=declared, functions=context.functions, in_doubt=in_doubt, at=at)

@@ -31,6 +31,7 @@ from planner_ext.approval.decisions import (
     Interceptor,
     Supply,
     ToolCall,
+    approval_required,
     digest_of,
     fingerprint_of,
 )
@@ -55,7 +56,7 @@ from planner_ext.sk.execution import (
     result_text,
     watch,
 )
-from planner_ext.sk.toolset import Tool, convert_arguments, mark_of, parse_arguments, tool_of
+from planner_ext.sk.toolset import Tool, convert_arguments, parse_arguments, tool_of
 from planner_ext.sk.waiting_results import (
     DecidedCall,
     arguments_text,
@@ -183,7 +184,8 @@ class ApprovalFilter:
             state: The run, whose sticky approvals replace a question; None on a stock kernel.
             asks: Whether the approver is asked.
         """
-        chain = InterceptorChain(options=self._options, interceptors=(self.policy,), marked=lambda _: mark_of(function))
+        mark = approval_required(function)
+        chain = InterceptorChain(options=self._options, interceptors=(self.policy,), marked=lambda _: mark)
         (decision,) = await chain.review([call], state or State())
         if not asks or not isinstance(decision, Defer) or self._approver is None:
             return decision

@@ -37,7 +37,7 @@ from semantic_kernel.filters.functions.function_invocation_context import Functi
 from semantic_kernel.functions import FunctionResult, KernelFunction
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall
+from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, Supply, ToolCall, approval_required
 from planner_ext.core.accounts import Account, SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallDecided
 from planner_ext.core.limits import BudgetShare, Consumption, Price, tightest
@@ -53,7 +53,7 @@ from planner_ext.sk.execution import Next, result_text
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import INJECTED, mark_of, parse_arguments, tool_of
+from planner_ext.sk.toolset import INJECTED, parse_arguments, tool_of
 
 __all__ = [
     "Charge",
@@ -549,7 +549,7 @@ class RunGate:
 
 
 def _mark_in(functions: Callable[[], Mapping[str, KernelFunction]], name: str) -> Defer | None:
-    return mark_of(functions().get(name))
+    return approval_required(functions().get(name))
 
 
 def _merged(first: Approve | None, then: Approve) -> Approve:

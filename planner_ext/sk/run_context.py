@@ -17,6 +17,7 @@ from semantic_kernel.contents import ChatHistory, ChatMessageContent
 from semantic_kernel.functions import KernelArguments, KernelFunction
 from semantic_kernel.utils.telemetry.model_diagnostics.decorators import are_sensitive_events_enabled
 
+from planner_ext.approval.decisions import approval_required
 from planner_ext.approval.policy import guard_name
 from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets, Tab
@@ -44,7 +45,7 @@ from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.prompts import ResponseForm, step_message
 from planner_ext.sk.questions import OWN_FUNCTIONS, OWN_PLUGIN, AskedClarifier
 from planner_ext.sk.tools import KernelFunctions
-from planner_ext.sk.toolset import ToolSet, mark_of
+from planner_ext.sk.toolset import ToolSet
 
 __all__ = [
     "FunctionNames",
@@ -245,7 +246,7 @@ class RunContext:
             filters=tuple(guard_name(one.policy) for _, one in registered if isinstance(one, ApprovalFilter)),
             unmatched=options.approval.unmatched,
             expires_in=options.approval.expires_in,
-            marked=tuple(sorted(name for name in functions if mark_of(functions.get(name)) is not None)),
+            marked=tuple(sorted(name for name in functions if approval_required(functions.get(name)) is not None)),
             shared_budgets=tuple(sorted(budget.name for budget in options.shared_budgets)),
         )
 

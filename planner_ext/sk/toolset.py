@@ -34,7 +34,6 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.approval.decisions import Defer, approval_required
 from planner_ext.core.results import READ_RESULT
 from planner_ext.engine.effects import effect_of, injected
 from planner_ext.sk.conversion import (
@@ -57,7 +56,6 @@ __all__ = [
     "ToolSet",
     "conversion_problem",
     "convert_arguments",
-    "mark_of",
     "parse_arguments",
     "read_result",
     "tool_of",
@@ -228,11 +226,6 @@ def read_result() -> KernelFunction:
     return KernelPlugin.from_object(plugin, _Results()).functions[name]
 
 
-def mark_of(function: KernelFunction | None) -> Defer | None:
-    """Read ``@requires_approval`` off a function of the kernel; None if it has no such mark."""
-    return approval_required(getattr(function, "method", None))
-
-
 def _without_injected(function: KernelFunction) -> KernelFunctionMetadata:
     """Remove the parameters that the model does not fill, such as ``kernel: Kernel``, whose schema is not JSON."""
     metadata, hidden = function.metadata, _hidden_parameters(function)
@@ -297,7 +290,7 @@ _MOST_KNOWN: Final = 1000
 def tool_of(function: KernelFunction) -> Tool:
     """Describe a kernel function; worked out again only if its declaration has changed, which may change in place."""
     method, parameters = getattr(function, "method", None), function.parameters
-    target, effect = function if method is None else method, effect_of(method)
+    target, effect = function if method is None else method, effect_of(function)
     names = [function.fully_qualified_name, function.is_prompt, isinstance(function, KernelFunctionFromMethod)]
     values = [
         (one.name, one.type_, one.is_required, one.default_value, one.include_in_function_choices, one.schema_data)
@@ -324,7 +317,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
     of_method, hidden, effect = (
         isinstance(function, KernelFunctionFromMethod),
         _hidden_parameters(function),
-        effect_of(method),
+        effect_of(function),
     )
     parameters = {
         one.name: parameter_of(one, of_method=of_method, of_prompt=function.is_prompt)
@@ -334,7 +327,7 @@ def _described(function: KernelFunction, method: Any) -> Tool:
     return Tool(
         name=function.fully_qualified_name,
         parameters=parameters,
-        injected=injected(method),
+        injected=injected(function),
         absent=_optional_without_default(function.parameters, method) if of_method else {},
         kinds=tuple(convertible_type(one.type_object) for one in function.parameters),
         signature=",".join(f"{one.name}={_digest(one)}" for one in function.parameters),
@@ -355,7 +348,7 @@ def _schema_text(function: KernelFunction) -> str:
 
 def _hidden_parameters(function: KernelFunction) -> frozenset[str]:
     """List the parameters that the model does not fill: Semantic Kernel's own, and those of `effect`."""
-    return INJECTED | injected(function.method) if isinstance(function, KernelFunctionFromMethod) else frozenset()
+    return INJECTED | injected(function) if isinstance(function, KernelFunctionFromMethod) else frozenset()
 
 
 def _is_lazy(method: Any) -> bool:

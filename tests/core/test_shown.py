@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner_ext.core.errors import counted, is_function, shown
+from planner_ext.core.errors import counted, shown
 
 
 @dataclass
@@ -85,10 +85,3 @@ def test_a_text_of_eighty_characters_is_whole() -> None:
 def test_one_is_counted_without_a_plural() -> None:
     """Any other number has one, with its thousands apart."""
     assert (counted(1, "call"), counted(0, "call"), counted(1200, "call")) == ("1 call", "0 calls", "1,200 calls")
-
-
-def test_what_a_decorator_may_mark_is_a_function() -> None:
-    """Functions, methods and what wraps one; neither a class, which can be called, too, nor a value."""
-    marked = [print, len, Account.__init__, staticmethod(len), classmethod(lambda cls: cls), Broken().__repr__]
-    assert [is_function(one) for one in marked] == [True] * len(marked)
-    assert [is_function(one) for one in (Account, Account(), 1, "len", None)] == [False] * 5

@@ -1,0 +1,51 @@
+"""Marks on functions: what an application declares of a function, on it or on what wraps it.
+
+A mark is an attribute, so copies keep it. Semantic Kernel's own function object, which wraps a method or a prompt, may
+be marked as well as the method: its copies in other kernels keep the mark, another object made of the method has none.
+"""
+
+from typing import Any, TypeVar
+
+from planner_ext.core.errors import NotAFunctionError, shown
+
+__all__ = ["mark_on", "markable", "method_of", "put_mark"]
+
+_M = TypeVar("_M")
+
+
+def markable(function: Any, usage: str) -> Any:
+    """Return what keeps the mark of a function, a method, what wraps one in a class, or a function of a kernel.
+
+    Args:
+        function: What was given to a decorator.
+        usage: How the decorator is used, for the error; ``{}`` in it becomes what was given.
+
+    Raises:
+        NotAFunctionError: If it is something else, or keeps no mark, like a function that is written in C.
+    """
+    keeper = getattr(function, "__func__", function)
+    if not callable(keeper) or isinstance(keeper, type) or not hasattr(keeper, "__dict__"):
+        raise NotAFunctionError(usage.format(shown(function)))
+    return keeper
+
+
+def put_mark(keeper: Any, mark: object) -> None:
+    """Put a mark on what `markable` returned; it replaces an earlier one of its type."""
+    setattr(keeper, _name(type(mark)), mark)
+
+
+def mark_on(function: object, kind: type[_M]) -> _M | None:
+    """Return the mark of a type on a function, or else on the method that it wraps; None if there is none."""
+    for one in (function, method_of(function)):
+        if isinstance(mark := getattr(one, _name(kind), None), kind):
+            return mark
+    return None
+
+
+def method_of(function: object) -> Any:
+    """Return what a function of a kernel, a static method or a class method wraps; a plain function itself."""
+    return getattr(function, "method", getattr(function, "__func__", function))
+
+
+def _name(kind: type) -> str:
+    return f"__planner_ext_{kind.__name__.lower()}__"
