@@ -277,9 +277,9 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
 
     A history may have been written elsewhere, with other separators and another case.
     """
-    own = _SEPARATORS.split(name)[-1]
-    bare = own.partition("_")[2] if own == name else own  # of "web_fetch", too, which may be one name or two
-    names = {_spelled(name), _spelled(own), _spelled(bare)}
+    _, *own = _SEPARATORS.split(name, maxsplit=1)  # with Semantic Kernel, a plugin's name has no hyphen
+    own = [*own, _SEPARATORS.split(name)[-1]] if own else [name.partition("_")[2]]  # "web_fetch" may be one name or two
+    names = {_spelled(one) for one in (name, *own)}
     return any(fnmatchcase(one, _spelled(pattern)) for pattern in patterns for one in names)
 
 
@@ -537,5 +537,5 @@ def _newly_allowed(before: Guards, now: Guards) -> Iterator[str]:
 
 
 def _names_function(rule: Mapping[str, Any], function: str) -> bool:
-    plugin, _, own = function.rpartition("-")
+    plugin, _, own = function.partition("-")
     return fnmatchcase(plugin, rule.get("plugin", "*")) and fnmatchcase(own, rule.get("function", "*"))

@@ -543,7 +543,7 @@ def _check_exclusions(options: FunctionCallingStepwisePlannerOptions, kernel: Ke
     """
     refuse_unknown("excluded_plugins", options.excluded_plugins, {*kernel.plugins, OWN_PLUGIN})
     names = function_names(kernel)
-    own = {name.rpartition("-")[2] for name in names}
+    own = {name.partition("-")[2] for name in names}
     refuse_unknown("excluded_functions", options.excluded_functions, names, also=own)
 
 

@@ -190,7 +190,7 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
         } as mark:
             own = cast("dict[str, Any]", {key: value for key, value in mark.items() if key != "fingerprint"})
             arguments, call_id = parse_object(text), content.id or ""
-            plugin, _, name = function.rpartition("-")
+            plugin, _, name = function.partition("-")
             # A bare name is one of any plugin's function of that name.
             is_named = name == content.function_name and content.plugin_name in (plugin, None)
             fits = is_named and fingerprint == _fingerprint(own, call_id, place)

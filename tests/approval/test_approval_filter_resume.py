@@ -239,6 +239,22 @@ async def test_marks_wait_too(streamed: bool) -> None:
     assert ([one.id for one in by.pending(history)], here.ran) == (["call_1"], [])
 
 
+async def test_a_name_with_hyphens_waits_too() -> None:
+    """Only the first hyphen of a fully qualified name ends the plugin's name."""
+
+    class Web:
+        @kernel_function(name="fetch-page")
+        def fetch(self) -> str:
+            return "a page"
+
+    by, history = ApprovalFilter(lambda _: Defer()), asked()
+    here = guarded([call("web-fetch-page", {}), DONE], by=by, under=AUTO, web=Web())
+    await chat(here, history)
+    assert [one.fully_qualified_name for one in by.pending(history)] == ["web-fetch-page"]
+    await by.resume(here.kernel, history, {"call_1": Approve()})
+    assert results(history) == ["a page"]
+
+
 @both_ways
 async def test_ids_that_come_again_are_told_apart(streamed: bool) -> None:
     """A model that uses an id in two trips: what waits is the newer call, and only it is decided."""

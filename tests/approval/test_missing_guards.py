@@ -14,6 +14,7 @@ from planner_ext.core.facts import Guards
 
 REFUND = {"function": "refund", "action": "ask"}
 LOOK = {"function": "look", "action": "allow"}
+LOOK_UP = {"plugin": "a", "function": "look-up", "action": "allow"}
 
 
 def policy(*rules: dict[str, str], default: str = "ask") -> str:
@@ -67,6 +68,7 @@ def test_the_guard_of_a_program_has_the_name_of_its_file(tmp_path: Path) -> None
         ({"checks": ("a",)}, {"checks": ("a",), "interceptors": (policy(LOOK),)}, "the say of what is asked later"),
         ({"marked": ("shop-look",)}, {"marked": ("shop-look",), "interceptors": (policy(LOOK),)}, "allows calls"),
         ({"marked": ("shop-refund",)}, {"marked": ("shop-refund",), "interceptors": (policy(LOOK),)}, ""),
+        ({"marked": ("a-look-up",)}, {"marked": ("a-look-up",), "interceptors": (policy(LOOK_UP),)}, "allows calls"),
     ],
 )
 def test_what_is_missing_is_said(before: dict[str, Any], now: dict[str, Any], found: str) -> None:

@@ -95,6 +95,7 @@ def asks(after: Any, called: Any) -> bool:
         ("page", {"web-fetch_page"}, False),
         ("fetch", {"web_fetch"}, True),
         ("fetch_page", {"web_fetch_page"}, True),
+        ("fetch-page", {"web-fetch-page"}, True),
         ("*", set[str](), False),
         ("web-fetch", None, True),
     ],

@@ -105,6 +105,16 @@ async def test_what_is_excluded_is_neither_planned_with_nor_offered(
     assert all((name in manual) == (name in left) for name in ("math-add", "weather-forecast", "weather-measure"))
 
 
+async def test_the_own_name_of_an_excluded_function_may_have_hyphens() -> None:
+    """A function's own name is what follows its plugin's, and no part of that."""
+    kernel, service = scripted([say("It is 3."), say("It is 3.")])
+    kernel.add_function("math", kernel_function(name="mean-of")(lambda: 0))
+    await planner_with(plan=False, excluded_functions={"mean-of"}).invoke(kernel, GOAL)
+    assert service.requests[0].tools == ("math-add", "math-fail")
+    with pytest.raises(PlannerInvalidConfigurationError, match="excluded_functions names 'of'"):
+        await planner_with(plan=False, excluded_functions={"of"}).invoke(kernel, GOAL)
+
+
 @both_ways
 async def test_an_excluded_function_does_not_run_when_it_is_called_all_the_same(streamed: bool) -> None:
     """A call of an excluded function is unknown; the model reads which functions there are."""
