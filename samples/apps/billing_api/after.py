@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from planner_ext import Approve, Budget, Deny, FunctionInvokingChatCompletion, requires_approval
 from pydantic import BaseModel
 from semantic_kernel.agents import ChatCompletionAgent, ChatHistoryAgentThread
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.functions import kernel_function
-
-from planner_ext import Budget, Deny, FunctionInvokingChatCompletion, requires_approval
-from planner_ext.hitl_manager import ToolCall
 
 
 @dataclass
@@ -63,17 +60,11 @@ class InvoicePlugin:
         return f"{amount:.2f} euros of {invoice} refunded"
 
 
-waiting: dict[str, ToolCall] = {}
-
-
-def ask_clerk(call: ToolCall) -> Deny:
-    """Keep a customer's refund for a clerk; the model reads that it waits."""
-    waiting[INVOICES[call.arguments["invoice"]].customer] = call
-    return Deny("A clerk has to approve it first, and was asked.")
-
-
+approved: dict[tuple[str, float], Approve] = {}
 chat = FunctionInvokingChatCompletion(
-    OpenAIChatCompletion(ai_model_id="gpt-4.1-mini"), budget=Budget(max_iterations=10), approver=ask_clerk
+    OpenAIChatCompletion(ai_model_id="gpt-4.1-mini"),
+    budget=Budget(max_iterations=10),
+    approver=lambda call: approved.pop((call.arguments["invoice"], call.arguments["amount"]), Deny("A clerk decides.")),
 )
 
 billing_agent = ChatCompletionAgent(
@@ -112,20 +103,17 @@ class Answer(BaseModel):
 
 
 @app.post("/ask")
-async def ask(body: Question) -> JSONResponse:
+async def ask(body: Question) -> Answer:
     """Answer a customer, in the conversation that they have had so far."""
     thread = threads.setdefault(body.customer, ChatHistoryAgentThread())
     response = await front_desk.get_response(
         messages=f"Customer {body.customer}: {body.question}",
         thread=thread,
     )
-    waits = [dict(call.arguments) for customer, call in waiting.items() if customer == body.customer]
-    return JSONResponse({"answer": str(response), "waits": waits}, 202 if waits else 200)
+    return Answer(answer=str(response))
 
 
-@app.post("/approve/{customer}")
-async def approve(customer: str) -> Answer:
-    """Run the refund that waits, exactly as the clerk saw it."""
-    call = waiting.pop(customer)
-    function = billing_agent.kernel.get_function(call.plugin_name, call.function_name)
-    return Answer(answer=str(await function.invoke(billing_agent.kernel, **call.arguments)))
+@app.post("/approve")
+async def approve(clerk: str, invoice: str, amount: float) -> None:
+    """Let a refund run once, the next time that the customer asks for it."""
+    approved[invoice, amount] = Approve(by=clerk)

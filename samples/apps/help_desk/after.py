@@ -9,13 +9,12 @@ import sqlite3
 import sys
 from typing import Annotated
 
+from planner_ext import Approve, Budget, Deny, FunctionInvokingChatCompletion, ToolExecution, requires_approval
+from planner_ext.hitl_manager import ToolCall
 from semantic_kernel.agents import AgentThread, ChatCompletionAgent
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 from semantic_kernel.core_plugins import TimePlugin
 from semantic_kernel.functions import kernel_function
-
-from planner_ext import Approve, Budget, Deny, FunctionInvokingChatCompletion, ToolExecution, requires_approval
-from planner_ext.hitl_manager import ToolCall
 
 INSTRUCTIONS = """
 You are the IT help desk of a company with 200 people.

@@ -12,15 +12,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
+from planner_ext import Approve, Budget, Deny, FunctionInvokingChatCompletion, ToolExecution, requires_approval
+from planner_ext.hitl_manager import ToolCall
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
 from semantic_kernel.filters import AutoFunctionInvocationContext, FilterTypes, FunctionInvocationContext
 from semantic_kernel.functions import kernel_function
-
-from planner_ext import Approve, Budget, Deny, FunctionInvokingChatCompletion, ToolExecution, requires_approval
-from planner_ext.hitl_manager import ToolCall
 
 logging.basicConfig(filename="chat.log", level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
 logger = logging.getLogger("shop")
