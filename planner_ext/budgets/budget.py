@@ -41,9 +41,9 @@ class SharedBudget:
     ``max_tool_calls`` does not run, whatever ``batch_over_limit`` says.
 
     A kept run is continued only by a process that has its shared budgets, by name; any other gets `RunRefusedError`.
-    A run whose process died stays charged for what it had reserved. When it is resumed, the request for its answer is
-    released; a request that may have been sent, and calls that may have started, stay charged. If the store cannot be
-    used, the run fails with `StoreError`; it is never unlimited.
+    A run whose process died stays charged for what it had reserved. When a kept run is resumed, the request for its
+    answer is released; a request that may have been sent, and calls that may have started, stay charged. If the store
+    cannot be used, the run fails with `StoreError`; it is never unlimited. At its end this is logged instead.
 
     Attributes:
         name: The budget's name in the store, of 1 to 200 characters.

@@ -5,6 +5,9 @@ each budget of a run that is driven, with the totals that the run has taken. A r
 adds the difference to the budget, unless a limit forbids that. So each statement may be repeated, and a process that
 resumes a run after a crash neither loses nor repeats a charge. The row of a run is deleted when the run pauses or ends;
 what a run had spent before its row was written does not count.
+
+The row belongs to one activation, named by the length of the journal with which it began. A later activation claims the
+row; from then on an earlier one, whose worker was frozen and is back, changes nothing.
 """
 
 # ruff: noqa: S608  (only this module's own text is put into a statement)
@@ -37,7 +40,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import Consumption
 from planner_ext.durable.database import Step, Value
-from planner_ext.durable.errors import DuplicateRowError, StoreError
+from planner_ext.durable.errors import DuplicateRowError, RunFencedError, StoreError
 
 __all__ = ["charges_of"]
 
@@ -52,16 +55,20 @@ _Parts: TypeAlias = Mapping[str, float]
 """What is used, by part."""
 
 _OF_ACCOUNT = "WHERE budget = :budget AND key = :key AND period = :period"
-_OF_RUN = "WHERE run_id = :run_id AND budget = :budget AND key = :key"
-_SELECT_RUN = f"SELECT period, kept, iterations, tool_calls, tokens, cost FROM planner_budget_runs {_OF_RUN}"
+_OF_RUN = "WHERE run = :run AND budget = :budget AND key = :key"
+_OF_ACTIVATION = f"{_OF_RUN} AND activation = :activation"
+_CLAIM = f"UPDATE planner_budget_runs SET activation = :activation {_OF_RUN} AND activation < :activation"
+_SELECT_RUN = f"""
+    SELECT activation, period, kept, iterations, tool_calls, tokens, cost FROM planner_budget_runs {_OF_RUN}
+"""
 _ADD_ACCOUNT = """
     INSERT INTO planner_budgets (budget, key, period, limits, updated_at) VALUES (:budget, :key, :period, :limits, :at)
     ON CONFLICT (budget, key, period) DO UPDATE SET limits = excluded.limits
 """
 _ADD_RUN = """
-    INSERT INTO planner_budget_runs (run_id, budget, key, period, iterations, tool_calls, tokens, cost)
-    VALUES (:run_id, :budget, :key, :period, :iterations, :tool_calls, :tokens, :cost)
-    ON CONFLICT (run_id, budget, key) DO NOTHING
+    INSERT INTO planner_budget_runs (run, budget, key, activation, period, iterations, tool_calls, tokens, cost)
+    VALUES (:run, :budget, :key, :activation, :period, :iterations, :tool_calls, :tokens, :cost)
+    ON CONFLICT (run, budget, key) DO NOTHING
 """
 _ITERATIONS = "b.iterations + :iterations + :kept - r.iterations - r.kept"
 _CHARGE = f"""
@@ -70,7 +77,8 @@ _CHARGE = f"""
         tokens = b.tokens + :tokens - r.tokens, cost = b.cost + :cost - r.cost, stamp = :stamp, updated_at = :at
     FROM planner_budget_runs AS r
     WHERE b.budget = :budget AND b.key = :key AND b.period = :period
-          AND r.run_id = :run_id AND r.budget = b.budget AND r.key = b.key AND r.period = b.period
+          AND r.run = :run AND r.activation = :activation
+          AND r.budget = b.budget AND r.key = b.key AND r.period = b.period
 """
 """Adds to a budget what a run takes more than its row says."""
 _CONDITIONS = {
@@ -79,16 +87,20 @@ _CONDITIONS = {
     "max_total_tokens": " AND b.tokens + :tokens - r.tokens < :max_total_tokens",
     "max_cost": " AND b.cost + :cost - r.cost < :max_cost",
 }
-_UPDATE_RUN = """
-    UPDATE planner_budget_runs
-    SET period = :period, iterations = :iterations, tool_calls = :tool_calls, tokens = :tokens, cost = :cost, kept = """
-_KEEP = f"{_UPDATE_RUN} :kept {_OF_RUN}"
-_KEEP_IF_CHARGED = f"""{_UPDATE_RUN} (
+_KEEP = f"""
+    UPDATE planner_budget_runs SET period = :period, iterations = :iterations, tool_calls = :tool_calls,
+        tokens = :tokens, cost = :cost, kept = :kept {_OF_ACTIVATION}
+"""
+_KEEP_IF_CHARGED = f"""
+    INSERT INTO planner_budget_runs (run, budget, key, activation, period, iterations, tool_calls, tokens, cost, kept)
+    VALUES (:run, :budget, :key, :activation, :period, :iterations, :tool_calls, :tokens, :cost, (
         SELECT CASE WHEN COUNT(*) = 1 THEN :kept END FROM planner_budgets {_OF_ACCOUNT} AND stamp = :stamp
-    ) {_OF_RUN}
+    ))
+    ON CONFLICT (run, budget, key) DO UPDATE SET period = excluded.period, iterations = excluded.iterations,
+        tool_calls = excluded.tool_calls, tokens = excluded.tokens, cost = excluded.cost, kept = excluded.kept
 """
 """Writes null, which rolls the whole transaction back, unless the statement before it has charged the budget."""
-_DELETE_RUN = f"DELETE FROM planner_budget_runs {_OF_RUN}"
+_DELETE_RUN = f"DELETE FROM planner_budget_runs {_OF_ACTIVATION}"
 _REACHED = f"""
     UPDATE planner_budgets SET reached = :limit {_OF_ACCOUNT} AND reached IS NULL
     RETURNING budget, key, period, iterations, tool_calls, tokens, cost, limits, reached
@@ -190,16 +202,20 @@ class _Charges:
         self._turn = asyncio.Lock()
         self._pending = deque[tuple[Consumption, int] | _Attempt]()
         self._lines: list[_Line] = []
-        self._run_id = uuid4().hex
+        self._run, self._activation = uuid4().hex, 0
         self._known: _Parts = dict.fromkeys(LIMITS, 0.0)
         self._total: _Parts = dict.fromkeys(LIMITS, 0.0)
         self._kept = 0
         self._opened = self._used = False
 
-    def begin(self, facts: Sequence[Fact]) -> None:
+    def begin(self, facts: Sequence[Fact], *, is_kept: bool) -> None:
         """Take in the journal with which an activation begins."""
-        self._run_id = next((fact.run_id for fact in facts if isinstance(fact, RunStarted)), self._run_id)
-        self._used = len(facts) > 1  # an earlier process may have left something reserved
+        match facts:
+            case [RunStarted(run_id=run_id, at=at), *more] if is_kept:
+                self._run, self._activation = f"{run_id} {at!r}", len(facts)  # a deleted run frees its name
+                self._used = bool(more)  # an earlier process may have left something reserved
+            case _:
+                pass
         self._lines = self._new_lines()
         self._known = _parts(reduce(lambda sum_, fact: sum_ + _spent(fact), facts, Consumption()))
 
@@ -242,6 +258,8 @@ class _Charges:
         try:
             if self._used:
                 await self._store.perform(self._settle())
+        except StoreError as error:
+            logger.warning("What a run took of shared budgets is not settled, and stays reserved: %s", error)
         finally:
             if self.outer is not None:
                 await self.outer.settle(kept=kept)
@@ -296,13 +314,23 @@ class _Charges:
         return sorted(lines, key=lambda line: line.budget.name)
 
     async def _read(self) -> None:
-        """Read the run's rows; without one, what it has spent so far does not count."""
-        reads = [(_SELECT_RUN, {**line.values, "run_id": self._run_id}) for line in self._lines]
-        for line, rows in zip(self._lines, await self._store.transact(*reads), strict=True):
-            line.period, line.kept, line.stored = None, 0, line.before or dict(self._known)
-            for period, kept, *totals in rows:
+        """Claim and read the run's rows; without one, what is known to be spent was charged before.
+
+        Raises:
+            RunFencedError: If a later activation has claimed one.
+        """
+        own = [self._values(line) for line in self._lines]
+        steps = [step for values in own for step in ((_CLAIM, values), (_SELECT_RUN, values))]
+        for line, rows in zip(self._lines, (await self._store.transact(*steps))[1::2], strict=True):
+            line.period, line.kept, line.stored = None, 0, line.stored or dict(self._known)
+            for activation, period, kept, *totals in rows:
+                if activation != self._activation:
+                    raise RunFencedError("Another worker has continued this run, and takes of its shared budgets.")
                 line.period, line.kept = str(period), int(kept or 0)
                 line.stored = {part: float(value or 0) for part, value in zip(LIMITS, totals, strict=True)}
+
+    def _values(self, line: _Line) -> dict[str, Value]:
+        return {**line.values, "run": self._run, "activation": self._activation}
 
     def _drain(self) -> None:
         """Take in what was charged since; from whatever thread that came."""
@@ -321,11 +349,10 @@ class _Charges:
         steps: list[Step] = []
         for line in self._lines:
             period, limits = line.budget.period(at), line.budget.given_limits()
-            values: dict[str, Value] = {**line.values, "run_id": self._run_id, "at": at, "stamp": uuid4().hex}
+            values = {**self._values(line), "at": at, "stamp": uuid4().hex}
             account = (_ADD_ACCOUNT, {**line.values, "period": period, "at": at, "limits": json.dumps(limits)})
             if line.period is None:
-                row = {**line.values, **_columns(line.stored), "run_id": self._run_id, "period": period}
-                steps += [account, (_ADD_RUN, row)]
+                steps += [account, (_ADD_RUN, {**values, **_columns(line.stored), "period": period})]
             elif line.period != period:
                 old = {**values, **_columns(_plus(line.before, self._total)), "kept": 0}
                 steps += [(_CHARGE, {**old, "period": line.period}), account, (_KEEP, {**old, "period": period})]
@@ -373,8 +400,8 @@ class _Charges:
             for line in self._lines:
                 if line.period is None:
                     continue
-                values: dict[str, Value] = {**line.values, "run_id": self._run_id, "period": line.period}
-                values |= {**_columns(_plus(line.before, self._total)), "kept": self._kept}
+                values = {**self._values(line), **_columns(_plus(line.before, self._total)), "period": line.period}
+                values["kept"] = self._kept
                 steps.append((_CHARGE, {**values, "at": self._now(), "stamp": ""}))
                 steps.append((_KEEP, values) if self._kept else (_DELETE_RUN, values))
             if steps:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -27,7 +27,11 @@ _RESET = """
     )
     WHERE budget = :budget AND key = :key AND period = {period} RETURNING period
 """
-_DELETE_OLD = "DELETE FROM planner_budgets WHERE period <> 'all' AND updated_at < :before RETURNING period"
+_DELETE_OLD = """
+    DELETE FROM planner_budgets
+    WHERE period <> 'all' AND updated_at < :before
+          AND SUBSTR(period, 1, LENGTH(:hour)) < SUBSTR(:hour, 1, LENGTH(period)) RETURNING period
+"""
 _DELETE_ORPHANS = """
     DELETE FROM planner_budget_runs WHERE NOT EXISTS (
         SELECT 1 FROM planner_budgets AS b
@@ -74,12 +78,24 @@ class BudgetStore:
     def __init__(self, where: str | Path | None, *, create: bool = True) -> None:
         self._where = where
         self._create = create
+        self._inherited: _Database | None = None
+        self._is_closed = False
+        self._begin()
+        self._place = None if where is None else str(where) if is_address(where) else os.path.realpath(where)
+
+    def _begin(self) -> None:
+        """Begin without a thread and a database; a forked process inherits neither."""
+        self._process = os.getpid()
         self._database: _Database | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = threading.Lock()
-        self._opening = asyncio.Lock()
-        self._is_closed = False
-        self._place = None if where is None else str(where) if is_address(where) else os.path.realpath(where)
+        self._starting, self._opening = threading.Lock(), asyncio.Lock()
+
+    def _lock(self) -> threading.Lock:
+        """Return the lock of the thread in this process."""
+        if self._process != os.getpid():
+            self._inherited = self._database  # kept: to close it would disturb the process that opened it
+            self._begin()
+        return self._starting
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, BudgetStore) and other._place == self._place is not None)
@@ -126,7 +142,7 @@ class BudgetStore:
 
     async def aclose(self) -> None:
         """Close the store, after what is under way in it; budgets in memory are lost."""
-        with self._starting:
+        with self._lock():
             loop, self._loop, self._is_closed = self._loop, None, True
         if loop is not None:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), loop))
@@ -183,7 +199,7 @@ class BudgetStore:
     async def prune(self, *, before: datetime) -> int:
         """Delete the periods that were last used before a moment, and what runs that never ended had taken of them.
 
-        Budgets without ``per`` are kept.
+        Periods that had not ended a day before that moment are kept, and budgets without ``per``: their limits hold.
 
         Returns:
             How many rows of usage were deleted.
@@ -191,12 +207,13 @@ class BudgetStore:
         Raises:
             StoreError: If the store cannot be used.
         """
-        deletion: Step = (_DELETE_OLD, {"before": before.timestamp()})
+        hour = (before.astimezone(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H")  # earlier than in any time zone
+        deletion: Step = (_DELETE_OLD, {"before": before.timestamp(), "hour": hour})
         return len((await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0])
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await work in the store's own event loop and thread; it runs to its end also if the wait is cancelled."""
-        with self._starting:
+        with self._lock():
             if self._is_closed:
                 work.close()
                 raise StoreError(f"{self!r} was closed. Close it after the last run that uses it.")

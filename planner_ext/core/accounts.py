@@ -35,8 +35,12 @@ class SharedBudgets(Protocol):
     counts_tokens: bool
     max_cost: float | None
 
-    def begin(self, facts: Sequence[Fact]) -> None:
+    def begin(self, facts: Sequence[Fact], *, is_kept: bool) -> None:
         """Take in the journal with which an activation begins: it shows what an earlier process was charged for.
+
+        Args:
+            facts: The journal.
+            is_kept: Whether a store keeps it. Then each activation of the run begins with a longer one.
 
         Raises:
             InvalidOptionError: If a budget has no key for this run.
@@ -69,8 +73,7 @@ class SharedBudgets(Protocol):
     async def settle(self, *, kept: int) -> None:
         """Store what was charged; release requests that were kept for an answer.
 
-        Raises:
-            StoreError: If the store of a budget cannot be used.
+        A store that cannot be used is logged: what it holds stays reserved.
         """
         ...
 

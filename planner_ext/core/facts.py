@@ -461,7 +461,8 @@ class BudgetChanged(EventLine):
 class SharedBudgetsChecked(EventLine):
     """A budget that the run shares with others forbade what was due next; or it was forbidden before, and no longer is.
 
-    What is allowed is not recorded.
+    What is allowed is not recorded. But in a store, each activation that continues a run with shared budgets begins
+    with this fact: so no two have begun with a journal of the same length.
 
     Attributes:
         limit: The budget and its limit, such as ``per user: max_cost``; None if an earlier refusal no longer counts.

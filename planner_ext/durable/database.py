@@ -236,16 +236,17 @@ BUDGET_TABLES = (
     """,
     """
     CREATE TABLE planner_budget_runs (
-        run_id TEXT NOT NULL,
+        run TEXT NOT NULL,
         budget TEXT NOT NULL,
         key TEXT NOT NULL,
+        activation BIGINT NOT NULL,
         period TEXT NOT NULL,
         iterations BIGINT NOT NULL,
         tool_calls BIGINT NOT NULL,
         tokens BIGINT NOT NULL,
         cost DOUBLE PRECISION NOT NULL,
         kept INTEGER NOT NULL DEFAULT 0,
-        PRIMARY KEY (run_id, budget, key)
+        PRIMARY KEY (run, budget, key)
     )
     """,
 )

@@ -63,16 +63,18 @@ class Engine:
         An earlier process may have sent a request and ended before it recorded the reply. Such a request is recorded
         first, as failed, so that it is charged.
         """
+        shared, is_kept, continues = self._ports.shared, self._ports.store is not None, bool(self.facts)
         for fact in lost_request(self.state, at=self._journal.now()):
             transcript, choice = self.state.transcript, self.state.rules.tool_choice
             request = machine.AskModel(iteration=fact.iteration, offer=True, tool_choice=choice, withheld=None)
             await self.record(replace(fact, usage=self._estimated(transcript, request)))
         for fact in new:
             await self.record(fact)
-        if self.state.refused is not None and self.is_running:  # by an earlier process; it is checked again
+        claims = shared is not None and is_kept and continues  # the store may have facts before this one only later
+        if self.is_running and (claims or self.state.refused is not None):  # by an earlier process: checked again
             await self.record(facts.SharedBudgetsChecked(at=self._journal.now()))
-        if self._ports.shared is not None and self.is_running:
-            self._ports.shared.begin(self.facts)
+        if self.is_running and shared is not None:
+            shared.begin(self.facts, is_kept=is_kept)
 
     async def run(self) -> State:
         """Drive the run until it pauses or ends, and return its last state.
@@ -94,7 +96,7 @@ class Engine:
             if machine.may_have_asked(self.state):
                 await self._record_failed(error)
             if self._shared is not None:
-                await self._settle(self._shared)
+                await self._shared.settle()
             if self.state.batch is not None and self.is_running and self._ports.store is None:
                 cancelled = isinstance(error, asyncio.CancelledError)
                 reason = "The run was cancelled." if cancelled else "The run failed."
@@ -126,13 +128,6 @@ class Engine:
             return action
         await self.record(refused)
         return await self._next(waits=False)
-
-    async def _settle(self, shared: Reservations) -> None:
-        """Store what a run that fails was charged; a store that fails, too, does not hide the error."""
-        try:
-            await shared.settle()
-        except Exception as problem:
-            logger.warning("Run %s: a shared budget is not settled: %s", self.state.run_id, problem)
 
     async def _perform(self, action: machine.Action) -> None:  # noqa: C901  (one case for each action)
         match action:

@@ -65,11 +65,7 @@ class Reservations:
         self._requests = 0
 
     async def settle(self) -> None:
-        """Store what was charged, and release the request that was kept for the answer.
-
-        Raises:
-            StoreError: If the store of a budget cannot be used.
-        """
+        """Store what was charged, and release the request that was kept for the answer."""
         self._charge_started()
         kept, self._kept = self._kept, 0
         await self._shared.settle(kept=-kept)

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,16 @@ from semantic_kernel.contents import StreamingTextContent
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import FunctionInvokingChatCompletion, PlannerPlugin
-from planner_ext.budgets import BudgetStore, BudgetUsage
-from planner_ext.errors import StoreError
-from planner_ext.testing import ScriptedChatCompletion, call, say
-from support.budgets import opened, shared, used
-from support.planner import planner_with, scripted
+from planner_ext.budgets import BudgetStore, BudgetUsage, SharedBudget
+from planner_ext.budgets.charges import charges_of
+from planner_ext.core.accounts import SharedBudgets
+from planner_ext.core.facts import Rules, RunStarted, SharedBudgetsChecked
+from planner_ext.core.limits import Consumption
+from planner_ext.core.values import Usage
+from planner_ext.errors import RunFencedError, StoreError
+from planner_ext.testing import ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, say
+from support.budgets import noon, opened, shared, used
+from support.planner import never_stops, planner_with, scripted
 
 
 async def test_two_objects_of_one_place_are_one_store(where: str) -> None:
@@ -115,3 +122,105 @@ async def test_a_callback_that_hangs_does_not_hold_the_run(
     result = await planner_with(plan=False, shared_budgets=[budget]).invoke(scripted([say("Enough.")])[0], "Go.")
     assert (result.status, result.final_answer) == ("limit_reached", "Enough.")
     assert "on_limit_reached of the shared budget 'app' failed" in caplog.text
+
+
+def month(store: BudgetStore, **limits: Any) -> tuple[Any, SharedBudget]:
+    """Make a budget per month, and a clock that stands in the middle of one."""
+    clock = noon()
+    clock.seconds -= timedelta(days=15).total_seconds()
+    return clock, shared(store, per="month", **limits)
+
+
+def begun(budget: SharedBudget, clock: Any, run_id: str, length: int) -> SharedBudgets:
+    """Begin an activation of a kept run with a journal of some length."""
+    charges = charges_of([budget], {}, clock.now)
+    assert charges is not None
+    started = RunStarted(run_id=run_id, rules=Rules(), messages=(), at=0.0)
+    charges.begin([started, *(SharedBudgetsChecked(at=0.0) for _ in range(length - 1))], is_kept=True)
+    return charges
+
+
+async def test_a_period_that_has_not_ended_is_not_pruned(store: BudgetStore) -> None:
+    """A month that was used up two weeks ago forbids its requests until it ends."""
+    clock, budget = month(store, max_iterations=1)
+    planner, (kernel, _) = planner_with(plan=False, clock=clock, shared_budgets=[budget]), scripted(never_stops)
+    await planner.invoke(kernel, "Add.")
+    clock.seconds += timedelta(days=14).total_seconds()
+    assert await store.prune(before=datetime.fromtimestamp(clock.now(), UTC)) == 0
+    assert (await planner.invoke(kernel, "Add.")).iterations == 0
+    clock.seconds += timedelta(days=7).total_seconds()
+    assert await store.prune(before=datetime.fromtimestamp(clock.now(), UTC)) == 1
+
+
+async def test_a_run_whose_rows_were_pruned_is_charged(store: BudgetStore) -> None:
+    """It began in a period that has ended and was pruned; in the next one it is charged and refused as any run."""
+    clock = noon()
+    run = begun(shared(store, max_iterations=2), clock, "order-7", 1)
+    assert await run.reserve(requests=2) is None
+    clock.seconds += timedelta(days=4).total_seconds()
+    assert await store.prune(before=datetime.fromtimestamp(clock.now(), UTC)) == 1
+    assert await run.reserve(requests=2) is None
+    assert await used(store) == [2]
+    assert await run.reserve(requests=1) is not None
+    await run.settle(kept=0)
+    assert await used(store) == [2]
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+async def test_an_activation_that_was_frozen_changes_nothing(store: BudgetStore, *, asked_before: bool) -> None:
+    """Back after a later one has claimed the run, it reserves and releases nothing, also if it never asked before."""
+    clock, budget = noon(), shared(store, max_iterations=9, max_total_tokens=99)
+    frozen = begun(budget, clock, "order-7", 1)
+    if asked_before:
+        assert await frozen.reserve(requests=1, kept=1) is None
+    later = begun(budget, clock, "order-7", 2)
+    assert await later.reserve(requests=3, kept=1) is None
+    before = await store.usage()
+    with pytest.raises(RunFencedError):
+        await frozen.reserve(requests=1)
+    frozen.charge(Consumption(usage=Usage(completion_tokens=50)))
+    await frozen.settle(kept=-1)
+    assert await store.usage() == before
+    await later.settle(kept=-1)
+    assert await used(store) == [before[0].iterations - 1]
+
+
+async def test_a_deleted_run_frees_its_name(store: BudgetStore) -> None:
+    """What it had reserved when its process died stays charged; a new run of its name has a journal of its own."""
+    clock, budget = noon(), shared(store, max_iterations=9)
+    assert await begun(budget, clock, "order-7", 5).reserve(requests=2) is None
+    new = charges_of([budget], {}, clock.now)
+    assert new is not None
+    new.begin([RunStarted(run_id="order-7", rules=Rules(), messages=(), at=clock.now())], is_kept=True)
+    assert await new.reserve(requests=1) is None
+    await new.settle(kept=0)
+    assert await used(store) == [3]
+
+
+async def test_runs_resumed_twice_from_one_checkpoint_are_charged_both(store: BudgetStore) -> None:
+    """A checkpoint is a value: each run that resumes it is charged for itself."""
+    clock, budget = noon(), shared(store, max_iterations=9)
+    runs = [charges_of([budget], {}, clock.now) for _ in range(2)]
+    for number, run in enumerate([*runs, *runs]):
+        assert run is not None
+        if number < 2:
+            run.begin([RunStarted(run_id="order-7", rules=Rules(), messages=(), at=0.0)], is_kept=False)
+        assert await run.reserve(requests=1) is None
+    assert await used(store) == [4]
+
+
+async def test_a_store_that_fails_at_the_end_leaves_the_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the run kept stays reserved, as is logged; the answer is returned."""
+    store = opened(tmp_path / "budgets.db")
+
+    def answers(request: ScriptedRequest) -> ScriptedReply:
+        (tmp_path / "budgets.db").rename(tmp_path / "elsewhere.db")
+        return say("Done.")
+
+    async with store:
+        planner = planner_with(plan=False, shared_budgets=[shared(store, max_iterations=9)])
+        result = await planner.invoke(scripted(answers)[0], "Go.")
+    assert (result.status, result.final_answer) == ("answered", "Done.")
+    assert "is not settled, and stays reserved: The store" in caplog.text

@@ -13,7 +13,16 @@ from openai import AsyncOpenAI
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
 from planner_ext import Budget
-from planner_ext.testing import ScriptedAnswer, ScriptedOpenAIServer, ScriptedReply, ScriptedRequest, call, say
+from planner_ext.core.facts import SharedBudgetsChecked
+from planner_ext.testing import (
+    ScriptedAnswer,
+    ScriptedChatCompletion,
+    ScriptedOpenAIServer,
+    ScriptedReply,
+    ScriptedRequest,
+    call,
+    say,
+)
 from support.budgets import opened, shared, used
 from support.durable import GOAL, effects_in, open_runs, planner_of, world
 from support.planner import kernel_of, never_stops, planner_with
@@ -137,8 +146,34 @@ async def test_a_call_that_is_run_again_after_a_death_counts_again(lives: Lives,
     assert lives.live(life_in_a_batch, where, tmp_path, PLANNER_EXT_CRASH_AT="mid_tool") == KILLED
     result = await batch_that_kills(where, tmp_path)
     assert result.status == "answered"
+    assert sum(isinstance(fact, SharedBudgetsChecked) for fact in result.facts) == 1, "each life has a longer journal"
     async with opened(where) as store:
         (row,) = await store.usage()
     assert (row.iterations, row.tool_calls) == (2, 2)
     assert len(effects_in(tmp_path / "effects")) == 2
     assert row.period == datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def forking_life(where: str) -> None:
+    """Use a store, fork, and use it in the child, and then again here."""
+
+    async def ask() -> None:
+        planner = planner_with(plan=False, shared_budgets=[shared(store, max_iterations=9)])
+        await planner.invoke(kernel_of(ScriptedChatCompletion([say("Done.")])), GOAL)
+
+    store = opened(where)
+    asyncio.run(ask())
+    if (child := os.fork()) == 0:
+        asyncio.run(ask())
+        asyncio.run(store.aclose())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    asyncio.run(ask())
+    asyncio.run(store.aclose())
+
+
+async def test_a_forked_process_opens_the_store_for_itself(lives: Lives, where: str) -> None:
+    """A store that was used before a fork works in both processes, as where a server forks its workers."""
+    assert lives.live(forking_life, where) == 0
+    async with opened(where) as store:
+        assert await used(store) == [3]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner_ext.budgets import BudgetStore, SharedBudget
 from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets
-from planner_ext.core.facts import CallStarted, Fact, ModelReplied, Rules, RunStarted
+from planner_ext.core.facts import CallStarted, Fact, ModelReplied, Rules, RunStarted, SharedBudgetsChecked
 from planner_ext.core.limits import Consumption
 from planner_ext.core.values import Usage
 from support.budgets import noon, shared
@@ -88,7 +88,8 @@ async def take_step(
         assert run.charges is not None
         run.facts += [replied(0) for _ in range(run.under_way)]  # as the journal charges a request that was lost
         run.under_way = run.kept = 0
-        run.charges.begin(run.facts)
+        run.facts += [SharedBudgetsChecked(at=0.0)]  # as each activation of a kept run begins
+        run.charges.begin(run.facts, is_kept=True)
     match step:
         case "ask" if not run.under_way:
             if await run.charges.reserve(requests=1, kept=1 - run.kept) is None:

@@ -464,7 +464,7 @@ async def test_a_reset_lets_the_limits_begin_again(store: BudgetStore) -> None:
     assert [(await planner.invoke(kernel, "Add.")).iterations for _ in range(2)] == [1, 0]
     assert not await store.reset("app", key="nobody")
     assert not await store.reset("app", period="2026-01-30")
-    assert await store.prune(before=datetime.fromtimestamp(NOON + 1, UTC)) == 1
+    assert await store.prune(before=datetime.fromtimestamp(NOON, UTC) + timedelta(days=3)) == 1
     assert [row.budget for row in await store.usage()] == ["ever"]
 
 
