@@ -509,7 +509,7 @@ async def test_a_store_that_is_closed_under_runs_ends_them(store: BudgetStore) -
         return never_stops(request)
 
     running = [asyncio.create_task(planner.invoke(scripted(asks)[0], "Add.")) for _ in range(5)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await asked.wait()
         await asyncio.gather(store.aclose(), store.aclose())
         ends = await asyncio.gather(*running, return_exceptions=True)

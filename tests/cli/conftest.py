@@ -30,7 +30,7 @@ def process(here: Path) -> Command:
 
     def run(*arguments: str) -> Outcome:
         done = subprocess.run(
-            command_line(*arguments), cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=60
+            command_line(*arguments), cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120
         )
         return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
 

@@ -50,7 +50,7 @@ def shell(here: Path, line: str) -> subprocess.CompletedProcess[str]:
     program = f'planner-ext() {{ "{sys.executable}" -m planner_ext "$@"; }}; {line}; exit $?'
     environment = os.environ | {"HOME": str(here), "SHELL": "/bin/bash"}
     return subprocess.run(
-        ["bash", "-c", program], cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", program], cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
 
 

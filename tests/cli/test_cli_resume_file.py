@@ -123,7 +123,7 @@ def test_a_call_whose_process_was_killed_is_in_doubt(till: Till, command: Comman
     """Killed in the function, FILE says that it was started; resumed, it is shown as in doubt, and nothing runs."""
     process = till.started("--approve", "pay")
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert till.file.read_text() == (till.here / "cut_short.json").read_text()
     facts = till.checkpoint.facts
     assert isinstance(facts[-1], CallStarted)

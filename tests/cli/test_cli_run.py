@@ -70,7 +70,7 @@ def test_ctrl_c_cancels_and_keeps_what_happened(here: Path) -> None:
             if "shop-wait()" in shown:
                 break
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=120)
         assert len(server.requests) == 1
     assert running.returncode == 130
     outcome = Outcome(code=130, out=out, err=err)
@@ -84,7 +84,7 @@ def test_without_the_extra_the_command_says_how_to_install_it(here: Path) -> Non
     """Exit code 2 and one line where typer is missing."""
     program = "import sys; sys.modules['typer'] = None; from planner_ext.cli.__main__ import main; main()"
     line = [command_line()[0], "-c", program]
-    done = subprocess.run(line, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    done = subprocess.run(line, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == 'planner-ext needs typer. Install it with: pip install "planner-ext[cli]"\n'
 

@@ -101,5 +101,5 @@ for words, code in {commands!r}:
         assert ended.code == code, words
 assert not sys.modules.keys() & {{"semantic_kernel", "openai", "planner_ext.planner"}}
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "order-7\n"), done.stderr

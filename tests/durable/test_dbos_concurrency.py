@@ -12,7 +12,7 @@ from support.durable import GOAL, effects_in, open_runs, turn, world
 from support.processes import Lives
 
 RUNS = 8
-SECONDS = 60
+SECONDS = 120
 
 
 class Station:

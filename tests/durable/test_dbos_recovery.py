@@ -20,7 +20,7 @@ from planner_ext.testing import ScriptedReply, ScriptedRequest, call, say
 from support.durable import GOAL, decide_all, effects_in, open_runs, pays, turn, world
 from support.processes import Lives
 
-RECOVERY_SECONDS = 30
+RECOVERY_SECONDS = 120
 CUT_OFF = """
     SELECT pg_terminate_backend(pid) FROM pg_locks
     WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -22,7 +22,7 @@ from support.durable import GOAL, check_history, decide_all, effects_in, open_ru
 from support.postgres import PostgresServer
 from support.processes import Lives
 
-RECOVERY_SECONDS = 30
+RECOVERY_SECONDS = 120
 TABLES = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname IN ('public', 'planner_ext_dbos')"
 BATCH = calls(*(call("shop-book", {"order": n}, id=f"book{n}") for n in range(4)))
 

@@ -11,7 +11,7 @@ from support.postgres import PostgresServer
 from support.processes import Lives
 
 WORKERS = 3
-START_SECONDS = 60
+START_SECONDS = 120
 
 
 def answers(_: ScriptedRequest) -> ScriptedReply:
@@ -40,13 +40,17 @@ async def test_workers_may_start_before_their_server(lives: Lives, tmp_path: Pat
         server.stop()
         opened = tmp_path / "opened"
         opened.mkdir()
+
+        def said() -> dict[str, str]:
+            return {file.name: text for file in opened.iterdir() if (text := file.read_text())}
+
         names = [f"worker-{n}" for n in range(WORKERS)]
         processes = [lives.begin(working_life, url, opened, tmp_path / "effects", name) for name in names]
         await asyncio.to_thread(server.start)
         until = time.monotonic() + START_SECONDS
-        while len(found := list(opened.iterdir())) < WORKERS and time.monotonic() < until:  # noqa: ASYNC110  (likewise)
+        while len(said()) < WORKERS and time.monotonic() < until:  # noqa: ASYNC110  (likewise)
             await asyncio.sleep(0.02)
-        assert {file.name: file.read_text() for file in found} == dict.fromkeys(names, "open")
+        assert said() == dict.fromkeys(names, "open")
         async with opened_store(url) as store:
             assert await store.create("order-7", GOAL, owner=None, at=1.0)
             async with asyncio.timeout(START_SECONDS):

@@ -196,6 +196,6 @@ async def test_a_hook_that_hangs_keeps_no_place(store: str, tmp_path: Path) -> N
         async with Approvals.connect(store) as approvals:
             assert await approvals.decide(ID, Approve(by="ann"))
         waiting = asyncio.create_task(handle.result())
-        await asyncio.wait_for(asked.wait(), 30)
+        await asyncio.wait_for(asked.wait(), 120)
         assert await client.cancel("a", by="bo")
-        assert (await asyncio.wait_for(waiting, 30)).status == "stopped"
+        assert (await asyncio.wait_for(waiting, 120)).status == "stopped"

@@ -239,7 +239,7 @@ async def test_a_run_that_another_process_drives_takes_a_new_budget(store: str, 
     effects = tmp_path / "effects"
     async with Runs.connect(store, poll_seconds=0.05) as client:
         worker = lives.begin(labelling_life, store, effects)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while len(effects_in(effects)) < 3:  # noqa: ASYNC110  (only another process tells)
                 await asyncio.sleep(0.02)
             await client.set_budget("order-7", Budget(max_tool_calls=2, on_limit="stop"), by="ann")
@@ -259,7 +259,7 @@ async def test_a_driven_run_takes_each_new_budget_once(store: str, tmp_path: Pat
         handle = await runs.start(planner, kernel, GOAL, run_id="order-7")
         for limits in (Budget(max_tool_calls=900_000), Budget(max_tool_calls=800_000)):
             await runs.set_budget("order-7", limits)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while (taken := await changes(runs))[-1:] != [limits.max_tool_calls]:  # noqa: ASYNC110  (no event)
                     await asyncio.sleep(0)
         await runs.cancel("order-7")

@@ -40,7 +40,7 @@ async def test_a_dropped_cancellation_does_not_keep_a_store_open(
     kernel.add_service(ScriptedChatCompletion([call("deaf-wait", {}, id="wait")]))
     kernel.add_plugin(tool, "deaf")
     options: dict[str, Any] = {"poll_seconds": 0.05, "grace_seconds": 0}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         async with open_runs(store, **options) as runs:
             await runs.start(planner_of(), kernel, GOAL, run_id="order-7")
             await tool.begun.wait()

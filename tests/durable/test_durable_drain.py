@@ -106,7 +106,7 @@ def scene(lives: Lives, store: str, tmp_path: Path) -> Iterator[Scene]:
 
 def ended(process: ForkServerProcess) -> int | None:
     """Wait for a process, and return its exit code."""
-    process.join(30)
+    process.join(120)
     return process.exitcode
 
 
@@ -215,7 +215,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def begun(world: World, *names: str) -> None:
     """Wait until steps have begun in this process."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not set(names) <= set(world.begun()):  # noqa: ASYNC110  (the trace is a file)
             await asyncio.sleep(0.01)
 
@@ -300,13 +300,13 @@ async def test_a_request_that_waits_for_its_interval_is_not_sent(store: str, tmp
     model = kernel.get_service(type=ScriptedChatCompletion)
     async with open_runs(store, poll_seconds=0.02) as runs:
         await runs.start(planner, kernel, GOAL, run_id="order")
-        await asyncio.wait_for(interval.waits.wait(), 30)
+        await asyncio.wait_for(interval.waits.wait(), 120)
         leaving = asyncio.create_task(runs.close())
         async with Runs.connect(store) as client:
             while [worker.status for worker in await client.workers()] != ["leaving"]:  # noqa: ASYNC110  (its row says)
                 await asyncio.sleep(0.01)
         interval.over.set()
-        await asyncio.wait_for(leaving, 10)
+        await asyncio.wait_for(leaving, 120)
     assert len(model.requests) == 1
     async with open_runs(store) as runs:
         planner, kernel = shop(effects, lambda _: say("Done."))

@@ -220,7 +220,7 @@ def test_two_processes_make_no_call_twice(tmp_path: Path) -> None:
             for name in ("a", "b")
         ]
         for process in processes:
-            process.join(30)
+            process.join(120)
         assert [process.exitcode for process in processes] == [0, 0]
     finally:
         lives.close()

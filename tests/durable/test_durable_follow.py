@@ -32,7 +32,7 @@ async def test_a_run_is_followed_while_another_process_drives_it(store: str, tmp
             stderr=asyncio.subprocess.PIPE,
         )
         assert follower.stderr is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while "shop-label" not in (line := (await follower.stderr.readline()).decode()) or "done" not in line:
                 assert line, "it ended"
             seen.set()

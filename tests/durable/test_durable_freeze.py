@@ -20,7 +20,7 @@ from support.processes import Lives
 from support.stock import scripted_by
 
 LEASE_SECONDS = 2.0
-SECONDS = 40
+SECONDS = 120
 LONG, SHORT = 30.0, 0.5
 """Seconds of a call or request that is under way when its process is back, and of one that has ended by then."""
 LABEL = call("post-label", {"order": 1}, id="label")

@@ -58,7 +58,7 @@ async def test_callbacks_hear_of_a_pause_and_of_the_end(store: str, tmp_path: Pa
 
     async with open_runs(store, poll_seconds=0.01, on_paused=paused.put, on_ended=plain) as runs:
         await drive(runs, tmp_path)
-        heard = await asyncio.wait_for(paused.get(), 30)
+        heard = await asyncio.wait_for(paused.get(), 120)
         assert (heard.run_id, heard.event, heard.status, heard.goal) == ("a", "paused", "paused", GOAL)
         (call,) = heard.pending
         assert (call.id, call.fully_qualified_name, dict(call.arguments)) == ("a/0/pay", "shop-pay", {"amount": 5})
@@ -67,7 +67,7 @@ async def test_callbacks_hear_of_a_pause_and_of_the_end(store: str, tmp_path: Pa
         assert heard.as_dict()["pending"][0]["id"] == call.id
         await decide_all(store)
         await drive(runs, tmp_path)
-        heard = await asyncio.wait_for(ended.get(), 30)
+        heard = await asyncio.wait_for(ended.get(), 120)
         assert (heard.event, heard.status, heard.pending) == ("ended", "answered", ())
     assert (paused.empty(), ended.empty()) == (True, True)
     async with open_runs(store) as runs:
@@ -228,7 +228,7 @@ async def test_a_run_that_failed_is_told_of(store: str, tmp_path: Path) -> None:
     async with open_runs(store, poll_seconds=0.01, on_failed=failed.put, retry=retry) as runs:
         working = asyncio.create_task(runs.work(*world(tmp_path / "effects", faults)))
         await runs.submit(GOAL, run_id="a")
-        heard = await asyncio.wait_for(failed.get(), 60)
+        heard = await asyncio.wait_for(failed.get(), 120)
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert (heard.run_id, heard.event, heard.status, heard.pending) == ("a", "failed", "failed", ())
@@ -243,7 +243,7 @@ async def test_a_run_in_quarantine_is_told_of(store: str) -> None:
         await runs.submit(GOAL, run_id="a")
         counts = {"wake_at": None, "retries": 0, "deaths": 3, "progress": 0}
         assert await other.park("a", seen=None, status="quarantined", problem="Poison.", at=time.time(), **counts)
-        heard = await asyncio.wait_for(failed.get(), 30)
+        heard = await asyncio.wait_for(failed.get(), 120)
     assert (heard.event, heard.status, heard.problem) == ("failed", "quarantined", "Poison.")
 
 
@@ -258,7 +258,7 @@ async def test_a_hung_listener_is_not_in_the_way(store: str, tmp_path: Path, mon
 
     async with open_runs(store, poll_seconds=0.01, on_paused=hang) as runs:
         await drive(runs, tmp_path)
-        await asyncio.wait_for(hung.wait(), 30)
+        await asyncio.wait_for(hung.wait(), 120)
         async with Approvals.connect(store) as approvals:
             assert await approvals.decide("a/0/pay", Approve(by="ann"))
         assert (await drive(runs, tmp_path)).status == "answered"
@@ -296,7 +296,7 @@ async def test_a_listener_that_fails_keeps_a_notice_from_no_other(store: str, tm
     with WebhookServer() as server:
         async with open_runs(store, poll_seconds=0.01, on_paused=fail, notify=server.url) as runs:
             await drive(runs, tmp_path)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while len(failed) < 3:  # noqa: ASYNC110  (no event says so)
                     await asyncio.sleep(0.01)
             (kept,) = await runs.notices("a")

@@ -27,7 +27,7 @@ from support.durable import GOAL, PAY, Shop, decide_all, effects_in, open_runs, 
 from support.processes import Lives
 
 SOON = RetryPolicy(first_delay=0.05, attempts=4)
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 BUSY, FORBIDDEN = ScriptedFault(status=500), ScriptedFault(status=401)
 
 

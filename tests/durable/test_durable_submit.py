@@ -62,11 +62,11 @@ async def test_a_submitted_run_is_driven_by_a_worker_through_its_pause(store: st
         queued = await client.result("order-7")
         assert (queued.status, queued.iterations, queued.pending) == ("queued", 0, ())
         async with working(store, world(tmp_path / "effects", [PAY, say("Paid.")])):
-            paused = await submitted.result(timeout=30)
+            paused = await submitted.result(timeout=120)
             assert [call.id for call in paused.pending] == ["order-7/0/pay"]
             assert (paused.status, paused.goal, paused.iterations, paused.final_answer) == ("paused", GOAL, 1, "")
             await decide_all(store)
-            ended = await submitted.result(timeout=30)
+            ended = await submitted.result(timeout=120)
         assert (ended.status, ended.final_answer, ended.iterations, ended.tool_calls) == ("answered", "Paid.", 2, 1)
         assert (ended.limit, ended.reason, ended.problem, ended.pending) == (None, "", "", ())
         assert await client.result("order-7") == ended
@@ -88,7 +88,7 @@ async def test_a_submitted_run_is_on_the_queue_at_once(
         Runs.connect(postgres_url) as client,
     ):
         submitted = await (client if submitter == "client" else worker).submit("greet")
-        assert (await submitted.result(timeout=30)).final_answer == "Hello."
+        assert (await submitted.result(timeout=120)).final_answer == "Hello."
 
 
 async def test_a_run_is_submitted_before_any_worker_has_made_its_queue(
@@ -99,7 +99,7 @@ async def test_a_run_is_submitted_before_any_worker_has_made_its_queue(
     async with Runs.connect(empty) as client:
         submitted = await client.submit("greet")
         async with working(empty, world(tmp_path / "effects", [say("Hello.")])):
-            assert (await submitted.result(timeout=30)).final_answer == "Hello."
+            assert (await submitted.result(timeout=120)).final_answer == "Hello."
 
 
 async def test_a_run_is_submitted_once(store: str, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_submitted_arguments_reach_the_functions(
 
     async with working(store, desk(tmp_path / "noted"), arguments_for=arguments_for) as runs:
         submitted = await runs.submit(GOAL, arguments={"tenant": "b", "order": {"number": 7}})
-        assert (await submitted.result(timeout=30)).status == "answered"
+        assert (await submitted.result(timeout=120)).status == "answered"
     noted = json.loads((tmp_path / "noted").read_text())
     expected = {"tenant": "b", "order": {"number": 7}, **(of_worker or {})}
     assert {name: noted.get(name) for name in expected} == expected
@@ -198,7 +198,7 @@ async def test_a_submitted_run_has_its_inputs_in_every_life(store: str, tmp_path
         await asyncio.to_thread(killed.join, 60)
         assert (killed.exitcode, (tmp_path / "noted").exists()) == (-9, False)
         async with working(store, desk(tmp_path / "noted")):
-            assert (await submitted.result(timeout=60)).iterations == 2
+            assert (await submitted.result(timeout=120)).iterations == 2
         begun = (await client.load(submitted.run_id)).facts[0]
     assert json.loads((tmp_path / "noted").read_text())["tenant"] == "b"
     assert isinstance(begun, RunStarted)
@@ -215,7 +215,7 @@ async def test_a_submitted_budget_replaces_that_of_the_planner(store: str, tmp_p
     )
     async with working(store, (planner, kernel)) as runs:
         submitted = await runs.submit(GOAL, budget=Budget(max_tool_calls=2, on_limit="stop"))
-        result = await submitted.result(timeout=30)
+        result = await submitted.result(timeout=120)
         begun = (await runs.load(submitted.run_id)).facts[0]
     assert (result.status, result.limit, result.tool_calls) == ("limit_reached", "max_tool_calls", 2)
     assert "max_tool_calls" in result.reason
@@ -229,9 +229,9 @@ async def test_a_submitted_budget_replaces_that_of_the_planner(store: str, tmp_p
 async def test_a_result_raises_on_request(tmp_path: Path) -> None:
     """An answered one returns itself; of a run that is not there, there is no result."""
     async with working(tmp_path / "runs.db", world(tmp_path / "effects", [say("Hello."), PAY])) as runs:
-        answered = await (await runs.submit("greet")).result(timeout=30)
+        answered = await (await runs.submit("greet")).result(timeout=120)
         assert answered.raise_for_status() is answered
-        paused = await (await runs.submit(GOAL)).result(timeout=30)
+        paused = await (await runs.submit(GOAL)).result(timeout=120)
         with pytest.raises(RunNotAnsweredError, match="Calls wait for a decision"):
             paused.raise_for_status()
         with pytest.raises(UnknownRunError, match="no run 'order-8'"):
@@ -245,7 +245,7 @@ async def test_a_submitted_run_that_fails_says_why(store: str, tmp_path: Path) -
         raise PlannerInvalidConfigurationError("No tenant has this run.")
 
     async with working(store, world(tmp_path / "effects", []), arguments_for=arguments_for) as runs:
-        result = await (await runs.submit(GOAL)).result(timeout=30)
+        result = await (await runs.submit(GOAL)).result(timeout=120)
     assert (result.status, result.iterations) == ("failed", 0)
     assert "No tenant has this run." in result.problem
     with pytest.raises(RunNotAnsweredError, match=r"No tenant has this run\."):
@@ -266,7 +266,7 @@ async def test_a_queued_run_is_cancelled(store: str, tmp_path: Path) -> None:
     async with Runs.connect(store) as client:
         submitted = await client.submit(GOAL, run_id="order-7")
         assert await client.cancel("order-7", by="ann", reason="wrong order")
-        result = await submitted.result(timeout=30)
+        result = await submitted.result(timeout=120)
         assert (result.status, result.reason) == ("stopped", "Cancelled by ann: wrong order")
         async with working(store, world(tmp_path / "effects", [])):
             assert await client.result("order-7") == result
@@ -301,10 +301,10 @@ async def test_a_run_is_submitted_to_workers_of_another_process(store: str, tmp_
     async with Runs.connect(store, poll_seconds=0.02) as client:
         worker = lives.begin(working_life, store, effects)
         submitted = await client.submit(GOAL, run_id="order-7")
-        assert (await submitted.result(timeout=60)).status == "paused"
+        assert (await submitted.result(timeout=120)).status == "paused"
         async with Approvals.connect(store) as approvals:
             assert await approvals.decide("order-7/0/pay", Approve(by="ann"))
-        ended = await submitted.result(timeout=60)
+        ended = await submitted.result(timeout=120)
         assert (ended.status, ended.final_answer) == ("answered", "Paid.")
         worker.kill()
         worker.join()
@@ -327,6 +327,6 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "queued 1\n")

@@ -20,7 +20,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while text not in caplog.text:  # noqa: ASYNC110  (no event says so)
             await asyncio.sleep(0.01)
 
@@ -35,7 +35,7 @@ async def test_a_worker_outlasts_a_locked_store(tmp_path: Path, caplog: pytest.L
             working = asyncio.create_task(worker.work(*world(tmp_path / "effects", [say("Done.")])))
             await logged(caplog, "Due runs wait, the store cannot be used")
             tool.execute("ROLLBACK")
-        assert (await run.result(timeout=30)).status == "answered"
+        assert (await run.result(timeout=120)).status == "answered"
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert caplog.text.count("Due runs wait") == 1
@@ -50,7 +50,7 @@ async def test_a_worker_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyte
         with closing(sqlite3.connect(path, isolation_level=None)) as tool:
             tool.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match="another process holds its lock"):
-                await asyncio.wait_for(worker.work(*world(tmp_path / "effects", [])), 30)
+                await asyncio.wait_for(worker.work(*world(tmp_path / "effects", [])), 120)
 
 
 async def test_a_fault_of_the_store_is_parked_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +72,7 @@ async def test_a_fault_of_the_store_is_parked_once(tmp_path: Path, caplog: pytes
             with suppress(StoreError):  # a read that shares a transaction with the write that waits
                 assert await worker.recover(*application) == []
         tool.execute("ROLLBACK")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not (taken := await worker.recover(*application)):  # noqa: ASYNC110  (polled, as `work` does)
                 await asyncio.sleep(worker.poll_seconds)
         assert (await taken[0].result()).status == "answered"

@@ -114,7 +114,7 @@ def test_processes_that_migrate_at_once_do_not_disturb_each_other(older: str, li
     """Four of them open an older store at the same time: each succeeds, and the tables are migrated once."""
     processes = [lives.begin(list_runs, older) for _ in range(4)]
     for process in processes:
-        process.join(30)
+        process.join(120)
     assert [process.exitcode for process in processes] == [0] * 4
     assert execute(older, "SELECT number FROM planner_schema ORDER BY number") == [(1,), (TABLE_SCHEMA,)]
 

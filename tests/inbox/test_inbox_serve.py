@@ -37,7 +37,7 @@ async def test_serve_prints_an_address_that_signs_in(store: str, ending: signal.
     async with serving(store, "--user", "ann") as (address, process):
         match = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/sign-in\?token=([\w-]{43})", address)
         assert match is not None, address
-        async with httpx.AsyncClient(base_url=f"{match[1]}/", timeout=30) as client:
+        async with httpx.AsyncClient(base_url=f"{match[1]}/", timeout=120) as client:
             visitor = Visitor(client)
             await visitor.get(address)
             response = await visitor.send("sign-in", {"token": visitor.hidden("token"), "next": ""})
@@ -45,7 +45,7 @@ async def test_serve_prints_an_address_that_signs_in(store: str, ending: signal.
             async with client.stream("GET", "events") as stream:
                 assert stream.status_code == 200
                 os.kill(process.pid, ending)
-                assert await asyncio.wait_for(process.wait(), 20) == 0
+                assert await asyncio.wait_for(process.wait(), 120) == 0
         assert process.stderr is not None
         complaints = (await process.stderr.read()).decode()
         assert match[2] not in complaints and "Traceback" not in complaints

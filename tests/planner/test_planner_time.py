@@ -480,7 +480,7 @@ async def test_a_request_over_http_ends_with_the_machines_clock(limit: str, stre
         at: Any = datetime.now(UTC) + timedelta(seconds=2) if limit == "deadline" else 2
         planner = planner_with(plan=False, budget=Budget(**{limit: at}))
         try:
-            result = await asyncio.wait_for(invoke(planner, kernel, streamed=streamed), 20)
+            result = await asyncio.wait_for(invoke(planner, kernel, streamed=streamed), 120)
         finally:
             release.set()
     assert (result.status, result.limit, result.iterations) == ("limit_reached", limit, 1)

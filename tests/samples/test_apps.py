@@ -182,7 +182,7 @@ def serving(form: str, server: ScriptedOpenAIServer) -> Generator[httpx.Client]:
     words = [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), f"{form}:app", "--port", str(port)]
     with (
         subprocess.Popen(words, env=environment(server), stderr=subprocess.PIPE, text=True) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         assert process.stderr is not None
         try:

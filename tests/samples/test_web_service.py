@@ -36,7 +36,7 @@ def serving(folder: Path, service: str) -> Generator[tuple[httpx.Client, list[st
     env = own | {"PYTHONPATH": str(Path(planner_ext.__file__).parent.parent)}
     with (
         subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         assert process.stderr is not None
         try:

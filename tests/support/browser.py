@@ -49,7 +49,7 @@ async def window(browser: Browser, address: str, **options: Any) -> AsyncGenerat
             wrong.append(f"asked {request.url}")
 
     context = await browser.new_context(base_url=address, reduced_motion="reduce", **options)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     context.on("console", hear)
     context.on("weberror", lambda error: wrong.append(str(error.error)))
     context.on("request", follow)

@@ -16,7 +16,7 @@ from support.durable import planner_of, turn
 
 __all__ = ["World", "application", "until"]
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 GATED_IN = "PLANNER_EXT_TEST_GATED_IN"
 """The environment variable with the folder of the world."""
 

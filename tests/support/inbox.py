@@ -81,7 +81,7 @@ class Visitor:
 @asynccontextmanager
 async def visitor_at(base: str, name: str | None = "ann") -> AsyncGenerator[Visitor]:
     """Visit an inbox, signed in under a name unless it is None."""
-    async with httpx.AsyncClient(base_url=f"{base}/", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"{base}/", timeout=120) as client:
         visitor = Visitor(client)
         if name is not None:
             assert (await visitor.sign_in(name)).status_code == 200

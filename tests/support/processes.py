@@ -41,7 +41,7 @@ class Lives:
     def live(self, work: Callable[..., Any], *arguments: Any, **environment: str) -> int:
         """Let a life do some work; return its exit code, which is -9 where it was killed."""
         process = self.begin(work, *arguments, **environment)
-        process.join(30)
+        process.join(120)
         code = process.exitcode
         process.close()
         assert code is not None, "it does not end"

@@ -62,14 +62,14 @@ class Session:
 
     def end(self) -> int:
         """Wait for the end; return the exit code."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while self._more(deadline):
             pass
         os.close(self._screen)
-        return self._process.wait(timeout=10)
+        return self._process.wait(timeout=120)
 
     def _until(self, met: Callable[[], bool], text: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not met():
             assert self._more(deadline), f"ended before {text!r}:\n{self.shown}"
 

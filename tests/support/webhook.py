@@ -64,7 +64,7 @@ class WebhookServer:
         self._server.server_close()
         self._thread.join()
 
-    def wait_for(self, number: int, *, seconds: float = 30.0) -> list[ReceivedNotice]:
+    def wait_for(self, number: int, *, seconds: float = 120.0) -> list[ReceivedNotice]:
         """Wait until this many requests have arrived, and return them."""
         with self._arrived:
             arrived = self._arrived.wait_for(lambda: len(self.received) >= number, seconds)
