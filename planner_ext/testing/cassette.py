@@ -2,21 +2,22 @@
 
 A request is kept in a normal form: its messages, its functions and its settings, without headers, the connector's
 classes, or the ids of calls. A request that continues an earlier one is written as its new messages. Texts are scrubbed
-before they are written, see `Scrubber`; in a replay a scrubbed part matches any text.
+before they are written, see `planner_ext.testing.scrub`; in a replay a scrubbed part matches any text.
 
 A file is untrusted data: its size is bounded, all of it is validated before use, and no name in it is imported.
 """
 
 import builtins
+import hmac
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_bytes
 from typing import Annotated, Any, cast
-from urllib.parse import quote
 
 import semantic_kernel.exceptions as kernel_errors
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -31,6 +32,7 @@ from planner_ext.engine.signing import read_json
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import PlannerException
 from planner_ext.sk.messages import load_message, part_of
+from planner_ext.testing.scrub import SCRUBBED, Scrubber
 
 __all__ = [
     "Asked",
@@ -40,8 +42,6 @@ __all__ = [
     "Exchange",
     "Raised",
     "ReplayDifferenceError",
-    "Scrub",
-    "Scrubber",
     "differences",
     "same",
 ]
@@ -109,65 +109,6 @@ def _around(place: int, text: str) -> str:
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
 
-Scrub = Callable[[str], str] | Sequence[str | re.Pattern[str]]
-"""An application's secrets: regular expressions, or a function from a text to its clean form."""
-
-_SECRETS = (
-    r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic
-    r"AKIA[0-9A-Z]{16}",
-    r"AIza[0-9A-Za-z_-]{35}",
-    r"gh[oprsu]_[A-Za-z0-9]{36,}|github_pat_\w{22,}",
-    r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
-    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",  # a JSON Web Token
-    r"(?i:(?<=Bearer )[a-z0-9._~+/=-]{16,})",
-    r"(?i:(?<=Authorization: Basic )[a-z0-9+/=]{8,})",
-    r"(?<=://)[^\s/?#@:\"']*:[^\s/?#@\"']+(?=@)",  # the user and password of an address
-    r"(?i:(?<=[?&])(?:api[_-]?key|access_token|token|secret|password|sig|signature)=[^\s&#\"'<>\\]+)",
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----",
-)
-_SECRET_NAME = re.compile(r".*(_KEY|_TOKEN|_SECRET|_PASSWORD)", re.IGNORECASE)
-_SHORTEST_SECRET = 8
-_SCRUBBED = "[scrubbed]"
-
-
-class Scrubber:
-    """Replaces secrets in texts: known forms of keys, secret environment variables, and the application's own patterns.
-
-    The names of secret variables end in ``_KEY``, ``_TOKEN``, ``_SECRET`` or ``_PASSWORD``.
-    """
-
-    def __init__(self, own: Scrub = ()) -> None:
-        """Take the application's patterns, or its function, which is applied last."""
-        values = (value for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name))
-        written = {form for value in values if len(value) >= _SHORTEST_SECRET for form in _written(value)}
-        exact = [re.escape(form) for form in sorted(written, key=len, reverse=True)]  # one may be a part of another
-        given = () if callable(own) else own
-        self._patterns = [re.compile(pattern) for pattern in (*exact, *_SECRETS, *given)]
-        self._clean = own if callable(own) else None
-
-    def text(self, text: str) -> str:
-        """Scrub one text."""
-        for pattern in self._patterns:
-            text = pattern.sub(_SCRUBBED, text)
-        return text if self._clean is None else self._clean(text)
-
-    def values(self, value: Any) -> Any:
-        """Scrub every text in JSON values, except their keys."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {key: self.values(one) for key, one in cast("dict[str, Any]", value).items()}
-        if isinstance(value, list):
-            return [self.values(one) for one in cast("list[Any]", value)]
-        return value
-
-
-def _written(secret: str) -> set[str]:
-    """List the spellings of a text: plain, inside JSON, inside an address."""
-    inner = (json.dumps(secret, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
-    return {secret, *inner, quote(secret, safe="", errors="replace")}
-
-
 # The normal form of a request.
 
 _NOT_COMPARED = frozenset(
@@ -227,13 +168,16 @@ def same(recorded: Any, value: Any) -> bool:
     """Compare JSON values with recorded ones, whose scrubbed parts match any text."""
     if isinstance(recorded, dict) and isinstance(value, dict):
         old, new = cast("tuple[dict[str, Any], dict[str, Any]]", (recorded, value))
-        return old.keys() == new.keys() and all(same(one, new[key]) for key, one in old.items())
+        return len(old) == len(new) and all(
+            same(one, new[key]) if key in new else any(same([key, one], [*item]) for item in new.items())
+            for key, one in old.items()
+        )
     if isinstance(recorded, list) and isinstance(value, list):
         pair = cast("tuple[list[Any], list[Any]]", (recorded, value))
         return len(pair[0]) == len(pair[1]) and all(map(same, *pair))
-    if not (isinstance(recorded, str) and isinstance(value, str) and _SCRUBBED in recorded):
+    if not (isinstance(recorded, str) and isinstance(value, str) and SCRUBBED in recorded):
         return recorded == value
-    first, *parts, last = recorded.split(_SCRUBBED)
+    first, *parts, last = recorded.split(SCRUBBED)
     if not (value.startswith(first) and value.endswith(last)):
         return False
     place, end = len(first), len(value) - len(last)
@@ -329,8 +273,16 @@ class Raised(_Strict):
             error = error.__cause__
         return found
 
-    def error(self) -> Exception:
-        """Build the exception again: of Semantic Kernel's or Python's class, or of a new class of that name."""
+    @staticmethod
+    def again(chain: "Sequence[Raised]") -> Exception:
+        """Build an exception again, with its causes."""
+        first, *causes = [raised._error() for raised in chain]
+        for error, cause in zip([first, *causes], causes, strict=False):
+            error.__cause__ = cause
+        return first
+
+    def _error(self) -> Exception:
+        """Build one: of Semantic Kernel's or Python's class, or of a new class of that name."""
         kind: Any = getattr(kernel_errors, self.type, None) or getattr(builtins, self.type, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             kind = type(self.type, (Exception,), {})
@@ -391,17 +343,22 @@ class Cassette:
         Raises:
             CassetteError: If it cannot be written, or would be too large to be read.
         """
+        every, salt = range(len(self.exchanges)), token_bytes(32)
         written = {
             "form": FORM,
             "schema": SCHEMA,
             "services": dict(self.services),
-            "requests": [
-                self._packed(number).model_dump(exclude_defaults=True) for number in range(len(self.exchanges))
-            ],
-            "runs": [dump_facts(facts) for facts in self.runs],
+            "requests": scrub.values([self._packed(n).model_dump(exclude_defaults=True) for n in every]),
+            "runs": [_scrubbed(dump_facts(facts), scrub, salt) for facts in self.runs],
         }
         try:
-            text = json.dumps(scrub.values(written), indent=1, ensure_ascii=False) + "\n"
+            text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"
+            self._of(_File.model_validate(written))
+        except (ValidationError, InvalidJournalError, _DamagedError) as error:
+            raise CassetteError(
+                f"The cassette {path} could not be read, and is not written: scrub patterns must not match what is no "
+                f"secret, such as roles and the names of functions. {error}"
+            ) from None
         except ValueError as error:
             raise CassetteError(f"The cassette {path} cannot be written: {error}.") from None
         content = text.encode("utf-8", "backslashreplace")
@@ -482,6 +439,16 @@ class Cassette:
 
 class _DamagedError(Exception):
     """A part of a file is damaged."""
+
+
+def _scrubbed(facts: list[Any], scrub: Scrubber, salt: bytes) -> list[Any]:
+    """Scrub a journal; then its digests, from which a short secret could be guessed, are replaced by keyed ones."""
+    clean: list[Any] = scrub.values(facts)
+    for fact in clean if clean != facts else ():
+        for name in ("digest", "fingerprint"):
+            if fact.get(name):
+                fact[name] = hmac.new(salt, fact[name].encode(), "sha256").hexdigest()
+    return clean
 
 
 def _whole(one: Exchange, number: int, before: Sequence[tuple[Asked, Exchange]]) -> Asked:

@@ -19,8 +19,9 @@ Record it once, look at the file, and commit it:
     pytest                                                  # replays it: no network, no key
 
 A replay fails where the application now differs, and names the place: a prompt, the schema of a function, its result.
-A test that fails while it is recorded leaves its cassette unchanged. A marker takes the options of `replay` and
-`record`, and the cassette's path relative to the test's folder:
+A test that fails while it is recorded leaves its cassette unchanged. A marker on a test, a class or a module takes the
+options of `replay` and `record`, and the cassette's path relative to the test's folder. An option of the nearest marker
+counts; the scrubs of all of them do:
 
     @pytest.mark.tape(functions="recorded", scrub=["customer-[0-9]+"], path="refund.json")
 """
@@ -32,11 +33,13 @@ from typing import Any
 
 import pytest
 
+from planner_ext.testing.scrub import Scrub
 from planner_ext.testing.tape import Tape, record, replay
 
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_makereport", "tape"]
 
 _PASSED = pytest.StashKey[bool]()
+_OPTIONS = frozenset({"functions", "on_difference", "scrub", "path"})
 
 
 class _FailedError(Exception):
@@ -66,14 +69,25 @@ def pytest_runtest_makereport(
     return report
 
 
+def _options(node: Any) -> tuple[dict[str, Any], list[Scrub]]:
+    """Merge the options of a test's markers, and add up their scrubs."""
+    options: dict[str, Any] = {}
+    scrub: list[Scrub] = []
+    for marker in reversed([*node.iter_markers("tape")]):  # the nearest is the last
+        if marker.args or not _OPTIONS.issuperset(marker.kwargs):
+            wrong = ", ".join([*map(repr, marker.args), *(set(marker.kwargs) - _OPTIONS)])
+            pytest.fail(f"The marker tape takes {', '.join(sorted(_OPTIONS))} by name; got {wrong}.", pytrace=False)
+        options |= marker.kwargs
+        scrub.append(options.pop("scrub", ()))
+    return options, scrub
+
+
 @pytest.fixture
 def tape(request: pytest.FixtureRequest) -> Generator[Tape]:
     """Replay the cassette of this test, or with ``--record`` write it."""
     node: Any = request.node
-    marker = node.get_closest_marker("tape")
-    options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
-    name = re.sub(r"[^\w.-]+", "_", node.name)
-    scrub = options.pop("scrub", ())
+    options, scrub = _options(node)
+    name = re.sub(r"[^\w.-]+", "_", node.nodeid.partition("::")[2])
     path = request.path.parent / options.pop("path", f"cassettes/{request.path.stem}/{name}.json")
     if request.config.getoption("--record"):
         block = record(path, scrub=scrub)

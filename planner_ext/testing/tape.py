@@ -59,12 +59,11 @@ from planner_ext.testing.cassette import (
     Exchange,
     Raised,
     ReplayDifferenceError,
-    Scrub,
-    Scrubber,
     differences,
     same,
 )
 from planner_ext.testing.connector import OuterConnector
+from planner_ext.testing.scrub import Scrub, Scrubber
 
 __all__ = ["Tape", "record", "replay"]
 
@@ -118,7 +117,13 @@ class Tape(ABC):
 class _Tape(Tape):
     """The tape's interface for runs and services; see also `planner_ext.sk.run_context.Tape`."""
 
+    def __init__(self, scrub: Scrub = ()) -> None:
+        super().__init__()
+        self._scrub = Scrubber(scrub)
+
     def _taped(self, service_id: str, model: str, inner: ChatCompletionClientBase | None) -> "_TapedChatCompletion":
+        if isinstance(key := getattr(getattr(inner, "client", None), "api_key", None), str):
+            self._scrub.add(key)
         role = {} if inner is None else {"instruction_role": inner.instruction_role}
         calls = inner is None or inner.SUPPORTS_FUNCTION_CALLING
         return (_TapedChatCompletion if calls else _TapedWithoutCalls)(
@@ -201,14 +206,15 @@ class _Recorder(_Tape):
 
     recording = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, scrub: Scrub) -> None:
+        super().__init__(scrub)
         self._exchanges: list[tuple[Asked, Exchange]] = []
 
-    def write(self, path: Path, scrub: Scrubber) -> None:
+    def write(self, path: Path) -> None:
         """Write the cassette, without requests that are still under way."""
+        self._scrub.add_environment()
         done = [one for one in self._exchanges if one[1].replies is not None or one[1].error or one[1].abandoned]
-        Cassette(self.services, done, [tuple(facts) for facts in self.runs.values()]).write(path, scrub)
+        Cassette(self.services, done, [tuple(facts) for facts in self.runs.values()]).write(path, self._scrub)
 
     def run_id(self, goal: str) -> str:  # noqa: ARG002  (the port's signature)
         return uuid4().hex
@@ -321,7 +327,7 @@ class _Player(_Tape):
             raise ReplayDifferenceError(self.differences)
 
     def run_id(self, goal: str) -> str:
-        known = next((one for one in self._ids if one[0] == goal), (goal, f"replay-{len(self.runs)}"))
+        known = next((one for one in self._ids if same(one[0], goal)), (goal, f"replay-{len(self.runs)}"))
         with suppress(ValueError):
             self._ids.remove(known)
         return known[1]
@@ -339,6 +345,11 @@ class _Player(_Tape):
         self.changed.set()
         self.changed = asyncio.Event()
 
+    @property
+    def _made(self) -> int:
+        """The number of requests made up to now."""
+        return len(self.cassette.exchanges) - len(self._left)
+
     def result(self, fact: CallFinished, checked: ResolvedCall) -> Finished:
         """Return the recorded end of a call, and charge its function's consumption."""
         self._not_called.add(checked.function)
@@ -351,22 +362,21 @@ class _Player(_Tape):
 
     def no_result(self, checked: ResolvedCall) -> Finished:
         """Fail a call that the recorded run did not make, without calling its function, and add the difference."""
-        number = len(self.cassette.exchanges) - len(self._left)
-        what, got = f"one more call of {checked.function}", json.dumps(dict(checked.arguments), default=str)
-        self._note(Difference(request=number, what=what, function=checked.function, expected="no such call", got=got))
+        name, got = checked.function, json.dumps(dict(checked.arguments), default=str)
+        what = f"one more call of {name}"
+        self._note(Difference(request=self._made, what=what, function=name, expected="no such call", got=got))
         text = "The cassette has no result of this call."
         return Finished(outcome="failed", text=text, error=text, exception=LookupError(text))
 
     def compare(self, fact: CallFinished, finished: Finished) -> None:
         """Add a difference if a function returned another result than the recorded one."""
         if not same(fact.result, text := finished.text):
-            number = len(self.cassette.exchanges) - len(self._left)
-            what = f"the result of {fact.function}"
-            found = Difference(request=number, what=what, function=fact.function, expected=fact.result, got=text)
-            self._note(found)
+            what, name = f"the result of {fact.function}", fact.function
+            self._note(Difference(request=self._made, what=what, function=name, expected=fact.result, got=text))
 
     def _note(self, found: Difference) -> None:
-        """Add a difference once: later requests repeat the same messages."""
+        """Add a difference once, without secrets: later requests repeat the same messages."""
+        found = replace(found, got=self._scrub.text(found.got))
         key = (found.what, found.expected, found.got)
         if found.what == "the request" or all((one.what, one.expected, one.got) != key for one in self.differences):
             self.differences.append(found)
@@ -405,12 +415,7 @@ class _Player(_Tape):
         exchange = self.cassette.exchanges[number][1]
         self._clock.ahead = True
         if exchange.error:
-            first, *causes = [raised.error() for raised in exchange.error]
-            error: BaseException = first
-            for cause in causes:
-                error.__cause__ = cause
-                error = cause
-            raise first
+            raise Raised.again(exchange.error)
         if exchange.abandoned:
             await asyncio.sleep(_PATIENCE)
             self._note(Difference(request=number, what="the request", expected="abandoned", got="waited for"))
@@ -551,16 +556,18 @@ def record(path: str | Path, *, scrub: Scrub = ()) -> Generator[Tape]:
 
     Args:
         path: The file, written when the block ends without an exception; folders are created.
-        scrub: Regular expressions of texts that may not enter the file, or a function from a text to its clean form,
-            in which "[scrubbed]" replaces each secret. Known forms of keys and the secrets in the environment are
-            always scrubbed. In a replay "[scrubbed]" matches any text.
+        scrub: Regular expressions of texts that may not enter the file, and functions from a text to its clean form,
+            in which "[scrubbed]" replaces each secret: one, or a list of them. Known forms of keys, values whose names
+            say that they are secret, the services' keys and the secrets in the environment are always scrubbed. In a
+            replay "[scrubbed]" matches any text, and is what a called function gets. Numbers are not scrubbed.
 
     Raises:
-        CassetteError: If the file cannot be written, or would be too large to be read.
+        InvalidOptionError: If ``scrub`` is something else.
+        CassetteError: If the file cannot be written, or could not be read.
     """
-    scrubber, tape = Scrubber(scrub), _Recorder()
+    tape = _Recorder(scrub)
     yield tape
-    tape.write(Path(path), scrubber)
+    tape.write(Path(path))
 
 
 @contextmanager

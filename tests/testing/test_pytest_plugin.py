@@ -107,3 +107,28 @@ def test_a_marker_takes_the_options_of_a_replay(project: Path) -> None:
     code, out = run_pytest(project, "--strict-markers")
     assert code == 0, out
     assert (project / "lamp.json").is_file()
+
+
+def test_markers_of_class_and_module_add_up(project: Path) -> None:
+    """The scrubs of all markers count, and the nearest of every other option; a class is part of the file's name."""
+    method = TESTS[TESTS.index("def test_price") :].replace("(tape)", "(self, tape)").replace("\n", "\n    ")
+    marked = (
+        TESTS[: TESTS.index("def test_price")]
+        + "pytestmark = pytest.mark.tape(functions='recorded', scrub=lambda text: text.replace('lamp', '[scrubbed]'))\n"
+        + "@pytest.mark.tape(scrub=['12 E'], functions='live')\nclass TestShop:\n"
+        + "    @pytest.mark.tape(scrub='What does', functions='recorded')\n    "
+    )
+    (project / "test_shop.py").write_text(marked + method)
+    code, out = recorded(project)
+    assert code == 0, out
+    text = (project / "cassettes" / "test_shop" / "TestShop_test_price.json").read_text()
+    assert not [secret for secret in ("lamp", "12 E", "What does") if secret in text]
+
+
+def test_a_misspelt_option_of_a_marker_is_named(project: Path) -> None:
+    """A misspelt scrub would leave secrets in the file, so a test with one fails before it is recorded."""
+    (project / "test_shop.py").write_text(TESTS.replace("def test_", "@pytest.mark.tape(scrubs=['lamp'])\ndef test_"))
+    code, out = recorded(project)
+    assert code == 1
+    assert "tape takes functions, on_difference, path, scrub by name; got scrubs" in out
+    assert not (project / CASSETTE).exists()

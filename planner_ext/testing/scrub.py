@@ -1,0 +1,133 @@
+"""`Scrubber`: replaces the secrets in the texts of a cassette.
+
+It knows a secret by its value (a variable of the environment, a service's key), by its form (the keys of well-known
+providers), by its name (``"password": "..."``, ``api_key=...``), and by the application's own patterns. Numbers are
+not scrubbed.
+"""
+
+import json
+import os
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
+from urllib.parse import quote, quote_plus
+
+from planner_ext.core.errors import shown
+from planner_ext.sk.errors import InvalidOptionError
+
+__all__ = ["SCRUBBED", "Scrub", "Scrubber"]
+
+SCRUBBED = "[scrubbed]"
+
+Scrub: TypeAlias = "str | re.Pattern[str] | Callable[[str], str] | Sequence[Scrub]"
+"""An application's secrets: a regular expression, a function from a text to its clean form, or a list of them."""
+
+_NAME = (
+    r"(?:[\w-]*(?:passw(?:or)?d|passphrase|secret|(?:api|access|account|private|subscription|shared)[_-]?key"
+    r"|(?:access|refresh|auth|id|session|security|bearer)[_-]?token|authorization|cookie)|token|pwd)"
+)
+_KNOWN = (
+    # By name: quoted as in JSON, also inside of JSON, and Python; then in addresses, connection strings and headers.
+    rf"((?<!\\)(\\*[\"']){_NAME}\2\s*:\s*(\\*[\"']))(?!\3).+?(?=(?<!\\)\3)",
+    rf"((?<![\w-])(?:{_NAME}|[\w-]*signature|sig)=)[^\s&;,#\"'<>\\]+",
+    r"((?<![\w-])(?:(?:x-)?api-key|(?:set-)?cookie): ?)[^\s\"'\\]+",
+    r"(\bBearer )[a-z0-9._~+/=-]{16,}",
+    r"(\bAuthorization: Basic )[a-z0-9+/=]{8,}",
+    r"(://)[^\s/?#@:\"']*:[^\s/?#@\"']+(?=@)",
+)
+_FORMS = (
+    r"(?<![A-Za-z0-9])(?:sk-[A-Za-z0-9_-]{16,}|[rs]k_(?:live|test)_\w{10,}|xai-\w{20,}|gsk_\w{20,}|hf_\w{20,})",
+    r"(?:AKIA|ASIA)[0-9A-Z]{16}",
+    r"AIza[0-9A-Za-z_-]{35}|ya29\.[\w-]{20,}",
+    r"gh[oprsu]_[A-Za-z0-9]{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}",
+    r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",  # a JSON Web Token
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z ]*PRIVATE KEY-----",
+)
+_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CONNECTION_STRING)", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"://[^\s/?#@:]*:([^\s/?#@]+)@")
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+_SHORTEST = 8
+"""Characters of the shortest value that is taken for a secret wherever it occurs."""
+
+
+class Scrubber:
+    """Replaces secrets in texts.
+
+    The names of secret variables end in KEY, TOKEN, SECRET, PASSWORD, PASSPHRASE or CONNECTION_STRING. The password in
+    a variable's address is a secret, too. Values of less than 8 characters are not searched for.
+    """
+
+    def __init__(self, own: Scrub = ()) -> None:
+        """Take the application's patterns and functions, which are applied last, and the environment's secrets.
+
+        Raises:
+            InvalidOptionError: If a pattern is not a regular expression, or matches the empty text.
+        """
+        self._own = [*_steps(own)]
+        self._secrets: set[str] = set()
+        self._known: list[re.Pattern[str]] = []
+        self.add_environment()
+
+    def add_environment(self) -> None:
+        """Add the secrets that the environment holds now."""
+        for name, value in os.environ.items():
+            self.add(*_IN_ADDRESS.findall(value), *([value.strip()] if _VARIABLE.fullmatch(name) else []))
+
+    def add(self, *secrets: str) -> None:
+        """Add secrets, in each of their spellings."""
+        long = (secret for secret in secrets if len(secret) >= _SHORTEST)
+        self._secrets.update(form for secret in long for form in _spellings(secret))
+        exact = "|".join(map(re.escape, sorted(self._secrets, key=len, reverse=True)))  # one may be a part of another
+        forms = [re.compile(pattern) for pattern in ([exact] if exact else []) + [*_FORMS]]
+        self._known = forms + [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in _KNOWN]
+
+    def text(self, text: str) -> str:
+        """Scrub one text."""
+        for pattern in self._known:
+            text = pattern.sub((r"\1" if pattern.groups else "") + SCRUBBED, text)
+        for step in self._own:
+            text = step(text)
+        return text
+
+    def values(self, value: Any, name: str = "") -> Any:
+        """Scrub every text in JSON values, the names in objects included; ``name`` is that of the value."""
+        if isinstance(value, str):
+            return SCRUBBED if value and _SECRET_NAME.fullmatch(name) else self.text(value)
+        if isinstance(value, dict):
+            given = cast("dict[str, Any]", value)
+            return {self.text(key): self.values(one, key) for key, one in given.items()}
+        if isinstance(value, list):
+            return [self.values(one, name) for one in cast("list[Any]", value)]
+        return value
+
+
+def _steps(own: Scrub) -> Iterator[Callable[[str], str]]:
+    """Turn an application's patterns into functions."""
+    if isinstance(own, Sequence) and not isinstance(own, str):
+        for one in cast("Sequence[Scrub]", own):
+            yield from _steps(one)
+    elif callable(own):
+        yield own
+    else:
+        try:
+            pattern = re.compile(own)
+        except (TypeError, re.error) as error:
+            raise InvalidOptionError(f"scrub: {shown(own)} is not a regular expression: {error}.") from None
+        if pattern.fullmatch(""):
+            raise InvalidOptionError(f"scrub: {shown(own)} matches the empty text, which is everywhere.")
+        yield lambda text: pattern.sub(SCRUBBED, text)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield the spellings of a text: plain, in JSON, in JSON inside JSON, in an address, and in base64."""
+    for as_ascii in (True, False):
+        once = json.dumps(secret, ensure_ascii=as_ascii)[1:-1]
+        yield from (secret, once, json.dumps(once, ensure_ascii=as_ascii)[1:-1])
+    yield from (quote(secret, safe="", errors="replace"), quote_plus(secret, errors="replace"))
+    raw = secret.encode("utf-8", "surrogateescape")
+    for before in range(3):  # the bytes before it decide how it is cut into groups of six bits
+        whole = slice((before * 8 + 5) // 6, (before + len(raw)) * 8 // 6)
+        yield b64encode(bytes(before) + raw).decode()[whole]
+        yield b64encode(bytes(before) + raw, b"-_").decode()[whole]
