@@ -20,6 +20,7 @@ from planner_ext.approval.decisions import (
     problem_of,
 )
 from planner_ext.approval.policy import ApprovalPolicy
+from planner_ext.core.errors import shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.core.values import updated
@@ -140,10 +141,9 @@ class InterceptorChain:
         foreign = isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint)
         if isinstance(answer, Approve | Deny | Supply | Defer) and problem_of(answer) is None and not foreign:
             return answer
-        _logger.error(
-            "The interceptor %s answered %r, which is no decision; the call is denied.", _name(interceptor), answer
-        )
-        return Deny("It could not be decided.", by=_name(interceptor))
+        name, seen = _name(interceptor), shown(answer)
+        _logger.error("The interceptor %s answered %s, which is no decision; the call is denied.", name, seen)
+        return Deny("It could not be decided.", by=name)
 
     async def _outcome_of(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Call one interceptor; an exception or a timeout denies. A synchronous one runs in a thread."""

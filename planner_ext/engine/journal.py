@@ -51,6 +51,7 @@ __all__ = [
     "messages_of",
     "plain_fact",
     "stopping_facts",
+    "takes_run",
 ]
 
 SCHEMA = 2
@@ -302,7 +303,7 @@ class Recorder:
         self._worked = 0.0
         self._active_until = math.inf
         self._step = STEP if type(ports.clock) is SystemClock else _LOOK
-        self._observers = [(observer, _takes_run(observer)) for observer in ports.observers]
+        self._observers = [(observer, takes_run(observer)) for observer in ports.observers]
 
     def lap(self) -> float:
         """Return the active seconds since the last call."""
@@ -425,7 +426,7 @@ class Recorder:
             self._ports.follow(self.state, fact)
 
 
-def _takes_run(observer: Any) -> bool:
+def takes_run(observer: Any) -> bool:
     """Return whether an observer requires a second argument."""
     try:
         parameters = inspect.signature(observer).parameters.values()

@@ -56,6 +56,7 @@ from planner_ext.sk.execution import (
     result_text,
     watch,
 )
+from planner_ext.sk.options import check_returns
 from planner_ext.sk.toolset import Tool, convert_arguments, parse_arguments, tool_of
 from planner_ext.sk.waiting_results import (
     DecidedCall,
@@ -128,6 +129,7 @@ class ApprovalFilter:
         for name, value in (("policy", policy), ("approver", approver)):
             if not callable(value) and not (name == "approver" and value is None):
                 raise InvalidOptionError(f"{name} must be something that decides a call; got {shown(value)}.")
+            check_returns(name, value)
         try:
             self._options = ApprovalSettings(interceptor_timeout=timeout)
         except InvalidLimitError:

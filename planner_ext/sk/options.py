@@ -22,6 +22,7 @@ from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget, is_count, tightest
 from planner_ext.engine.concurrency import SystemClock
 from planner_ext.engine.gate import Approver, CheckForIntervention, PreInvoke
+from planner_ext.engine.journal import takes_run
 from planner_ext.engine.ports import Clock, Observer
 from planner_ext.sk.approval import ApprovalSettings, DecisionsTaken
 from planner_ext.sk.checkpoint import SigningKey
@@ -35,6 +36,7 @@ __all__ = [
     "RunOptions",
     "RunSettings",
     "callable_with",
+    "check_returns",
     "instance_of",
     "least",
     "non_negative",
@@ -278,6 +280,7 @@ def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
         return value
     if not callable(value):
         raise InvalidOptionError(f"{name} must be a function, or None; got {shown(value)}.")
+    check_returns(name, value)
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
@@ -291,6 +294,20 @@ def callable_with(name: str, value: _T, given: Sequence[str]) -> _T:
     return value
 
 
+def check_returns(name: str, function: object) -> None:
+    """Refuse a class, which returns an object of it when it is called, and a function that yields.
+
+    Raises:
+        InvalidOptionError: Naming the option.
+    """
+    if isinstance(function, type):
+        made = f"{function.__name__}(...)"
+        raise InvalidOptionError(f"{name} must be a function, or an object with __call__; got a class. Give {made}.")
+    calls = (function, getattr(function, "__call__", None))  # noqa: B004  (an object whose call is a generator)
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in calls):
+        raise InvalidOptionError(f"{name} must return its answer; got {shown(function)}, which yields. Use return.")
+
+
 def _callables(name: str, values: object) -> tuple[Any, ...]:
     """Return a sequence of functions as a tuple.
 
@@ -299,7 +316,16 @@ def _callables(name: str, values: object) -> tuple[Any, ...]:
     """
     if not isinstance(values, list | tuple) or not all(callable(value) for value in cast("Sequence[object]", values)):
         raise InvalidOptionError(f"{name} must be a sequence of functions; got {shown(cast('object', values))}.")
+    for value in cast("Sequence[object]", values):
+        check_returns(name, value)
     return tuple(cast("Sequence[Any]", values))
+
+
+def _observers(name: str, values: object) -> tuple[Any, ...]:
+    return tuple(
+        callable_with(name, one, ("the fact", "the run") if takes_run(one) else ("the fact",))
+        for one in _callables(name, values)
+    )
 
 
 def non_negative(name: str, value: object) -> int:
@@ -399,7 +425,7 @@ _OPTIONS: Mapping[str, _Option] = {
     "iteration_completed": _Option(partial(callable_with, given=("the context of the iteration",)), _either),
     "clarifier": _Option(partial(callable_with, given=("the question",)), _either),
     "max_clarifications": _Option(_optional_count, least),
-    "observers": _Option(_callables, operator.add, ()),
+    "observers": _Option(_observers, operator.add, ()),
     "clock": _Option(_clock),
     "min_iteration_time_ms": _Option(non_negative, default=0),
     "max_prompt_tokens": _Option(_limit, least),

@@ -1,11 +1,12 @@
 """Parts of the application that are not what they should be: named, or answered, and never a bare TypeError."""
 
 import math
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from planner_ext import Budget, Deny
+from planner_ext import ApprovalFilter, Budget, Deny
 from planner_ext.errors import InvalidHistoryError, PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, calls, say
 from support.planner import ADD, GOAL, Clock, Math, both_ways, invoke, kernel_of, planner_with, scripted
@@ -98,9 +99,42 @@ async def test_a_call_where_nothing_is_offered_is_no_answer() -> None:
     assert "called math-add" in result.reason
 
 
-@pytest.mark.parametrize("option", ["iteration_completed", "clarifier", "get_available_functions"])
+@pytest.mark.parametrize(
+    "option", ["approver", "iteration_completed", "clarifier", "get_available_functions", "observers"]
+)
 @pytest.mark.parametrize("function", [lambda: None, lambda one, two, three: None], ids=["none", "three"])
 def test_a_function_that_takes_something_else_is_refused_by_name(option: str, function: Any) -> None:
     """What would be a TypeError in the midst of a run is said when the planner is made."""
     with pytest.raises(PlannerInvalidConfigurationError, match=f"{option} must take .* got a function that takes"):
-        planner_with(plan=False, **{option: function})
+        planner_with(None, **{option: [function] if option == "observers" else function})
+
+
+class Ask:
+    """What a program may pass without making one of it."""
+
+    def __init__(self, call: Any = None) -> None: ...
+
+
+async def yields(_: Any) -> AsyncIterator[Any]:
+    yield None
+
+
+class Yields:
+    def __call__(self, _: Any) -> Iterator[Any]:
+        yield None
+
+
+@pytest.mark.parametrize("option", ["interceptors", "observers", "pre_invoke", "approver", "iteration_completed"])
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [(Ask, "got a class. Give Ask"), (yields, "which yields"), (Yields(), "got a Yields, which yields")],
+    ids=["class", "async generator", "generator object"],
+)
+def test_what_returns_no_answer_is_refused_by_name(option: str, function: Any, problem: str) -> None:
+    """A class returns an object and a generator function a generator: as an interceptor each would deny every call."""
+    with pytest.raises(PlannerInvalidConfigurationError, match=f"{option} must .*{problem}"):
+        planner_with(None, **{option: [function] if option in ("interceptors", "observers") else function})
+    if option == "approver":
+        for given in ({"policy": function}, {"policy": print, "approver": function}):
+            with pytest.raises(PlannerInvalidConfigurationError, match=problem):
+                ApprovalFilter(**given)
