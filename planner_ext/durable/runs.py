@@ -523,6 +523,8 @@ class Runs(RunsClient):
     ) -> RunHandle[R]:
         """Continue a run: with decisions, with a larger budget after a limit ended it, or after it failed.
 
+        If a worker drives the run at this moment, here or elsewhere, it does so to the next pause or end first.
+
         Args:
             run_id: The run.
             planner: Drives the run.

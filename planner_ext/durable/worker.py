@@ -327,10 +327,10 @@ class WorkerPool:
         return len(self._tasks)
 
     def task_of(self, job: Job[R]) -> "asyncio.Task[R]":
-        """Return the task that drives a run; a new one takes the job's decisions and budget."""
+        """Return the task that drives a run; a new one takes the job's decisions and budget, after the one before."""
         task = self._tasks.get(job.run_id)
-        if task is None or task.done():
-            task = self._start_task(job.run_id, self._drive_or_wait(replace(job)))
+        if task is None or task.done() or job.is_forced:
+            task = self._start_task(job.run_id, self._drive_after(task, replace(job)))
             job.decisions = job.budget = None
         return cast("asyncio.Task[R]", task)
 
@@ -443,6 +443,13 @@ class WorkerPool:
             del self._tasks[run_id]
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it if no caller awaits the run
+
+    async def _drive_after(self, before: "asyncio.Task[Any] | None", job: Job[R]) -> R:
+        """Drive a run once the task that drives it has ended, which is cancelled with this one."""
+        if before is not None:
+            with suppress(Exception):  # reported to those who await that task
+                await before
+        return await self._drive_or_wait(job)
 
     async def _drive_or_wait(self, job: Job[R], *, queued: bool = False, wait: bool = True) -> R:
         """Drive a run to its next pause or end, or wait until the worker that drives it has done so.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner_ext import Approve, Budget, Deny
-from planner_ext.core.facts import BudgetChanged, CallDecided, Rules, RunStarted
+from planner_ext.core.facts import BudgetChanged, CallDecided, Resumed, Rules, RunStarted
 from planner_ext.durable import Approvals, Runs, StoredRun
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.durable.worker import Activation, ActivationRun
@@ -144,3 +144,42 @@ async def test_a_cancellation_catches_a_run_that_is_faster(store: str, monkeypat
         async with asyncio.timeout(120):
             assert await runs.cancel("r", by="ann")
         assert (await opened.record("r")).status == "stopped"
+
+
+async def test_a_resume_of_a_run_that_is_driven_here_takes_effect_after_it(store: str, tmp_path: Path) -> None:
+    """Its decision and its budget count at the pause to which the run is driven; the first handle reads the pause."""
+    asked, waits = asyncio.Event(), asyncio.Event()
+
+    async def hold(run_call: Any) -> None:
+        asked.set()
+        await waits.wait()
+
+    planner, kernel = world(tmp_path / "effects", pays, interceptors=[hold])
+    async with open_runs(store) as runs:
+        driven = await runs.start(planner, kernel, GOAL, run_id="order-7")
+        await asked.wait()
+        budget = Budget(max_iterations=7)
+        resumed = await runs.resume("order-7", planner, kernel, decisions={"pay": Approve(by="ann")}, budget=budget)
+        waits.set()
+        paused, result = await asyncio.gather(driven.result(), resumed.result())
+    assert (paused.status, result.status, result.final_answer) == ("paused", "answered", "Paid.")
+    assert [fact.limits.max_iterations for fact in result.facts if isinstance(fact, Resumed) and fact.limits] == [7]
+
+
+async def test_closing_ends_what_drives_a_run_and_what_waits_for_it(store: str, tmp_path: Path) -> None:
+    """A worker leaves while a run waits for its call here, and a resume for the run: both handles are cancelled."""
+    asked = asyncio.Event()
+
+    async def hold(run_call: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    planner, kernel = world(tmp_path / "effects", pays, interceptors=[hold])
+    async with open_runs(store, grace_seconds=0.01) as runs:
+        driven = await runs.start(planner, kernel, GOAL, run_id="order-7")
+        await asked.wait()
+        resumed = await runs.resume("order-7", planner, kernel, decisions={"pay": Approve(by="ann")})
+    ends = await asyncio.gather(driven.result(), resumed.result(), return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError] * 2
+    async with Runs.connect(store) as client:
+        assert (await client.load("order-7")).record.owner is None
