@@ -21,6 +21,7 @@ from planner_ext.core.limits import Budget, Price, RemainingLimit
 from planner_ext.core.machine import AskModel
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.ports import Emit, TextDelta
+from planner_ext.sk.connectors import connector_of
 from planner_ext.sk.errors import (
     InvalidOptionError,
     InvalidReplyError,
@@ -34,12 +35,9 @@ from planner_ext.sk.prices import RequestMeter
 from planner_ext.sk.questions import Clarification, Question
 from planner_ext.sk.toolset import ToolSet
 from planner_ext.sk.transport import (
-    NO_FUNCTION,
     ChatRequest,
     GenericTransport,
-    connector_of,
     connector_settings,
-    has_calls,
     select_service,
 )
 
@@ -87,8 +85,8 @@ class KernelChat:
     _transport: "GenericTransport | OpenAITransport" = field(init=False)
 
     def __post_init__(self) -> None:
-        self._connector = connector = connector_of(self.service)
-        generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments, joins=connector.joins)
+        self._connector = connector_of(self.service)
+        generic = GenericTransport(self.service, kernel=self.kernel, arguments=self.arguments)
         self._transport = generic
         if type(self.service).__module__.startswith("semantic_kernel.connectors.ai.open_ai."):
             try:
@@ -130,7 +128,7 @@ class KernelChat:
         usage = self.meter.used(read_usage(message.metadata.get("usage")), messages, tools, message)
         message, calls = accepted_reply(with_usage(message, usage), self.tools.functions)
         reason = message.finish_reason.value if message.finish_reason is not None else None
-        if self.strict_finish_reason and (reason == "tool_calls") != bool(calls):
+        if self.strict_finish_reason and self._connector.says_calls and (reason == "tool_calls") != bool(calls):
             raise InvalidReplyError(
                 f"Expected finish_reason tool_calls exactly where there are calls; got {reason!r} with {len(calls)} "
                 "calls. Set strict_finish_reason=False to judge replies by their content."
@@ -179,8 +177,6 @@ class KernelChat:
             update["tool_choice"] = choice
         elif choice is None:
             update |= {key: None for key in _TOOL_SETTINGS if hasattr(self.settings, key)}
-            if self._connector.needs_tools and has_calls(messages):
-                choice, functions = "auto", (NO_FUNCTION,)
         return ChatRequest(
             messages=messages,
             last=with_budget_note(messages, request.left),

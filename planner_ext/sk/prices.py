@@ -23,9 +23,9 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.core.limits import Price
 from planner_ext.core.values import Usage
+from planner_ext.sk.connectors import connector_of
 from planner_ext.sk.errors import InvalidOptionError, InvalidPriceError, PromptTooLargeError
 from planner_ext.sk.toolset import ToolSet
-from planner_ext.sk.transport import connector_of
 
 __all__ = ["RequestMeter", "estimated_tokens", "price_of"]
 

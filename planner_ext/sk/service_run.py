@@ -37,6 +37,7 @@ from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking
 from planner_ext.sk.chat import named_errors, no_reply
+from planner_ext.sk.connectors import received, whole_text
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.history import accepted_reply, bring_up_to_date
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of
@@ -44,7 +45,7 @@ from planner_ext.sk.nested import Charge
 from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
 from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
 from planner_ext.sk.toolset import ToolSet
-from planner_ext.sk.transport import connector_settings, received
+from planner_ext.sk.transport import connector_settings, received_groups, request_arguments
 
 __all__ = ["RequestContext", "ServiceRun", "pass_through", "pass_through_streaming"]
 
@@ -253,11 +254,12 @@ async def pass_through(
     settings = _request_settings(inner, settings, kwargs.get("kernel"))
     async with request as charge:
         with named_errors(inner):
-            messages = await inner.get_chat_message_contents(chat_history, settings, **kwargs)
+            given = request_arguments(inner, chat_history, settings, kwargs.get("kernel"))
+            messages = await inner.get_chat_message_contents(**{**kwargs, **given})
         charge(messages[0] if messages else None)
     if not messages:
         raise no_reply("a response without choices")
-    messages = [*map(received, messages)]
+    messages = [whole_text(received(message)) for message in messages]
     if stored:
         messages = [_accepted(message, kwargs.get("kernel")) for message in messages]
         for message in messages:
@@ -281,19 +283,18 @@ async def pass_through_streaming(
     async with request as charge:
         with named_errors(inner):
             try:
-                async with aclosing(
-                    inner.get_streaming_chat_message_contents(chat_history, settings, **kwargs)
-                ) as stream:
-                    async for chunks in stream:
-                        complete = [chunk and received(chunk) for chunk in chunks]
-                        for chunk in complete:
+                given = request_arguments(inner, chat_history, settings, kwargs.get("kernel"))
+                stream = inner.get_streaming_chat_message_contents(**{**kwargs, **given})
+                async with aclosing(received_groups(stream)) as groups:
+                    async for chunks in groups:
+                        for chunk in chunks:
                             if chunk is not None:  # pyright: ignore[reportUnnecessaryComparison]
                                 reply.add(chunk)
                                 if chunk.finish_reason is not None:
                                     ended = _ended(reply.message())
                                 chunk.metadata = _one_request(chunk.metadata) | ended
                                 last = chunk
-                        yield complete
+                        yield chunks
             finally:  # if the stream is closed early, the chunks so far
                 charge(reply.message() if reply.is_reply else None)
     if last is not None and reply.is_reply and not ended:

@@ -1,50 +1,42 @@
-"""Chat completion services: how one is selected, how connectors differ, and how a request is sent to one.
+"""Chat completion services: how one is selected, and how a request is sent to one.
 
 A transport does not know about transcripts, budgets or replies: it takes messages, and returns the connector's
 response. `GenericTransport` works with every connector; a faster one falls back on it.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from copy import copy
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeVar, cast
+from operator import is_
+from typing import Any, Literal, cast
 
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
+from semantic_kernel.connectors.ai.function_choice_type import FunctionChoiceType
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.const import DEFAULT_SERVICE_NAME
-from semantic_kernel.contents import (
-    AuthorRole,
-    ChatHistory,
-    ChatMessageContent,
-    FinishReason,
-    StreamingChatMessageContent,
-    TextContent,
-)
+from semantic_kernel.contents import ChatHistory, ChatMessageContent, StreamingChatMessageContent
 from semantic_kernel.exceptions import KernelServiceNotFoundError
 from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
+from planner_ext.sk.connectors import NO_FUNCTION, connector_of, has_calls, received, sent, whole_text
 from planner_ext.sk.errors import ServiceNotFoundError
-from planner_ext.sk.messages import calls_of, part_of, text_of, usage_in, with_usage
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.toolset import RequestBehavior
 
 __all__ = [
-    "NO_FUNCTION",
     "ChatRequest",
     "GenericTransport",
-    "connector_of",
     "connector_settings",
-    "has_calls",
     "kernel_with_service",
     "kernel_with_services",
-    "received",
+    "received_groups",
+    "request_arguments",
     "select_service",
 ]
-
-M = TypeVar("M", bound=ChatMessageContent)
 
 # The service of a run, and its settings.
 
@@ -126,129 +118,6 @@ def connector_settings(
     return converted.model_copy(update={"function_choice_behavior": settings.function_choice_behavior})
 
 
-# How connectors differ: one table, by the module of a connector's class, so that no SDK need be installed.
-
-NO_FUNCTION = KernelFunctionMetadata(
-    name="no_function_is_left",
-    description="Not a function: none can be called any more. Answer in text.",
-    is_prompt=False,
-)
-"""Offered in place of the functions that are withdrawn, to a provider that insists on one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connector:
-    """The properties of a connector; the defaults fit OpenAI's and unknown ones.
-
-    Attributes:
-        provider: Its provider in ``genai-prices``; "" if the list does not have it.
-        joins: Which messages must be joined into one. ``results``: the results of a batch, and all system messages.
-            ``turns``: also neighbouring messages of the same side. None joins nothing.
-        takes_none: Whether its requests can send the tool choice "none".
-        needs_tools: Whether its provider refuses calls and results in a request that offers no function.
-    """
-
-    provider: str = ""
-    joins: Literal["results", "turns"] | None = None
-    takes_none: bool = True
-    needs_tools: bool = False
-
-
-_PACKAGE = "semantic_kernel.connectors.ai."
-
-_KNOWN = {
-    # Anthropic's API accepts the choice "none", but Semantic Kernel's settings refuse it.
-    "anthropic": Connector(provider="anthropic", joins="results", takes_none=False, needs_tools=True),
-    "azure_ai_inference": Connector(provider="azure"),
-    # Bedrock has no choice "none": Semantic Kernel sends no function at all for it.
-    "bedrock": Connector(provider="aws", joins="turns", takes_none=False, needs_tools=True),
-    # Semantic Kernel's connectors for Google join results, too, but they change the caller's messages.
-    "google": Connector(provider="google", joins="results"),
-    "mistral_ai": Connector(provider="mistral"),
-    "ollama": Connector(takes_none=False),
-    "open_ai": Connector(provider="openai"),
-}
-
-
-def connector_of(service: AIServiceClientBase) -> Connector:
-    """Return the properties of a connector, of its base class, or of the connector in a wrapper."""
-    while (inner := getattr(service, "inner", None)) is not None:
-        service = inner
-    modules = (kind.__module__ for kind in type(service).__mro__)
-    known = next((module for module in modules if module.startswith(_PACKAGE)), "")
-    return _KNOWN.get(known.removeprefix(_PACKAGE).partition(".")[0], Connector())
-
-
-def has_calls(messages: Sequence[ChatMessageContent]) -> bool:
-    """Whether any message has calls or results."""
-    return any(message.role == AuthorRole.TOOL or calls_of(message) for message in messages)
-
-
-def _joined(messages: Sequence[ChatMessageContent], joins: Literal["results", "turns"]) -> list[ChatMessageContent]:
-    """Copy messages, and join those that a provider wants joined; the system messages come first, as one text."""
-    system = [message for message in messages if message.role == AuthorRole.SYSTEM]
-    if len(system) > 1:
-        texts: list[Any] = [TextContent(text="\n\n".join(map(text_of, system)))]
-        system = [system[0].model_copy(update={"items": texts})]
-    written = system
-    for message in (one for one in messages if one.role != AuthorRole.SYSTEM):
-        if written and _is_next_to(written[-1].role, message.role, joins):
-            written[-1] = written[-1].model_copy(update={"items": [*written[-1].items, *message.items]})
-        else:
-            written.append(message)
-    return written
-
-
-def _is_next_to(role: AuthorRole, following: AuthorRole, joins: Literal["results", "turns"]) -> bool:
-    """Whether a message of the following role is joined with the one before it; results count as the user's side."""
-    if joins == "results":
-        return role == following == AuthorRole.TOOL
-    return role == following or (role == AuthorRole.TOOL and following == AuthorRole.USER)
-
-
-def _one_text(message: ChatMessageContent) -> ChatMessageContent:
-    """Copy a message with all its text in one item: most connectors send only the first text item of a message."""
-    texts = [item for item in message.items if isinstance(item, TextContent)]
-    if len(texts) < 2:
-        return message
-    whole = texts[0].model_copy(update={"text": text_of(message)})
-    items = [whole, *(item for item in message.items if not isinstance(item, TextContent))]
-    return message.model_copy(update={"items": items})
-
-
-_CUT_SHORT = {
-    "length": FinishReason.LENGTH,
-    "model_context_window_exceeded": FinishReason.LENGTH,
-    "guardrail_intervened": FinishReason.CONTENT_FILTER,
-    "recitation": FinishReason.CONTENT_FILTER,
-    "blocklist": FinishReason.CONTENT_FILTER,
-    "prohibited_content": FinishReason.CONTENT_FILTER,
-    "spii": FinishReason.CONTENT_FILTER,
-}
-"""Finish reasons of Ollama, Bedrock and Google that Semantic Kernel does not know: such a reply is not whole."""
-
-
-def received(message: M) -> M:
-    """Add the parts of an SDK's response that its connector omits: the usage, and that the reply was cut short.
-
-    A complete message is returned itself; nothing is changed in place.
-    """
-    if message.finish_reason is None and (reason := _cut_short(message.inner_content)) is not None:
-        message = message.model_copy(update={"finish_reason": reason})
-    return with_usage(message, usage_in(message))
-
-
-def _cut_short(response: Any) -> FinishReason | None:
-    """Read the finish reason from a response of Ollama, Bedrock (plain or an event of a stream) or Google."""
-    if response is None:
-        return None
-    stop = part_of(response, "messageStop") or response
-    candidate = next(iter(cast("Sequence[object]", part_of(response, "candidates") or ())), None)
-    reasons = (part_of(stop, "done_reason"), part_of(stop, "stopReason"), part_of(candidate, "finish_reason"))
-    texts = (str(getattr(reason, "value", reason)).lower() for reason in reasons)  # some are of an SDK's enumeration
-    return next((_CUT_SHORT[text] for text in texts if text in _CUT_SHORT), None)
-
-
 # How a request is sent to a connector.
 
 
@@ -283,39 +152,85 @@ class ChatRequest:
 class GenericTransport:
     """Sends requests with the connector's public methods, which convert the whole history each time.
 
-    The connector's exceptions pass through. For ``joins`` see `Connector`.
+    The connector's exceptions pass through.
     """
 
     service: ChatCompletionClientBase
     _: KW_ONLY
     kernel: Kernel | None
     arguments: KernelArguments | None
-    joins: Literal["results", "turns"] | None = None
 
     async def ask(self, request: ChatRequest) -> list[ChatMessageContent]:
         """Send a request; return a message for each choice of the response."""
         messages = await self.service.get_chat_message_contents(**self._given(request))
-        return [_one_text(received(message)) for message in messages]
+        return [whole_text(received(message)) for message in messages]
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Send a request; yield the chunks of the response's first choice."""
-        async with aclosing(self.service.get_streaming_chat_message_contents(**self._given(request))) as groups:
+        stream = self.service.get_streaming_chat_message_contents(**self._given(request))
+        async with aclosing(received_groups(stream)) as groups:
             async for group in groups:
                 for chunk in group:
                     if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
-                        yield received(chunk)
+                        yield chunk
 
     def _given(self, request: ChatRequest) -> dict[str, Any]:
         """Convert a request to the arguments of the connector's methods."""
-        sent, settings = request.sent, request.settings  # a new list: connectors may add to it
-        if self.joins is not None:
-            sent = _joined(sent, self.joins)
+        settings = request.settings
         if request.choice is not None:
             behavior = RequestBehavior.of(list(request.functions), request.choice, schemas=request.schemas)
             settings = settings.model_copy(update={"function_choice_behavior": behavior})
-        return {
-            "chat_history": ChatHistory.model_construct(messages=sent),
-            "settings": settings,
-            "kernel": self.kernel,
-            "arguments": self.arguments,
-        }
+        history = ChatHistory.model_construct(messages=request.sent)
+        given = request_arguments(self.service, history, settings, self.kernel)
+        return {**given, "arguments": self.arguments}
+
+
+def request_arguments(
+    service: ChatCompletionClientBase, history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None
+) -> dict[str, Any]:
+    """Return the arguments of a connector's methods for one request, as it and its provider take them.
+
+    What needs no change is passed on itself; see `planner_ext.sk.connectors`.
+    """
+    connector, behavior = connector_of(service), settings.function_choice_behavior
+    messages = sent(history.messages, connector)
+    if behavior is not None and behavior.type_ is FunctionChoiceType.NONE and not connector.takes_none:
+        behavior = None
+    if behavior is None and connector.needs_tools and has_calls(messages) and not getattr(settings, "tools", None):
+        behavior, kernel = RequestBehavior.of([NO_FUNCTION], "auto"), kernel or Kernel()
+    if behavior is not None and connector.needs_description and kernel is not None:
+        behavior = _described(behavior, kernel)
+    if behavior is not settings.function_choice_behavior:
+        own = connector_settings(service, settings)
+        settings = own.model_copy(update={"function_choice_behavior": behavior})
+    if len(messages) != len(history) or not all(map(is_, messages, history.messages)):
+        history = ChatHistory.model_construct(messages=messages)
+    return {"chat_history": history, "settings": settings, "kernel": kernel}
+
+
+def _described(behavior: FunctionChoiceBehavior, kernel: Kernel) -> FunctionChoiceBehavior:
+    """Describe the functions that a behaviour offers by their names where they have no description."""
+    offered = [
+        function if function.description else function.model_copy(update={"description": function.fully_qualified_name})
+        for function in behavior.get_config(kernel).available_functions or ()
+    ]
+    choice = behavior.type_.value if behavior.type_ is not None else "auto"
+    return RequestBehavior.of(offered, choice, schemas=getattr(behavior, "schemas", ()))
+
+
+async def received_groups(
+    stream: AsyncGenerator[list[StreamingChatMessageContent], Any],
+) -> AsyncGenerator[list[StreamingChatMessageContent], Any]:
+    """Correct the chunks of a connector's stream; see `received`.
+
+    Google's connector raises TypeError on a last chunk that has the usage alone. The reply before it is whole.
+    """
+    ended = False
+    try:
+        async with aclosing(stream) as groups:
+            async for chunks in groups:  # some connectors yield None among them
+                ended = ended or any(chunk and chunk.finish_reason for chunk in chunks)
+                yield [chunk and received(chunk) for chunk in chunks]
+    except TypeError:
+        if not ended:
+            raise

@@ -47,11 +47,12 @@ from planner_ext.core.state import Batch, State
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.journal import dump_message
 from planner_ext.engine.ports import Clock, Finished, Ports, RunInfo
+from planner_ext.sk.connectors import received
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.messages import ReplyAssembly, load_message, loaded, merge_reply, text_of
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.tools import KernelFunctions
-from planner_ext.sk.transport import kernel_with_services, received
+from planner_ext.sk.transport import kernel_with_services, received_groups
 from planner_ext.testing.cassette import (
     Asked,
     Cassette,
@@ -259,11 +260,11 @@ class _Recorder(_Tape):
         with self._exchange(service, history, settings) as (inner, kept):
             stream = inner._inner_get_streaming_chat_message_contents(history, settings, attempt)  # pyright: ignore[reportPrivateUsage]  (what a connector overrides)
             try:
-                async with aclosing(stream) as groups:
+                async with aclosing(received_groups(stream)) as groups:
                     async for group in groups:
                         for chunk in group:
                             if chunk is not None and chunk.choice_index == 0:  # pyright: ignore[reportUnnecessaryComparison]
-                                assembly.add(received(chunk))
+                                assembly.add(chunk)
                         yield group
             finally:  # what had arrived is a reply, too
                 self._keep(kept, [merge_reply([assembly.message()])] if assembly.is_reply else [])

@@ -1,6 +1,7 @@
 """Whole runs through Semantic Kernel's connectors and their SDKs, against servers that speak each provider's API."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -9,24 +10,34 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
-from semantic_kernel.contents import AuthorRole, ChatHistory, FunctionResultContent
+from semantic_kernel.contents import (
+    AuthorRole,
+    ChatHistory,
+    ChatMessageContent,
+    FunctionCallContent,
+    FunctionResultContent,
+    TextContent,
+)
 from semantic_kernel.functions import kernel_function
 
 from planner_ext import (
+    ApprovalSettings,
     Approve,
     BoundedFunctionChoiceBehavior,
     Budget,
     FunctionCallingStepwisePlanner,
     FunctionCallingStepwisePlannerOptions,
     FunctionInvokingChatCompletion,
+    ToolUseSession,
 )
 from planner_ext.engine.journal import dump_message
 from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
 from planner_ext.events import ResultReady
 from planner_ext.iteration import Usage
+from planner_ext.session import AutomaticToolUseConfig
 from planner_ext.sk.messages import read_usage, text_of
 from planner_ext.sk.prices import price_of
-from support.connectors import CACHED, COMPLETION, PROMPT, Anthropic, Api, Bedrock, Chat, Google, Ollama, Turn
+from support.connectors import CACHED, COMPLETION, PROMPT, Anthropic, Api, Bedrock, Chat, Google, Mistral, Ollama, Turn
 
 # google-genai derives from a class of aiohttp that says it should not be derived from.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
@@ -127,7 +138,7 @@ CASES = {
     "azure": Case(Chat, azure),
     "bedrock": Case(Bedrock, bedrock, CACHED),
     "google": Case(Google, google, CACHED),
-    "mistral": Case(Chat, mistral),
+    "mistral": Case(Mistral, mistral),
     "ollama": Case(Ollama, ollama),
 }
 
@@ -197,16 +208,17 @@ def asked() -> ChatHistory:
 async def test_a_service_runs_calls_and_says_what_the_server_said(
     connect: Callable[..., World], streamed: bool
 ) -> None:
-    """Calls run, their results are sent back in call order, and the usage is the sum of what the server reported."""
+    """Calls run, results are sent back in call order under the names offered, and the usage is what was reported."""
     world, history = connect(CALLS, TEXT), asked()
-    text, metadata = await ask(world, history, streamed=streamed)
+    text, metadata = await ask(world, history, streamed=streamed, strict_finish_reason=True)
     assert (text, world.api.refused) == (TEXT.text, [])
     assert sorted(world.tools.seen) == [4, 5]
     assert (metadata["iterations"], metadata["tool_calls"], metadata["status"]) == (2, 2, "answered")
     assert read_usage(metadata["usage"]) == world.case.usage + world.case.usage
     results = [str(i.result) for m in history.messages for i in m.items if isinstance(i, FunctionResultContent)]
     assert results == ["4 doubled is 8", "5 doubled is 10"]
-    sent = str(world.api.bodies[-1])
+    sent = json.dumps(world.api.bodies[-1])
+    assert len(re.findall(r'"t(-|__)double"', sent)) == sent.count('double"') >= 3
     assert -1 < sent.find("4 doubled is 8") < sent.find("5 doubled is 10")
 
 
@@ -286,6 +298,139 @@ async def test_a_paused_run_is_resumed_from_its_json(connect: Callable[..., Worl
     assert read_usage(message.metadata["usage"]) == world.case.usage + world.case.usage
 
 
+def from_elsewhere() -> ChatHistory:
+    """A history of another provider's model, with everything in it that one of the providers here refuses."""
+
+    def asks(call_id: str, *texts: str) -> ChatMessageContent:
+        call = FunctionCallContent(id=call_id, name="t-double", arguments='{"n": 7}')
+        again = call.model_copy(update={"id": f"{call_id}.2"})
+        items: list[Any] = [*(TextContent(text=text) for text in texts), call, again]
+        return ChatMessageContent(role=AuthorRole.ASSISTANT, items=items)
+
+    def says(role: str, *texts: str) -> ChatMessageContent:
+        items: list[Any] = [TextContent(text=text) for text in texts]
+        return ChatMessageContent(role=AuthorRole(role), items=items)
+
+    def results(call_id: str, *results: str) -> list[ChatMessageContent]:
+        contents = [
+            FunctionResultContent(id=each, name="t-double", result=result)
+            for each, result in zip((call_id, f"{call_id}.2"), results, strict=True)
+        ]
+        return [ChatMessageContent(role=AuthorRole.TOOL, items=[content]) for content in contents]
+
+    return ChatHistory(
+        messages=[
+            says("developer", "Text 1."),
+            says("assistant", "Text 2."),
+            says("user", "Text 3.", "Text 4."),
+            asks("call|0", " "),
+            *results("call|0", "Result 1.", ""),
+            says("user", "Text 5."),
+            says("assistant", "Text 6."),
+            asks("call|0", "Text 7."),  # the id again, as some servers number theirs
+            *results("call|0", "Result 2.", "Result 3."),
+            says("assistant", " "),
+            says("system", "Text 8."),
+            says("user", " "),
+            says("assistant", "Text 9."),
+        ]
+    )
+
+
+async def test_a_history_of_another_provider_is_accepted_and_sent_whole(connect: Callable[..., World]) -> None:
+    """The provider accepts it, every text and result reaches it, and the caller's history stays as it was."""
+    world, history = connect(CALLS, TEXT), from_elsewhere()
+    before = history.model_dump_json()
+    session = ToolUseSession(world.kernel, initial_prompts=history.messages)
+    assert (await session.prompt("Text 10."), world.api.refused) == (TEXT.text, [])
+    assert history.model_dump_json() == before
+    for body in map(str, world.api.bodies):
+        assert all(f"{name}." in body for name in (*(f"Text {n}" for n in range(1, 11)), "Result 1", "Result 2"))
+    kept = session.history().messages[: len(history)]
+    assert ChatHistory(messages=kept).model_dump_json() == before
+
+
+@pytest.mark.parametrize("connect", ["google", "mistral"], indirect=True)
+async def test_a_request_may_end_with_an_assistants_message(connect: Callable[..., World]) -> None:
+    """Where a call was denied and removed, nothing was said by the user since: the provider accepts that, too."""
+    world = connect(Turn(text="I double.", calls=CALLS.calls), TEXT)
+    service = FunctionInvokingChatCompletion(
+        world.service, approval=ApprovalSettings(on_denial="reask"), pre_invoke=lambda *_: False
+    )
+    text, metadata = await ask_service(world, service, asked(), streamed=False)
+    assert (text, metadata["status"], world.api.refused) == (TEXT.text, "answered", [])
+
+
+@pytest.mark.parametrize("connect", ["bedrock", "google", "mistral"], indirect=True)
+async def test_results_that_a_caller_appends_are_accepted(connect: Callable[..., World]) -> None:
+    """An open loop: the calls are the caller's to run, and the next prompt may come right after their results."""
+    world = connect(CALLS, TEXT, TEXT)
+    session = ToolUseSession(world.kernel, tool_use_config=AutomaticToolUseConfig(enabled=False))
+    assert await session.prompt("Double 4 and 5.") == ""
+    results = [
+        FunctionResultContent(id=call.id, name="t-double", result=result)
+        for call, result in zip(session.pending, ("eight", ""), strict=True)
+    ]
+    session.append([ChatMessageContent(role=AuthorRole.TOOL, items=[result]) for result in results])
+    assert await session.prompt("And now?") == TEXT.text
+    assert (await session.prompt("Thanks."), world.api.refused) == (TEXT.text, [])
+
+
+@pytest.mark.parametrize("connect", ["bedrock"], indirect=True)
+async def test_a_function_without_a_description_is_offered(connect: Callable[..., World]) -> None:
+    """A plugin that describes nothing is offered by its name, which the SDK takes."""
+    world = connect(Turn(calls=(("t-now", {}),)), TEXT)
+
+    @kernel_function(name="now")
+    def now() -> str:
+        return "noon"
+
+    world.kernel.add_function("t", now)
+    text, metadata = await ask(world, asked(), streamed=False)
+    assert (text, metadata["tool_calls"], world.api.refused) == (TEXT.text, 1, [])
+
+
+async def test_an_empty_reply_does_not_end_a_conversation(connect: Callable[..., World]) -> None:
+    """A model that says nothing is asked again with the history that it left."""
+    world, history = connect(Turn(), TEXT), asked()
+    _, metadata = await ask(world, history, streamed=True)
+    assert metadata["status"] == "incomplete"
+    history.add_assistant_message("")
+    history.add_user_message("Well?")
+    assert (await ask(world, history, streamed=True))[0] == TEXT.text
+    assert world.api.refused == []
+
+
+@pytest.mark.parametrize("connect", ["anthropic", "bedrock", "ollama"], indirect=True)
+async def test_a_request_without_functions_may_follow_calls(connect: Callable[..., World]) -> None:
+    """Functions that the caller withholds from a request are withheld in a form that the provider takes."""
+    world, history = connect(TEXT), from_elsewhere()
+    history.add_user_message("So?")
+    service = FunctionInvokingChatCompletion(world.service)
+    for behavior in (None, BoundedFunctionChoiceBehavior.NoneInvoke()):
+        settings = service.instantiate_prompt_execution_settings(function_choice_behavior=behavior)
+        message = await service.get_chat_message_content(history, settings, kernel=world.kernel)
+        assert message is not None
+        assert (text_of(message), world.api.refused) == (TEXT.text, [])
+
+
+@pytest.mark.parametrize("connect", ["google"], indirect=True)
+async def test_thoughts_are_no_text(connect: Callable[..., World], streamed: bool) -> None:
+    """What Gemini thinks aloud is neither in the answer nor in the history."""
+    world, history = connect(Turn(thought="Four, so eight.", calls=CALLS.calls), TEXT), asked()
+    text, _ = await ask(world, history, streamed=streamed)
+    assert (text, world.api.refused) == (TEXT.text, [])
+    assert "so eight" not in history.model_dump_json()
+
+
+@pytest.mark.parametrize("connect", ["google"], indirect=True)
+async def test_a_stream_may_end_with_the_usage_alone(connect: Callable[..., World]) -> None:
+    """Semantic Kernel raises on Gemini's last chunk without candidates; the reply before it is whole."""
+    world = connect(CALLS, TEXT, usage_last=True)
+    text, metadata = await ask(world, asked(), streamed=True)
+    assert (text, metadata["status"]) == (TEXT.text, "answered")
+
+
 async def test_a_reply_that_was_cut_is_no_answer(connect: Callable[..., World], streamed: bool) -> None:
     """A reply that ran out of tokens ends the run incomplete, and no call in it runs."""
     world = connect(Turn(text="Eight and", cut=True))
@@ -344,7 +489,7 @@ async def test_several_answers_are_refused_where_functions_are_offered(
 async def test_mistral_as_it_is_streams_nothing() -> None:
     """Semantic Kernel 1.45 takes no stream of the SDKs that it allows: named, and noticed here once it does."""
     async with AsyncExitStack() as stack:
-        api = stack.enter_context(Chat(turns=(TEXT,)))
+        api = stack.enter_context(Mistral(turns=(TEXT,)))
         service: Any = mistral(api, stack)
         del service.async_client.chat.stream_async
         kernel = Kernel()

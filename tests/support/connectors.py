@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import struct
 import zlib
 from abc import ABC, abstractmethod
@@ -21,11 +22,12 @@ SIGNATURE = base64.b64encode(b"signed: a thought").decode()
 
 @dataclass(frozen=True)
 class Turn:
-    """One reply: calls of functions, or a text; ``cut`` where it ran out of tokens."""
+    """One reply: calls of functions, or a text; ``cut`` where it ran out of tokens; Gemini's may have a ``thought``."""
 
     text: str = ""
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     cut: bool = False
+    thought: str = ""
 
 
 @dataclass
@@ -100,17 +102,22 @@ class Anthropic(Api):
     """As in https://docs.anthropic.com/en/api/messages written."""
 
     def problem(self, body: dict[str, Any]) -> str:
-        blocks = [b for m in body["messages"] if isinstance(m["content"], list) for b in m["content"]]
-        if any(b["type"] in ("tool_use", "tool_result") for b in blocks) and not body.get("tools"):
+        messages, blocks = body["messages"], [b for m in body["messages"] for b in blocks_of(m)]
+        calls = [b["id"] for b in blocks if b["type"] == "tool_use"]
+        if not all(map(blocks_of, messages)):
+            return "all messages must have non-empty content except for the optional final assistant message"
+        if not all(text.strip() for text in [*texts(blocks), body.get("system", "any")]):
+            return "text content blocks must contain non-whitespace text"
+        if calls and not body.get("tools"):
             return "Requests which include `tool_use` or `tool_result` blocks must define tools"
-        return unpaired(
+        return bad_ids(calls, "[a-zA-Z0-9_-]+") or unpaired(
             [
                 (
                     m["role"],
                     [b["id"] for b in blocks_of(m) if b["type"] == "tool_use"],
                     [b["tool_use_id"] for b in blocks_of(m) if b["type"] == "tool_result"],
                 )
-                for m in body["messages"]
+                for m in messages
             ]
         )
 
@@ -176,6 +183,17 @@ def blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", content) if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
+def texts(blocks: Sequence[dict[str, Any]]) -> list[str]:
+    return [block["text"] for block in blocks if "text" in block]
+
+
+def bad_ids(ids: Sequence[str], pattern: str) -> str:
+    """Find ids that a provider refuses: of another form, or used twice in a conversation."""
+    wrong = [call for call in ids if not re.fullmatch(pattern, call)]
+    twice = [call for call in ids if ids.count(call) > 1]
+    return f"ids of calls must match {pattern} and be unique; got {wrong or twice}" if wrong or twice else ""
+
+
 def unpaired(messages: Sequence[tuple[str, list[str], list[str]]], *, alternating: bool = False) -> str:
     """Find calls whose results are not all in the very next message, and turns that do not alternate."""
     for (role, calls, _), (next_role, _, results) in pairwise(messages):
@@ -234,19 +252,54 @@ class Chat(Api):
         return events(*parts, b"data: [DONE]\n\n")
 
 
+class Mistral(Chat):
+    """The rules of https://github.com/mistralai/mistral-common, ``validator.py``, which the API applies."""
+
+    def problem(self, body: dict[str, Any]) -> str:
+        messages = body["messages"]
+        for before, after in pairwise(message["role"] for message in messages):
+            if after not in FOLLOWS_IN_MISTRAL[before]:
+                return f"Unexpected role {after!r} after role {before!r}"
+        if messages[-1]["role"] == "assistant":
+            return "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant"
+        if any(m["role"] == "assistant" and not (m.get("content") or m.get("tool_calls")) for m in messages):
+            return "Assistant message must have either content or tool_calls"
+        ids = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
+        return bad_ids(ids, "[a-zA-Z0-9]{9}") or super().problem(body)
+
+
+FOLLOWS_IN_MISTRAL = {
+    "system": ("user", "assistant", "system"),
+    "user": ("assistant", "system", "user"),
+    "assistant": ("assistant", "user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+
+
+@dataclass
 class Google(Api):
     """As in https://ai.google.dev/api/generate-content written."""
+
+    usage_last: bool = False
+    made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def problem(self, body: dict[str, Any]) -> str:
         turns: list[Any] = []
         for content in body["contents"]:
             calls = [p["functionCall"]["name"] for p in content["parts"] if "functionCall" in p]
             results = [p["functionResponse"]["name"] for p in content["parts"] if "functionResponse" in p]
-            if any("functionCall" in p and p.get("thoughtSignature") != SIGNATURE for p in content["parts"]):
+            unsigned = [p for p in content["parts"] if "functionCall" in p and p.get("thoughtSignature") != SIGNATURE]
+            if any(p["functionCall"] in self.made for p in unsigned):
                 return "Thought signature is not valid"
-            turns.append(
-                (content["role"], *([name.replace("__", "-") for name in names] for names in (calls, results)))
-            )
+            if not content["parts"] or "" in texts(content["parts"]):
+                return "GenerateContentRequest.contents.parts must not be empty"
+            if results and len(results) < len(content["parts"]):
+                return "Function responses stand alone in their turn"
+            if calls and (not turns or turns[-1][0] == "model"):
+                return "Function call turn comes immediately after a user turn or after a function response turn"
+            turns.append((content["role"], calls, results))
+        if not turns or turns[-1][0] == "model":
+            return "Requests ending with a model turn are not supported"
         return unpaired(turns)
 
     def offered(self, body: dict[str, Any]) -> bool:
@@ -272,20 +325,20 @@ class Google(Api):
         return {"candidates": [candidate], "usageMetadata": self.usage(completion), "modelVersion": "gemini-2.5-flash"}
 
     def parts(self, turn: Turn) -> list[Any]:
-        texts = [{"text": piece} for piece in pieces(turn.text) if piece]
-        calls = [
-            {"functionCall": {"name": n.replace("-", "__", 1), "args": a}, "thoughtSignature": SIGNATURE}
-            for n, a in turn.calls
-        ]
-        return [*texts, *calls]
+        written: list[Any] = [{"text": turn.thought, "thought": True}] if turn.thought else []
+        written += [{"text": piece} for piece in pieces(turn.text) if piece]
+        calls = [{"name": name.replace("-", "__", 1), "args": arguments} for name, arguments in turn.calls]
+        self.made += calls
+        return [*written, *({"functionCall": call, "thoughtSignature": SIGNATURE} for call in calls)]
 
     def reply(self, turn: Turn) -> Any:
         return self.chunk(self.parts(turn), "MAX_TOKENS" if turn.cut else "STOP")
 
     def stream(self, turn: Turn) -> HttpResponse:
-        *first, last = self.parts(turn)
+        *first, last = self.parts(turn) or [{"text": ""}]
         parts = [event(self.chunk([part], None, THOUGHTS + 1)) for part in first]
-        return events(*parts, event(self.chunk([last], "MAX_TOKENS" if turn.cut else "STOP")))
+        parts.append(event(self.chunk([last], "MAX_TOKENS" if turn.cut else "STOP")))
+        return events(*parts, *([event({"usageMetadata": self.usage()})] if self.usage_last else []))
 
 
 class Ollama(Api):
@@ -328,9 +381,19 @@ class Bedrock(Api):
             )
             for m in body["messages"]
         ]
+        blocks = [b for m in body["messages"] for b in m["content"]]
+        results = [part for b in blocks if "toolResult" in b for part in b["toolResult"]["content"]]
         if any(calls or results for _, calls, results in turns) and "toolConfig" not in body:
             return "The toolConfig field must be defined when using toolUse and toolResult content blocks."
-        return unpaired(turns, alternating=True)
+        if not turns or turns[0][0] != "user":
+            return "A conversation must start with a user message."
+        if not all(m["content"] for m in body["messages"]):
+            return "The content field in the Message object is empty."
+        if not all(text.strip() for text in texts([*blocks, *results, *body.get("system", ())])):
+            return "The text field in the ContentBlock object is blank."
+        return bad_ids([call for _, calls, _ in turns for call in calls], "[a-zA-Z0-9_-]{1,64}") or unpaired(
+            turns, alternating=True
+        )
 
     def offered(self, body: dict[str, Any]) -> bool:
         tools = body.get("toolConfig", {}).get("tools", ())
