@@ -146,12 +146,17 @@ class InterceptorChain:
         return Deny("It could not be decided.", by=name)
 
     async def _outcome_of(self, ask: Callable[..., Any], *arguments: Any) -> Any:
-        """Call one interceptor; an exception or a timeout denies. A synchronous one runs in a thread."""
+        """Call one interceptor; an exception or a timeout denies. A synchronous one runs in a thread.
+
+        A policy, which is quick, runs at once, and has no timeout.
+        """
         task, seconds = asyncio.current_task(), self.options.interceptor_timeout
         cancelling = task.cancelling() if task is not None else 0
         answer: Any = None
         try:
-            asked = _answer(ask, arguments)
+            if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
+                return ask(*arguments)
+            asked = called(ask, *arguments)
             answer = await (asked if seconds is None else in_time(asked, seconds_from_now(seconds)))
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > cancelling:
@@ -175,13 +180,6 @@ class InterceptorChain:
             expires_in=self.options.expires_in if seconds is None else seconds,
             roles=decision.roles or (mark.roles if mark is not None else ()),
         )
-
-
-async def _answer(ask: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call an async interceptor, or a policy, which is quick, on the event loop; others in a thread."""
-    if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
-        return ask(*arguments)
-    return await called(ask, *arguments)
 
 
 def _name(ask: object) -> str:
