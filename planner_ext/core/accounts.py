@@ -93,7 +93,7 @@ class Tab:
         account: The account of the call's run.
         index: The call's index in the open batch.
         share: What was reserved for the call; None if it takes what it needs from the run's budget.
-        restart: Records that the call is about to start once more; returns why it may not, or None.
+        restart: Records that the call is about to start once more; returns False if it may not.
         record: Records that a request is about to be sent; None if the run is not kept in a store.
         closed: Whether the call has ended: nothing more may be taken.
         lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
@@ -106,7 +106,7 @@ class Tab:
         account: "Account",
         index: int,
         share: BudgetShare | None,
-        restart: Callable[[], Awaitable[str | None]],
+        restart: Callable[[], Awaitable[bool]],
         record: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.account = account
@@ -308,7 +308,7 @@ class Account:
             return limit
 
     def restarted(self) -> None:
-        """Forget a start that is in the ledger now."""
+        """Forget a start that is in the ledger now, or does not happen."""
         with self.lock:
             self._restarting = Consumption()
 

@@ -339,25 +339,25 @@ class Calls:
         with self._account.lock:
             del self._account.tabs[index]
 
-    async def _restart(self, started: CallStarted) -> str | None:
-        """Record one more start of a call before it happens; return why it may not happen, or None."""
+    async def _restart(self, started: CallStarted) -> bool:
+        """Record one more start of a call before it happens; return False if it may not happen."""
         async with self._restarting:  # two starts at once are counted one after the other
             state, at = self._journal.state, self._journal.now()
             call = None if state.batch is None else state.batch.calls[started.index]
             if call is None or call.answer is not None or state.iteration != started.iteration + 1:
-                return "the call has ended"
-            if self._may_not_start():
-                return "the run is to stop"
-            limit = limit_of_restart(state, started.index, at) or self._account.restart(started.function)
-            if limit is None and self._account.shared is not None:
-                refused = await self._account.shared.reserve(calls=1)
-                limit = None if refused is None else refused.limit
-            if limit is not None:
+                return False
+            if self._may_not_start() or limit_of_restart(state, started.index, at) is not None:
+                return False
+            shared = self._account.shared
+            try:
+                if self._account.restart(started.function) is not None:
+                    return False
+                if shared is not None and await shared.reserve(calls=1) is not None:
+                    return False
+                await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
+            finally:
                 self._account.restarted()
-                return f"the limit {limit} was reached"
-            await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
-            self._account.restarted()
-        return None
+        return True
 
     async def _record_request(self, started: CallStarted, loop: asyncio.AbstractEventLoop) -> None:
         """Record a request of a call's function, unless it runs in another event loop, which may block this one."""

@@ -298,8 +298,7 @@ class CallGuard:
         name: The function, for messages.
         unchanged: Whether arguments are still those that were decided on; None if they may change.
         binds: Whether nothing runs with other arguments.
-        restart: Records another start before it happens, and returns why it may not happen, or None; None allows one
-            start.
+        restart: Records another start before it happens, and returns whether it may happen; None allows one start.
         decided: The approval filters that do not decide the call again.
         each_once: Whether such a filter decides again where its call passes again.
     """
@@ -308,7 +307,7 @@ class CallGuard:
     _: KW_ONLY
     unchanged: _Unchanged | None
     binds: bool = True
-    restart: Callable[[], Awaitable[str | None]] | None
+    restart: Callable[[], Awaitable[bool]] | None
     decided: Iterable[object] = ()
     each_once: bool = False
     _outcome: "asyncio.Future[FunctionResult | BaseException | None] | None" = field(default=None, init=False)
@@ -392,7 +391,7 @@ class CallGuard:
             raise ApprovedArgumentsChangedError(self.name)
 
     async def _may_run_again(self) -> bool:
-        return self.restart is not None and await self.restart() is None and not self._ended
+        return self.restart is not None and await self.restart() and not self._ended
 
     async def _repeat(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
         if self._ended or last is None:

@@ -16,9 +16,9 @@ from support.core import began, calls, completed, decided, finished, replied, ru
 from support.narrow import present
 
 
-async def never() -> str | None:
-    """Refuse nothing."""
-    return None
+async def never() -> bool:
+    """Start nothing."""
+    return False
 
 
 class Run:

@@ -73,7 +73,7 @@ async def test_a_nested_run_that_starts_again_has_one_share() -> None:
     async def run_again() -> None:
         tab = current_tab()
         assert tab is not None
-        assert await tab.restart() is None
+        assert await tab.restart()
 
     engine = engine_of(["f"], "done", functions=Nested({"f": run_again}), rules={"limits": Budget(max_iterations=9)})
     state = await engine.run()

@@ -3,9 +3,13 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from typing import Any
 
-from planner_ext.core.accounts import Tab, current_tab
+import pytest
+
+from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallStarted, ModelAsked
+from planner_ext.core.limits import Budget
 from planner_ext.engine.engine import StopHandle
 from support.engine import FakeFunctions, FakeStore, engine_of, types_of
 
@@ -22,7 +26,7 @@ async def test_a_second_start_is_recorded_before_it_happens() -> None:
     seen: list[list[int]] = []
 
     async def again() -> None:
-        assert await tab_of_this_call().restart() is None
+        assert await tab_of_this_call().restart()
         seen.append([fact.attempt for fact in engine.facts if isinstance(fact, CallStarted)])
 
     engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": again}))
@@ -30,35 +34,66 @@ async def test_a_second_start_is_recorded_before_it_happens() -> None:
     assert (seen, state.ledger.tool_calls) == ([[1, 2]], 2)
 
 
+async def test_a_second_start_that_does_not_happen_is_not_counted() -> None:
+    """A shared budget whose store fails has not taken the start: the run's own budget has it again."""
+
+    class Failing(SharedBudgets):
+        counts_tokens, max_cost = False, None
+        runs = False
+
+        def begin(self, *_: Any, **__: Any) -> None: ...
+
+        async def reserve(self, **_: Any) -> None:
+            if self.runs:
+                raise OSError("The store is gone.")
+
+        def charge(self, *_: Any) -> None: ...
+
+        async def settle(self, **_: Any) -> None: ...
+
+    shared, left = Failing(), list[int | None]()
+
+    async def again() -> None:
+        shared.runs, tab = True, tab_of_this_call()
+        with pytest.raises(OSError, match="gone"):
+            await tab.restart()
+        shared.runs = False
+        left.append(tab.account.left().tool_calls)
+
+    functions, rules = FakeFunctions(does={"f": again}), {"limits": Budget(max_tool_calls=3)}
+    await engine_of(["f"], "done", functions=functions, shared=shared, rules=rules).run()
+    assert left == [2]
+
+
 async def test_a_call_that_has_its_result_does_not_start_again() -> None:
     """It is refused within its batch, after it, and in a later batch with a call in the same place."""
     kept: list[Tab] = []
-    refused: list[str | None] = []
+    started: list[bool] = []
 
     async def late() -> None:
-        refused.append(await kept[0].restart())
+        started.append(await kept[0].restart())
 
     does = {"f": lambda: kept.append(tab_of_this_call()), "g": late, "h": late}
     functions = FakeFunctions(does=does)
     engine = engine_of(["f", "g"], ["h"], "done", functions=functions, max_concurrency=1)
     await engine.run()
     await late()
-    assert refused == ["the call has ended"] * 3
+    assert started == [False] * 3
     assert sum(isinstance(fact, CallStarted) for fact in engine.facts) == 3
 
 
 async def test_nothing_starts_again_once_the_run_is_to_stop() -> None:
     """A stop refuses the second start of a function that runs; the call keeps its first result."""
     stop = StopHandle()
-    refused: list[str | None] = []
+    started: list[bool] = []
 
     async def stopped() -> None:
         stop.stop("enough")
-        refused.append(await tab_of_this_call().restart())
+        started.append(await tab_of_this_call().restart())
 
     engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": stopped}), stop=stop)
     state = await engine.run()
-    assert refused == ["the run is to stop"]
+    assert started == [False]
     assert state.ended is not None
     assert (state.ended.status, state.ledger.tool_calls) == ("stopped", 1)
 
