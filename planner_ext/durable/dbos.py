@@ -1,4 +1,4 @@
-"""Activations on many machines: DBOS queues, delays and recovers them in PostgreSQL.
+"""Activations on many machines: DBOS queues and recovers them in PostgreSQL.
 
 DBOS keeps one row for each activation, named ``{run_id}:{n}``, where ``n`` is the length of the journal at its start. A
 second request for the same activation finds that row. The rows carry nothing else. An activation that runs twice folds
@@ -72,8 +72,8 @@ _DUE = f"""
                     WHERE workflow_uuid = run_id || ':0' AND workflow_status.status IN ('PENDING', 'ENQUEUED')
                 )
 """  # noqa: S608  (only this package's own text)
-"""Runs with an untaken decision; with an expired question, whose timer may be lost; those that a fault interrupted, at
-their retry; and those without a journal yet, unless they are on the queue: there may be thousands."""
+"""Runs with an untaken decision; with an expired question; those that a fault interrupted, at their retry; and those
+without a journal yet, unless they are on the queue: there may be thousands."""
 _RUNNING = "SELECT run_id, owner FROM planner_runs WHERE status = 'running' AND COALESCE(wake_at, 0) <= :now"
 _WATCH_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
@@ -171,11 +171,10 @@ class ActivationQueue:
         done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         tasks: list[asyncio.Task[None] | None] = []
 
-        async def activation(run_id: str) -> None:
+        async def activation(_: str) -> None:
             tasks.append(asyncio.current_task())
             try:
                 result = await work()
-                await self._set_timer(run_id)
             except asyncio.CancelledError:
                 done.cancel()
                 raise
@@ -213,7 +212,6 @@ class ActivationQueue:
         assert self._serving is not None
         try:
             await self._serving(run_id)
-            await self._set_timer(run_id)
         except Exception as error:  # the pool has logged it; for DBOS the activation is complete
             logger.debug("The activation of run %s failed: %s", run_id, error)
             if isinstance(error, RunRefusedError | NewerSchemaError):  # queued again once DBOS has recorded its end
@@ -241,14 +239,6 @@ class ActivationQueue:
             await self._replace(key, run_id, delay=delay or None)
         except Exception as error:  # of DBOS
             logger.warning("A run that this worker may not drive could not be queued for another one: %s", error)
-
-    async def _set_timer(self, run_id: str) -> None:
-        """If a run waits for an answer with an expiry date, schedule its next activation for that date.
-
-        If this activation recorded nothing, the next one has the same name, and nothing is scheduled; see `_DUE`.
-        """
-        if (wake_at := (await self._store.record(run_id)).wake_at) is not None:
-            await self._host.enqueue(await self._key(run_id), run_id, delay=max(0.0, wake_at - time.time()))
 
     async def _key(self, run_id: str) -> str:
         rows = await self._store.database.transact((_LENGTH, {"run_id": run_id}))

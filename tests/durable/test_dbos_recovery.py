@@ -1,4 +1,4 @@
-"""Recovery with DBOS: lost timers, runs whose worker died before the first activation, other versions."""
+"""Recovery with DBOS: expired questions, runs whose worker died before the first activation, other versions."""
 
 import asyncio
 import os

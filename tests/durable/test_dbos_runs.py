@@ -218,8 +218,8 @@ async def test_a_decision_wakes_a_run_of_a_worker_that_lives(postgres_url: str, 
     assert effects_in(effects) == ["pay 5"] * 3
 
 
-async def test_a_question_expires_by_a_timer(postgres_url: str, tmp_path: Path) -> None:
-    """Nobody decides in time: a worker that works records it, without anybody asking, and the run goes on."""
+async def test_a_question_expires_by_itself(postgres_url: str, tmp_path: Path) -> None:
+    """A call that is not decided in time: a worker that works records that, and the run continues."""
     effects = tmp_path / "effects"
     options: dict[str, Any] = {"interceptors": [lambda _: Defer(expires_in=1)]}
     async with working(postgres_url, effects, pays, **options) as runs:
