@@ -15,6 +15,8 @@ def main() -> None:
             raise
         print(f'planner-ext needs {error.name}. Install it with: pip install "planner-ext[cli]"', file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     # Semantic Kernel logs, with tracebacks, the faults that the progress shows. Only the last-resort handler is
     # silenced: a kernel's own module may still configure logging.
     logging.lastResort = logging.NullHandler()

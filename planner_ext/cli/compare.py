@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner_ext.cli.kernels import imported_object, kernel_of, openai_service, start_factory
-from planner_ext.cli.options import CompareArgs, ExitCode
+from planner_ext.cli.options import CompareArgs
 from planner_ext.cli.text import Terminal
 from planner_ext.compare import Comparison, Live, OptionInfo, Run, Scenario, ScriptInfo, run_comparison
 from planner_ext.compare.cost import measure_costs
@@ -51,9 +51,6 @@ def run_compare(args: CompareArgs) -> int:
             args.markdown.write_text(document, "utf-8", errors="replace")
     except (OSError, ValueError) as error:
         raise PlannerInvalidConfigurationError(str(error)) from error
-    except KeyboardInterrupt:
-        errors.print("Interrupted.", style="red")
-        return ExitCode.INTERRUPTED
     if args.as_json:
         print(json.dumps(comparison.as_dict(), indent=2))
     else:

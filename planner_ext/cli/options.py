@@ -139,6 +139,7 @@ def _exit_code(call: Callable[[], Exit]) -> int:
         Terminal(sys.stderr).complain(str(error))
         return ExitCode.UNUSABLE
     except KeyboardInterrupt:
+        Terminal(sys.stderr).print("Interrupted.", style="red")
         return ExitCode.INTERRUPTED
 
 

@@ -265,10 +265,13 @@ async def run_trial(trial: Trial, strategy: Strategy, observed: Observed | None 
         loop = asyncio.get_running_loop()
         observed.stop = lambda: loop.call_soon_threadsafe(task.cancel)
     try:
-        await task
-    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+    finally:  # when the comparison is interrupted
+        task.cancel()
+        await asyncio.wait((task,))
+    if task.cancelled():
         trial.status, trial.answer = "cancelled", ""
-    except Exception as raised:  # any fault that an endpoint causes is a finding about the option
+    elif (raised := task.exception()) is not None:  # any fault that an endpoint causes is a finding about the option
         trial.status, trial.answer, error = "failed", "", _cause(raised)
     replies = [message for message in trial.history.messages if message.role == AuthorRole.ASSISTANT]
     usage = trial.usage or read_usage(replies[-1].metadata.get("usage") if replies else None)

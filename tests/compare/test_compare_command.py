@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import planner_ext
 from planner_ext.cli import compare as command
 from planner_ext.cli.app import app
 from planner_ext.compare import Comparison
@@ -211,13 +214,39 @@ def test_figures_are_printed_on_request(monkeypatch: pytest.MonkeyPatch, compari
     assert "The function does not start before a person agrees" in " ".join(whole.split())
 
 
-def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a traceback."""
+FOREVER = """
+import asyncio, os, sys
+from pathlib import Path
+from planner_ext.compare import option
 
-    async def interrupted(**_: Any) -> Comparison:
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run_comparison", interrupted)
-    result = run()
-    assert result.exit_code == 130
-    assert "Interrupted" in result.stderr
+@option("forever", offers=("recovery",))
+async def forever(trial):
+    "Never ends, in this process and in another one."
+    if trial.folder is not None:
+        Path("child").write_text(str(os.getpid()))
+    while trial.folder is not None or not Path("child").exists() or not Path("child").read_text():
+        await asyncio.sleep(0.05)
+    print("started", flush=True)
+    await asyncio.sleep(3600)
+"""
+
+
+def test_ctrl_c_ends_the_comparison_and_its_processes(here: Path) -> None:
+    """Exit code 130 and one word, whatever runs: an option in this process, and one in another."""
+    (here / "loops.py").write_text(FOREVER)
+    chosen = ("--only", "while-loop", "--only", "never-ending", "--only", "crash", "--option", "loops:forever")
+    line = [sys.executable, "-m", "planner_ext.cli", "compare", *chosen]
+    env = {**os.environ, "PYTHONPATH": str(Path(planner_ext.__file__).parents[1])}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, cwd=here, env=env, stdout=pipe, stderr=pipe, text=True) as running:
+        try:
+            assert running.stderr is not None
+            assert any(text == "started\n" for text in running.stderr)
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=120)
+        finally:
+            running.kill()
+    assert (running.returncode, out, err) == (130, "", "Interrupted.\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((here / "child").read_text()), 0)
