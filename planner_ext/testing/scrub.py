@@ -20,7 +20,7 @@ __all__ = ["SCRUBBED", "Scrub", "Scrubber"]
 
 SCRUBBED = "[scrubbed]"
 
-Scrub: TypeAlias = "str | re.Pattern[str] | Callable[[str], str] | Sequence[Scrub]"
+Scrub: TypeAlias = str | re.Pattern[str] | Callable[[str], str] | Sequence["Scrub"]
 """An application's secrets: a regular expression, a function from a text to its clean form, or a list of them."""
 
 _NAME = (
