@@ -1,4 +1,12 @@
-"""The events of a streamed run: text as it arrives, the facts of the run, and the result at the end."""
+"""The events of a streamed run: text as it arrives, the facts of the run, and the result at the end.
+
+Facts are named in the past tense and never change. Fields that they share:
+
+    at            when it happened, in seconds since the epoch
+    seconds       active time since the last fact that has this field
+    iteration     the 0-based round trip of the loop; a plan request is made before iteration 0
+    type          the class's name, which tells facts apart in JSON
+"""
 
 from planner_ext.core.facts import (
     AnswerChecked,

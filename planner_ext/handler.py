@@ -49,7 +49,7 @@ class ToolCallHandler:
             settings: Settings of every request; None uses those of the arguments, or the service's defaults. Without a
                 function choice behaviour in them, every function of the kernel is offered.
             service_id: The service to use; None uses the kernel's selection.
-            **options: See `planner_ext.sk.options.RunOptions`; the budget applies to one invocation. Without
+            **options: See `planner_ext.iteration.RunOptions`; the budget applies to one invocation. Without
                 ``check_for_intervention``, `planner_ext.hitl_manager.check_for_intervention` is asked, looked up again
                 at each call.
 

@@ -59,7 +59,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds; with a budget, the tighter limit applies.
 
     If a function of a run of this package calls this service, the request spends that run's budget, and its calls are
-    subject to that run's interceptors, policies and marks as well as its own; see `planner_ext.sk.nested` for details.
+    subject to that run's interceptors, policies and marks as well as its own.
     """
 
     SUPPORTS_FUNCTION_CALLING: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             inner: The connector that makes the requests. If it is such a wrapper itself, its connector is used and its
                 options are merged: of each limit the tighter applies, and its interceptors are asked after these.
             service_id: The id by which the kernel finds it; None uses the inner connector's.
-            **options: See `planner_ext.sk.options.RunOptions`; each call of this service gets the whole budget.
+            **options: See `planner_ext.iteration.RunOptions`; each call of this service gets the whole budget.
 
         Raises:
             PlannerInvalidConfigurationError: If an option is invalid; names it.
@@ -106,7 +106,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return charged(self._tab, self._inner, settings, messages, options.budget.price, **more)
 
     def charged_to(self, tab: Tab) -> Self:
-        """Return a copy whose requests are charged to a call of a run, in whatever context they are made."""
+        """@private Return a copy whose requests are charged to a call of a run, in whatever context they are made."""
         copied = self.model_copy()
         copied._tab = tab
         return copied
@@ -121,12 +121,12 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return self._inner.get_prompt_execution_settings_class()
 
     def service_url(self) -> str | None:
-        """Return the inner connector's URL."""
+        """@private Return the inner connector's URL."""
         return self._inner.service_url()
 
     @property
     def total_tokens(self) -> int:
-        """Return the inner connector's own count of tokens, over all its requests; 0 where it keeps none."""
+        """@private Return the inner connector's own count of tokens, over all its requests; 0 where it keeps none."""
         return getattr(self._inner, "total_tokens", 0)
 
     async def get_chat_message_contents(
@@ -347,10 +347,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
 
 
 def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBase:
-    """Wrap a service that asks a model, so that its requests are charged to a call of a run; others stay as they are.
-
-    See `planner_ext.sk.nested.Wrap`.
-    """
+    """@private Wrap a service that asks a model, to charge its requests to a call of a run; see `sk.nested.Wrap`."""
     if isinstance(service, FunctionInvokingChatCompletion):
         return service.charged_to(tab)
     if isinstance(service, ChatCompletionClientBase):

@@ -279,7 +279,7 @@ class ToolUseSession:
                 function choice behaviour selects the functions that are offered; without one, all are offered.
                 ``tool_use_config`` says who runs them.
             arguments: The application's arguments, for functions and service selection.
-            **options: See `planner_ext.sk.options.RunOptions`. In open loop ``on_invalid_history`` alone has an effect:
+            **options: See `planner_ext.iteration.RunOptions`. In open loop ``on_invalid_history`` alone has an effect:
                 ``repair`` repairs the initial prompts, and the conversation when it is sent. The ``budget`` is what
                 else one prompt may spend; of two limits on tool calls the tighter holds. Without a budget, the limit of
                 ``tool_use_config`` raises, as with ``Budget(on_limit="raise")``. Without ``execution`` the model reads

@@ -259,7 +259,7 @@ class ApprovalSettings:
                 raise InvalidLimitError.public(problem)
 
     def within(self, inner: "ApprovalSettings") -> "ApprovalSettings":
-        """Merge with the settings of a service that this door replaces: for undecided calls, the stricter applies."""
+        """@private Merge with the settings of a wrapped service: for undecided calls, the stricter applies."""
         stricter = max(self.unmatched, inner.unmatched, key=("approve", "defer", "deny").index)
         return replace(self, unmatched=stricter, expires_in=self.expires_in or inner.expires_in)
 

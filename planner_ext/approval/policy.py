@@ -78,7 +78,7 @@ class ArgumentPredicate(_Data):
         return self
 
     def holds(self, value: object) -> bool | None:
-        """Return whether a value fulfils every condition; None if one cannot be evaluated on it."""
+        """@private Return whether a value fulfils every condition; None if one cannot be evaluated on it."""
         results = {self._condition(name, value) for name in self.model_fields_set}
         return None if None in results else all(results)
 
@@ -147,11 +147,11 @@ class ApprovalRule(_Data):
         return self
 
     def names(self, plugin: str, function: str) -> bool:
-        """Return whether the rule is for a function, with any arguments."""
+        """@private Return whether the rule is for a function, with any arguments."""
         return fnmatchcase(plugin, self.plugin) and fnmatchcase(function, self.function)
 
     def matches(self, call: ToolCall) -> bool:
-        """Return whether the rule is for a call.
+        """@private Return whether the rule is for a call.
 
         A predicate that cannot be evaluated counts as a match of a deny or ask rule, and not of an allow rule: the
         argument is of another type, or the model did not give it. In the latter case the function gets the
@@ -170,7 +170,7 @@ class ApprovalRule(_Data):
         return call.after is None or any(_is_named(name, self.after) for name in call.after)
 
     def reason_for(self, call: ToolCall) -> str:
-        """Return the rule's reason, or else which calls made it match; "" for a rule without ``after``."""
+        """@private Return the rule's reason, or else which calls made it match; "" for a rule without ``after``."""
         if self.reason or not self.after:
             return self.reason
         if call.after is None:
@@ -236,7 +236,7 @@ class ApprovalPolicy(_Data):
         return self.by_rule(call) or self.by_default()
 
     def by_rule(self, call: ToolCall) -> Decision | None:
-        """Decide a call by the rules alone; None if no rule is for it."""
+        """@private Decide a call by the rules alone; None if no rule is for it."""
         for number, rule in enumerate(self.rules, start=1):
             if rule.matches(call):
                 if rule.action == "ask":
@@ -246,11 +246,11 @@ class ApprovalPolicy(_Data):
         return None
 
     def by_default(self) -> Decision:
-        """Decide a call that no rule is for."""
+        """@private Decide a call that no rule is for."""
         return _decision(self.default, "", "policy default")
 
     def normal_form(self) -> dict[str, Any]:
-        """Convert what the policy decides to JSON values, so that equal policies give equal values.
+        """@private Convert what the policy decides to JSON values, so that equal policies give equal values.
 
         The source of the policy, the order of its keys, explicit defaults, and ``60`` or ``60.0`` make no difference. A
         rule's ``reason`` is omitted: it is text for people and decides nothing.
@@ -258,12 +258,12 @@ class ApprovalPolicy(_Data):
         return {"default": self.default, "rules": [_normal_rule(rule) for rule in self.rules]}
 
     def unused_rules(self, functions: Iterable[tuple[str, str]]) -> list[int]:
-        """List the rules, from 1, that are for none of these functions, given as plugin and function name."""
+        """@private List the rules, from 1, that are for none of these functions, given as plugin and function name."""
         known = list(functions)
         return [n for n, rule in enumerate(self.rules, start=1) if not any(rule.names(*names) for names in known)]
 
     def unknown_after(self, functions: Iterable[tuple[str, str]]) -> list[tuple[int, str]]:
-        """List the patterns of ``after`` that are for none of these functions, each with its rule's number."""
+        """@private List the patterns of ``after`` that are for none of these functions, each with its rule's number."""
         known = ["-".join(filter(None, names)) for names in functions]
         patterns = ((n, one) for n, rule in enumerate(self.rules, start=1) for one in rule.after)
         return [(n, one) for n, one in patterns if not any(_is_named(name, [one]) for name in known)]

@@ -96,16 +96,16 @@ class SharedBudget:
             raise InvalidLimitError.public(f"A shared budget must have one of {', '.join(LIMITS.values())}; got none.")
 
     def given_limits(self) -> dict[str, float]:
-        """Return the limits that are set, by name."""
+        """@private Return the limits that are set, by name."""
         given = {name: getattr(self, name) for name in LIMITS.values()}
         return {name: value for name, value in given.items() if value is not None}
 
     def period(self, at: float) -> str:
-        """Name the period of a moment, which is in seconds since the epoch."""
+        """@private Name the period of a moment, which is in seconds since the epoch."""
         return datetime.fromtimestamp(at, self.time_zone).strftime(_PERIODS[self.per])
 
     def key_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the key of a run.
+        """@private Return the key of a run.
 
         Raises:
             InvalidLimitError: If ``key`` raises, or returns something else than text of 1 to 200 characters.

@@ -76,6 +76,7 @@ class BudgetStore:
     """
 
     def __init__(self, where: str | Path | None, *, create: bool = True) -> None:
+        """@private Called by `sqlite`, `postgres` and `memory`."""
         self._where = where
         self._create = create
         self._inherited: _Database | None = None
@@ -212,7 +213,7 @@ class BudgetStore:
         return len((await self.perform(self.transact(deletion, (_DELETE_ORPHANS, {}))))[0])
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await work in the store's own event loop and thread; it runs to its end also if the wait is cancelled."""
+        """@private Await work in the store's own event loop and thread; cancelling the wait does not cancel it."""
         with self._lock():
             if self._is_closed:
                 work.close()
@@ -221,7 +222,7 @@ class BudgetStore:
         return await asyncio.shield(asyncio.wrap_future(future))
 
     async def transact(self, *steps: Step) -> Sequence[Sequence[Row]]:
-        """Perform steps in one transaction; called in the store's own event loop."""
+        """@private Perform steps in one transaction; called in the store's own event loop."""
         async with self._opening:
             if self._database is None:
                 self._database = await self._open()

@@ -117,7 +117,7 @@ class Rules:
 class Guards:
     """What can decide the calls of a run before they are executed, as far as that is data.
 
-    A policy is written as JSON text in normal form, anything else by name; see `planner_ext.approval.policy`.
+    A policy is written as JSON text in normal form, anything else by name.
 
     Attributes:
         interceptors: In the order in which they are asked.
@@ -145,6 +145,9 @@ class RunStarted(EventLine):
     """A run began: with these rules, and this transcript.
 
     Attributes:
+        run_id: The run's name; in a store, the one that it was started under.
+        messages: The first messages of the transcript, as values of Semantic Kernel.
+        goal: The goal of the run; "" if it continues a history without one.
         guards: What could decide its calls; None if that is not recorded: the run is not kept in a store, or it
             began in a version of this package that did not record it.
         trace: The W3C ``traceparent`` of the span that started it; "" if nothing traced it.
@@ -162,7 +165,14 @@ class RunStarted(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(EventLine):
-    """The plan request was answered; the transcript now opens with the plan."""
+    """The plan request was answered; the transcript now opens with the plan.
+
+    Attributes:
+        plan: The text of the plan.
+        messages: The transcript as it now is.
+        iterations: As in `ModelReplied`.
+        usage: As in `ModelReplied`.
+    """
 
     plan: str
     messages: tuple[Message, ...]
@@ -175,7 +185,13 @@ class Planned(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAdded(EventLine):
-    """The planner asked the model for the next step, for the final-answer function, or for the answer in its form."""
+    """The planner added a message to the transcript, to which the model replies next.
+
+    Attributes:
+        message: The message, a value of Semantic Kernel.
+        purpose: What it asks for: the next ``step``, the final-answer function (``insist``), or the answer in the
+            ``response_format`` (``structure``).
+    """
 
     message: Message
     purpose: Literal["step", "insist", "structure"]
@@ -187,9 +203,8 @@ class MessageAdded(EventLine):
 class ModelAsked(EventLine):
     """A request is about to be sent; recorded where the fact before it does not imply the request.
 
-    See `planner_ext.core.machine.may_have_asked`. ``iteration`` is -1 for the plan request.
-
     Attributes:
+        iteration: The iteration that the request opens; -1 for the plan request.
         index: The index of the call whose function makes the request; None for a request of the run itself.
     """
 
@@ -224,7 +239,12 @@ class ModelReplied(EventLine):
     """One request was answered.
 
     Attributes:
-        iterations: What the reply's metadata reports; charged to the ledger.
+        message: The reply, a value of Semantic Kernel.
+        text: Its text, "" without one.
+        calls: The function calls in it, in order.
+        finish_reason: The reason that the service gave, or None.
+        usage: Tokens and their cost, reported or estimated; charged to the ledger.
+        iterations: The round trips that the reply's metadata reports, 1 without them; charged to the ledger.
         offered: Whether functions were offered in the request.
         withheld: The limit because of which functions that exist were not offered, or None.
         final_answer: The answer that the final-answer function was called with although it was not offered, or None.
@@ -260,10 +280,12 @@ class CallDecided(CallFact):
     """One call of the open batch was decided; a deferred one is decided a second time when its answer comes.
 
     Attributes:
+        iteration, index, call_id: As in `CallStarted`.
         function: Fully qualified name of the function that would run.
         kind: What the requested call turned out to be.
         verdict: What was decided.
         answer: What the model reads where the call does not run.
+        reason: Why it does not run, or waits: the words of the interceptor, rule or person; "" without any.
         digest: Digest of function and converted arguments; "" if nothing could run.
         signature: The function's parameters, ``name=digest`` of each; "" in journals that are older than this field.
         fingerprint: Digest of run, iteration, call id, function and arguments, to which a decision binds.
@@ -310,18 +332,24 @@ class CallDecided(CallFact):
 
     @property
     def binds(self) -> bool:
-        """Whether the call runs only as it was decided; in journals older than ``approved`` the other fields say so."""
+        """@private Whether the call runs only as decided; journals without ``approved`` say so in other fields."""
         return self.approved or self.person or bool(self.by) or self.edited is not None
 
     def arguments_of(self, request: RequestedCall) -> str:
-        """Return the JSON text of the function's arguments: edited, converted, or as the model wrote them."""
+        """@private Return the JSON text of the function's arguments: edited, converted, or as the model wrote them."""
         given = request.arguments if self.arguments is None else self.arguments
         return given if self.edited is None else self.edited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsWithheld(EventLine):
-    """Calls were answered without running: because of a limit, a stop, or a final answer beside them."""
+    """Calls were answered without running: because of a limit, a stop, or a final answer beside them.
+
+    Attributes:
+        indexes: The indexes of the calls in their batch.
+        answer: What the model reads as the result of each.
+        limit: The limit that they would have exceeded, or None.
+    """
 
     iteration: int
     indexes: tuple[int, ...]
@@ -336,6 +364,10 @@ class CallStarted(CallFact):
     """A function is about to run; recorded before each start, also when a filter starts it again.
 
     Attributes:
+        iteration: The iteration in which the model made the call.
+        index: The call's index in its batch, from 0.
+        call_id: The call's id, unique in its batch.
+        function: Fully qualified name of the function.
         reserved: The share of the budget that is reserved for a nested run, or None.
         attempt: Which start of the call this is, from 1.
     """
@@ -351,6 +383,8 @@ class CallFinished(CallFact):
     """A started call ended; recorded in the order in which the calls end.
 
     Attributes:
+        iteration, index, call_id, function: As in `CallStarted`.
+        outcome: How the function ended: ``ok``, ``failed``, ``timed_out`` or ``cancelled``.
         result: What the model reads, or the beginning of which it reads.
         cut: Where the result was cut for the model; None if it was not.
         error: Type and message of the exception, "" without one; for the record, never sent to the model.
@@ -405,6 +439,7 @@ class IterationCompleted(EventLine):
 
     Attributes:
         terminate: Whether the iteration-completed callback asked to end the run.
+        reason: The reason that the callback gave, "" without one.
         messages: The transcript that the callback replaced the run's with, or None.
         called: Whether any function was started, so that the callback was due.
     """
@@ -424,6 +459,7 @@ class AnswerChecked(EventLine):
     """The form of an answer was checked.
 
     Attributes:
+        answer: The answer, as the model gave it.
         problem: What is wrong with it, "" if the form is right.
     """
 
@@ -435,7 +471,11 @@ class AnswerChecked(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(EventLine):
-    """The run was asked to stop: no further request is made, no further function started."""
+    """The run was asked to stop: no further request is made, no further function started.
+
+    Attributes:
+        reason: Why, in words.
+    """
 
     reason: str
     at: float
@@ -447,6 +487,7 @@ class BudgetChanged(EventLine):
     """New limits replaced those of a run while it was driven; what was spent stays spent.
 
     Attributes:
+        limits: The new limits.
         by: Who changed them, "" if that is not known.
     """
 
@@ -493,9 +534,10 @@ class Paused(EventLine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(EventLine):
-    """A paused or ended run was resumed; new limits replace the old ones, what was spent stays spent.
+    """A paused or ended run was resumed.
 
     Attributes:
+        limits: New limits, which replace the old ones; what was spent stays spent. None keeps the old ones.
         trace: The W3C ``traceparent`` of the span that resumed it; "" if nothing traced it.
     """
 

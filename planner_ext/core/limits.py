@@ -134,7 +134,7 @@ class Budget:
 
     @property
     def iterations_kept(self) -> int:
-        """How many round trips are kept for the answer."""
+        """@private How many round trips are kept for the answer."""
         return 1 if self.on_limit == "answer" else 0
 
 
@@ -256,7 +256,7 @@ class Consumption:
 
     @property
     def by_part(self) -> dict[str, float]:
-        """What counts against each part of a `BudgetShare`."""
+        """@private What counts against each part of a `BudgetShare`."""
         usage = self.usage
         return {
             "iterations": self.iterations,
@@ -373,36 +373,36 @@ class BudgetShare:
 
     @classmethod
     def of(cls, limits: Budget) -> "BudgetShare":
-        """Make a share of all that the limits of a run allow."""
+        """@private Make a share of all that the limits of a run allow."""
         return cls(**{name: getattr(limits, limit) for name, limit in LIMIT_OF_PART.items()})
 
     def limits(self, deadline: datetime | None, price: Price | None = None) -> Budget:
-        """Convert the share to the limits of a run that has the deadline and the price of the run around it."""
+        """@private Convert the share to limits, with the deadline and the price of the outer run."""
         parts = {limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items()}
         return Budget(**parts, deadline=deadline, max_calls_per_reply=None, price=price)
 
     def used_up(self) -> str | None:
-        """Name the limit that leaves nothing for a request; a request needs no functions."""
+        """@private Name the limit that leaves nothing for a request; a request needs no functions."""
         needed = {limit: getattr(self, name) for name, limit in LIMIT_OF_PART.items() if name != "tool_calls"}
         return next((limit for limit, value in needed.items() if value is not None and value <= 0), None)
 
     def less(self, spent: Consumption) -> "BudgetShare":
-        """Subtract what was spent; a part may become negative."""
+        """@private Subtract what was spent; a part may become negative."""
         used = spent.by_part
         return self.each(lambda name, own: own - used[name])
 
     def least(self, other: "BudgetShare") -> "BudgetShare":
-        """Take the smaller of two shares, part by part."""
+        """@private Take the smaller of two shares, part by part."""
         parts = {name: (getattr(self, name), getattr(other, name)) for name in LIMIT_OF_PART}
         return BudgetShare(**{name: _least(*both) for name, both in parts.items()})
 
     def whole(self) -> Consumption:
-        """Convert the share to a consumption of all of it."""
+        """@private Convert the share to a consumption of all of it."""
         usage = Usage(completion_tokens=self.tokens or 0, cost=self.cost, active_seconds=self.seconds or 0.0)
         return Consumption(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
 
     def at_least(self, taken: Consumption) -> Consumption:
-        """Count the whole share as spent, and what was taken where it has no limit."""
+        """@private Count the whole share as spent, and what was taken where it has no limit."""
         usage = taken.usage if self.tokens is None else Usage(completion_tokens=self.tokens)
         return updated(
             taken,
@@ -412,7 +412,7 @@ class BudgetShare:
         )
 
     def each(self, change: Callable[[str, Any], Any]) -> "BudgetShare":
-        """Change each part that is limited, given its name and its value."""
+        """@private Change each part that is limited, given its name and its value."""
         parts = {name: getattr(self, name) for name in LIMIT_OF_PART}
         return BudgetShare(**{name: None if own is None else change(name, own) for name, own in parts.items()})
 

@@ -22,6 +22,7 @@ class Approvals:
     """The pending calls and questions of a store, which this process shares with the workers."""
 
     def __init__(self, store: JournalStore, *, clock: Clock | None = None, authorize: Authorize | None = None) -> None:
+        """@private Called by `connect`."""
         self._store = store
         self._clock = clock or SystemClock()
         self._authorize = authorize

@@ -56,7 +56,7 @@ class RunInputs:
     budget: Budget | None = None
 
     def to_json(self) -> str | None:
-        """Write the inputs as JSON text; None without inputs.
+        """@private Write the inputs as JSON text; None without inputs.
 
         Raises:
             PlannerInvalidConfigurationError: If an argument is not JSON, or the budget cannot be stored; names it.

@@ -320,19 +320,10 @@ class _NotTakenError(PlannerExtError):
 
 
 class Webhook:
-    """Posts notices to a URL, as JSON, signed by Standard Webhooks (standardwebhooks.com).
-
-    Headers: ``webhook-id``, the notice's id; ``webhook-timestamp``, seconds since the epoch; and with a key
-    ``webhook-signature``: ``v1,`` and the base64 of the HMAC-SHA256 of ``{id}.{timestamp}.{body}``. An answer 2xx takes
-    the notice; a redirection is not followed. Neither the URL's path nor the key is logged, since both may be secret.
-    """
+    """Posts notices to a URL; `planner_ext.durable.WorkerOptions` documents the format."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        """Check the options.
-
-        Args:
-            url: ``https://...``, or ``http://...`` within a trusted network.
-            key: Signs; ``whsec_`` and base64, or any other text as it is. None does not sign.
+        """Check the options ``notify`` and ``notify_key``.
 
         Raises:
             PlannerInvalidConfigurationError: If one of them cannot be used.

@@ -47,8 +47,13 @@ class WorkerOptions(TypedDict, total=False):
             all workers of a store should have the same listeners.
         on_ended: As ``on_paused``, when a run has ended or was cancelled.
         on_failed: As ``on_paused``, when a run has failed or was quarantined.
-        notify: A URL to which all these notices are posted; see `planner_ext.durable.notices.Webhook`.
-        notify_key: Signs the posted notices; None does not sign.
+        notify: A URL to which all these notices are posted as JSON, by Standard Webhooks (standardwebhooks.com):
+            ``https://...``, or ``http://...`` within a trusted network. Headers: ``webhook-id``, the notice's id, and
+            ``webhook-timestamp``, seconds since the epoch. A response of 2xx takes the notice; a redirection is not
+            followed. Neither the URL's path nor the key is logged, since both may be secret.
+        notify_key: Signs the posted notices: ``whsec_`` and base64, or any other text as it is. The header
+            ``webhook-signature`` is then ``v1,`` and the base64 of the HMAC-SHA256 of ``{id}.{timestamp}.{body}``.
+            None does not sign.
     """
 
     worker_id: str | None

@@ -111,7 +111,7 @@ class RunRecord:
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
-        """Read a row of ``planner_runs`` with the columns `RUN_COLUMNS`.
+        """@private Read a row of ``planner_runs`` with the columns `RUN_COLUMNS`.
 
         Raises:
             StoreError: If the row is damaged.

@@ -59,6 +59,7 @@ class RunsClient:
     """
 
     def __init__(self, store: JournalStore, *, clock: Clock | None = None, poll_seconds: float = 0.25) -> None:
+        """@private Called by `connect`."""
         self._store = store
         self._clock = clock or SystemClock()
         self.poll_seconds = poll_seconds
@@ -348,6 +349,7 @@ class SubmittedRun:
     """
 
     def __init__(self, runs: RunsClient, run_id: str) -> None:
+        """@private Called by `RunsClient.submit`."""
         self.run_id = run_id
         self._runs = runs
 
@@ -373,6 +375,7 @@ class Runs(RunsClient):
     """
 
     def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
+        """@private Called by `sqlite` and `dbos`."""
         super().__init__(pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds)
         self._pool, self._notifier = pool, notifier
         self._closing = asyncio.Lock()

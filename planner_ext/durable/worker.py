@@ -560,6 +560,7 @@ class RunHandle(Generic[R]):
     """
 
     def __init__(self, pool: WorkerPool, job: Job[R]) -> None:
+        """@private Called by `Runs`."""
         self.run_id = job.run_id
         self._pool, self._job = pool, job
         self._task = pool.task_of(job)

@@ -74,7 +74,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
         budget, shared_budgets, execution, approval, interceptors, pre_invoke, check_for_intervention, approver,
         iteration_completed, clarifier, max_clarifications, observers, clock, min_iteration_time_ms, max_prompt_tokens,
         on_invalid_history, strict_finish_reason, checkpoint_key: The options of every door, see
-            `planner_ext.sk.options.RunOptions`. Questions are offered with ``require_final_answer_function``, too.
+            `planner_ext.iteration.RunOptions`. Questions are offered with ``require_final_answer_function``, too.
 
     Raises:
         PlannerInvalidConfigurationError: If an option is unknown or its value is invalid; names the option. Also on
@@ -140,7 +140,7 @@ class FunctionCallingStepwisePlannerOptions(KernelBaseModel):
 
     @property
     def run_options(self) -> RunOptions:
-        """The options of every door; the budget's ``max_iterations`` is the smaller of the two."""
+        """@private The options of every door; the budget's ``max_iterations`` is the smaller of the two."""
         options: Any = {name: getattr(self, name) for name in DEFAULTS}
         options["budget"] = self._spendable
         return options

@@ -330,7 +330,7 @@ class FunctionCallingStepwisePlanner:
         arguments: KernelArguments | None = None,
         streaming: bool = False,
     ) -> KeptRun:
-        """Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
+        """@private Prepare a run from a store, to be driven to its next pause or end; see `planner_ext.durable.Runs`.
 
         Args:
             kernel: Its functions may be called; it need not be the kernel that the run began with.

@@ -164,13 +164,13 @@ class ApprovalFilter:
                 self._wait(context, replace(call, prompt=prompt or "", roles=roles))
 
     def decides_as(self, other: object) -> bool:
-        """Whether another filter has the same policy and asks the same person."""
+        """@private Whether another filter has the same policy and asks the same person."""
         return isinstance(other, ApprovalFilter) and (
             _is_same(other.policy, self.policy) and _is_same(other._approver, self._approver)
         )
 
     def report_unused_rules(self, kernel: Kernel) -> None:
-        """Log once which rules of the policy match no function of the kernel."""
+        """@private Log once which rules of the policy match no function of the kernel."""
         if not self._reported:
             self._reported = True
             report_unused_rules(self.policy, kernel.get_full_list_of_function_metadata(), "kernel")
@@ -178,7 +178,7 @@ class ApprovalFilter:
     async def decide(
         self, function: KernelFunction, call: ToolCall, state: State | None = None, *, asks: bool = True
     ) -> Decision | None:
-        """Decide a call by the policy and the function's own mark, and by the approver if these defer it.
+        """@private Decide a call by the policy and the function's own mark, and by the approver if these defer it.
 
         Args:
             function: The function that will run.

@@ -93,16 +93,16 @@ class Checkpoint:
 
     @classmethod
     def of_run(cls, facts: Sequence[Fact], key: SigningKey | None) -> Self:
-        """Build the checkpoint that a door returns, signed if the door has a key."""
+        """@private Build the checkpoint that a door returns, signed if the door has a key."""
         return cls.signed_as(facts, journal_signature(facts, key))
 
     @classmethod
     def signed_as(cls, facts: Sequence[Fact], signature: str | None) -> Self:
-        """Make a checkpoint with the signature that its facts were given when they left a door."""
+        """@private Make a checkpoint with the signature that its facts were given when they left a door."""
         return cls(tuple(facts), _signature=signature, _stays_signed=signature is not None)
 
     def verified(self, key: SigningKey | None) -> Self:
-        """Return this checkpoint, if it was signed with the key and not altered since; without a key, in any case.
+        """@private Return this checkpoint, if it was signed with the key and not altered since; None checks nothing.
 
         Raises:
             InvalidCheckpointError: If it is unsigned, altered, or signed with another key.
@@ -122,7 +122,7 @@ class Checkpoint:
         return self._signature is not None
 
     def state(self) -> State:
-        """Fold the facts.
+        """@private Fold the facts.
 
         Raises:
             InvalidCheckpointError: If they do not make a run.
@@ -191,7 +191,7 @@ class Checkpoint:
         return cls(facts, _signature=signature if isinstance(signature, str) else None).checked()
 
     def checked(self) -> Self:
-        """Return this checkpoint, if its facts are those of a run and its messages can be read.
+        """@private Return this checkpoint, if its facts are those of a run and its messages can be read.
 
         Raises:
             InvalidCheckpointError: Naming what is wrong.

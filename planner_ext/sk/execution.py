@@ -126,7 +126,7 @@ class ToolExecution:
             _require(f"timeout[{key!r}]", is_positive_number(seconds), expected, seconds)
 
     def timeout_of(self, function: str) -> float | None:
-        """Return the seconds that one call of a function may take, by its fully qualified name; None is no timeout."""
+        """@private Return the timeout of a function, in seconds, by its fully qualified name; or None."""
         return self.timeout.get(function) if isinstance(self.timeout, Mapping) else self.timeout
 
 

@@ -63,7 +63,7 @@ class ScriptedCall:
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as text, as they are sent."""
+        """@private The arguments as text, as they are sent."""
         if isinstance(self.arguments, str):
             return self.arguments
         return json.dumps(self.arguments, separators=(",", ":"), ensure_ascii=False)
@@ -95,7 +95,7 @@ class ScriptedReply:
 
     @property
     def ended_by(self) -> str:
-        """The finish reason as it is sent."""
+        """@private The finish reason as it is sent."""
         return self.finish_reason or ("tool_calls" if self.calls else "stop")
 
 
