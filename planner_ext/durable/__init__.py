@@ -33,6 +33,7 @@ Modules:
     log              formats lines for Python's logging; no write-ahead log
     gauge            the metric of what waits
     options          the options of a worker
+    opening          says so if a store is used without ``async with``
     errors           the errors of a store
 
 Each name is imported on first use (PEP 562), so that the command line starts fast.

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from planner_ext.approval.decisions import Approve, Decision, DecisionRecord
+from planner_ext.core.errors import shown
 from planner_ext.durable.authorization import Authorize, refusal_of
 from planner_ext.durable.errors import ApprovalRefusedError
+from planner_ext.durable.opening import opens
 from planner_ext.durable.records import PendingApproval, read_approval, read_refusal, refused_text, write_decision
 from planner_ext.durable.store import JournalStore, opened_store
 from planner_ext.engine.concurrency import SystemClock
@@ -28,7 +29,7 @@ class Approvals:
         self._authorize = authorize
 
     @classmethod
-    @asynccontextmanager
+    @opens
     async def connect(
         cls, where: str | Path, *, clock: Clock | None = None, authorize: Authorize | None = None
     ) -> AsyncGenerator["Approvals", None]:
@@ -80,6 +81,8 @@ class Approvals:
         Raises:
             ApprovalRefusedError: If no call has this id, or its row was altered.
         """
+        if not isinstance(approval_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
+            raise ApprovalRefusedError(f"approval_id must be the id of a call; got {shown(approval_id)}. Pass its .id.")
         row, refused = await self._store.approval(approval_id)
         if row is None:
             raise ApprovalRefusedError(

@@ -21,6 +21,7 @@ from planner_ext.durable.heartbeat import LeasedWorkers, WorkerRecord, list_work
 from planner_ext.durable.inputs import RunInputs, new_budget_text
 from planner_ext.durable.listing import RunFilters, RunStats, Statuses, StoreMarks
 from planner_ext.durable.notices import NoticeRecord, Notifier, notices_of
+from planner_ext.durable.opening import opens
 from planner_ext.durable.options import (
     WorkerOptions,
     WorkerSettings,
@@ -65,7 +66,7 @@ class RunsClient:
         self.poll_seconds = poll_seconds
 
     @staticmethod
-    @asynccontextmanager
+    @opens
     async def connect(
         where: str | Path, *, poll_seconds: float = 0.25, clock: Clock | None = None
     ) -> AsyncGenerator["RunsClient", None]:
@@ -382,7 +383,7 @@ class Runs(RunsClient):
 
     @classmethod
     @takes_worker_options
-    @asynccontextmanager
+    @opens
     async def sqlite(cls, path: str | Path, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
         """Keep runs in one SQLite file, on one host; used as ``async with Runs.sqlite(path) as runs``.
 
@@ -415,7 +416,7 @@ class Runs(RunsClient):
 
     @classmethod
     @takes_worker_options
-    @asynccontextmanager
+    @opens
     async def dbos(cls, url: str, **options: Unpack[WorkerOptions]) -> AsyncGenerator["Runs", None]:
         """Keep runs in PostgreSQL, for workers on many machines; used as ``async with Runs.dbos(url) as runs``.
 
@@ -504,10 +505,12 @@ class Runs(RunsClient):
                 A run that was submitted keeps its other arguments.
 
         Raises:
-            PlannerInvalidConfigurationError: If the goal is empty; nothing is stored.
+            PlannerInvalidConfigurationError: If the goal is empty, or the planner is something else; nothing is stored.
             RunConflictError: If the name belongs to a run with another goal.
             StoreError: If the name or the store cannot be used.
         """
+        is_planner = callable(getattr(planner, "journaled", None))
+        check(is_planner, f"planner must be a FunctionCallingStepwisePlanner; got {shown(planner)}.")
         name, before = await self._create(goal, run_id, owner=self.worker_id)
         if before is not None:
             await self._revived(before)

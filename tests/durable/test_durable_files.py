@@ -6,10 +6,13 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from planner_ext.durable import Approvals, Runs, StoreError
+from planner_ext import Approve
+from planner_ext.durable import ApprovalRefusedError, Approvals, Runs, StoreError
+from planner_ext.errors import PlannerInvalidConfigurationError
 from support.durable import GOAL, PAY, open_runs, world
 
 
@@ -19,6 +22,28 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
     before = os.umask(request.param)
     yield
     os.umask(before)
+
+
+@pytest.mark.parametrize("connect", [Runs.sqlite, Runs.connect, Approvals.connect])
+async def test_a_store_that_was_not_opened_says_how(connect: Any, tmp_path: Path) -> None:
+    """Without ``async with`` the first use is refused, with the line to write; no file is made."""
+    store = connect(tmp_path / "runs.db")
+    with pytest.raises(StoreError, match=rf"async with \w+\.{connect.__name__}\(\.\.\.\) as"):
+        await store.count()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_values_in_each_others_place_are_refused_by_name(tmp_path: Path) -> None:
+    """A kernel for the planner, and a pending call for its id, are refused before the store is asked."""
+    planner, kernel = world(tmp_path / "effects", [PAY])
+    async with open_runs(tmp_path / "runs.db") as runs:
+        with pytest.raises(PlannerInvalidConfigurationError, match=r"planner must be .* got a Kernel"):
+            await runs.start(kernel, planner, GOAL)  # pyright: ignore[reportArgumentType]  (swapped, on purpose)
+        assert await runs.count() == 0
+        await (await runs.start(planner, kernel, GOAL)).result()
+        (waiting,) = await runs.approvals().pending()
+        with pytest.raises(ApprovalRefusedError, match=r"approval_id .* got a PendingApproval\. Pass its \.id"):
+            await runs.approvals().decide(waiting, Approve())  # pyright: ignore[reportArgumentType]  (on purpose)
 
 
 @pytest.mark.usefixtures("umask")
