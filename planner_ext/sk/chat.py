@@ -256,9 +256,9 @@ def named_errors(service: ChatCompletionClientBase) -> Generator[None]:
         seen = f"{type(cause).__name__}: {cause}".removesuffix(".")  # the sentence around it has a full stop
         if isinstance(cause, _NO_REPLY):
             raise InvalidReplyError(
-                f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Check the "
-                "base URL, and that the endpoint speaks the connector's protocol. The history is as it was: the "
-                "request can be made again."
+                f"Expected a chat completion from {name}; its response could not be read as one ({seen}). Semantic "
+                "Kernel's connector may not know this kind of response; else check the base URL, and that the endpoint "
+                "speaks the connector's protocol. The history is as it was: the request can be made again."
             ) from error
         raise ServiceCallError(
             f"The request to {name} failed: {seen}. The history is as it was: the request can be made again."

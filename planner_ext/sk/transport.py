@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from operator import is_
 from typing import Any, Literal, cast
 
+from pydantic import ValidationError
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -23,7 +24,8 @@ from semantic_kernel.functions import KernelArguments, KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from planner_ext.sk.connectors import NO_FUNCTION, connector_of, has_calls, received, sent, whole_text
-from planner_ext.sk.errors import ServiceNotFoundError
+from planner_ext.sk.conversion import validation_details
+from planner_ext.sk.errors import InvalidOptionError, ServiceNotFoundError
 from planner_ext.sk.options import instance_of
 from planner_ext.sk.toolset import RequestBehavior
 
@@ -56,12 +58,12 @@ def select_service(
         settings: Used instead of the arguments' execution settings.
 
     Raises:
-        PlannerInvalidConfigurationError: If there is no such service, it is not a chat completion service, or kernel or
-            arguments are of another class.
+        PlannerInvalidConfigurationError: If there is no such service, it is not a chat completion service, it does not
+            take the settings, or kernel or arguments are of another class.
     """
     instance_of("kernel", kernel, Kernel)
     asked = copy(instance_of("arguments", arguments, KernelArguments))
-    if service_id is not None and (not isinstance(service_id, str) or not service_id):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if service_id is not None and not instance_of("service_id", service_id, str):
         raise _not_found(kernel, service_id)
     given = {key: value.model_copy(deep=True) for key, value in (arguments.execution_settings or {}).items()}
     if settings is not None:
@@ -74,6 +76,8 @@ def select_service(
         service, selected = kernel.select_ai_service(arguments=asked, type=ChatCompletionClientBase)
     except KernelServiceNotFoundError as error:
         raise _not_found(kernel, service_id) from error
+    except ValidationError as error:
+        raise _unfit(error) from error
     if not isinstance(service, ChatCompletionClientBase):
         raise _not_found(kernel, service_id)
     return service, selected
@@ -107,15 +111,29 @@ def _not_found(kernel: Kernel, service_id: str | None) -> ServiceNotFoundError:
 def connector_settings(
     service: ChatCompletionClientBase, settings: PromptExecutionSettings | None
 ) -> PromptExecutionSettings:
-    """Copy settings into the connector's own class; Semantic Kernel's conversion would change the caller's."""
+    """Copy settings into the connector's own class; Semantic Kernel's conversion would change the caller's.
+
+    Raises:
+        InvalidOptionError: If the class does not take their values; names these.
+    """
     wanted = service.get_prompt_execution_settings_class()
     if settings is None:
         return wanted()
     if isinstance(settings, wanted):
         return settings.model_copy()
     own = {"function_choice_behavior": None, "extension_data": dict(settings.extension_data)}
-    converted = wanted.from_prompt_execution_settings(settings.model_copy(update=own))
+    try:
+        converted = wanted.from_prompt_execution_settings(settings.model_copy(update=own))
+    except ValidationError as error:
+        raise _unfit(error) from error
     return converted.model_copy(update={"function_choice_behavior": settings.function_choice_behavior})
+
+
+def _unfit(error: ValidationError) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"The settings must be ones that the connector takes, as {error.title} does{validation_details(error)}. "
+        "Nothing was sent."
+    )
 
 
 # How a request is sent to a connector.
@@ -190,7 +208,10 @@ def request_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a connector's methods for one request, as it and its provider take them.
 
-    What needs no change is passed on itself; see `planner_ext.sk.connectors`.
+    A history that needs no change is passed on itself; see `planner_ext.sk.connectors`.
+
+    Raises:
+        InvalidOptionError: If the connector does not take the settings.
     """
     connector, behavior = connector_of(service), settings.function_choice_behavior
     messages = sent(history.messages, connector)
@@ -200,9 +221,7 @@ def request_arguments(
         behavior, kernel = RequestBehavior.of([NO_FUNCTION], "auto"), kernel or Kernel()
     if behavior is not None and connector.needs_description and kernel is not None:
         behavior = _described(behavior, kernel)
-    if behavior is not settings.function_choice_behavior:
-        own = connector_settings(service, settings)
-        settings = own.model_copy(update={"function_choice_behavior": behavior})
+    settings = connector_settings(service, settings).model_copy(update={"function_choice_behavior": behavior})
     if len(messages) != len(history) or not all(map(is_, messages, history.messages)):
         history = ChatHistory.model_construct(messages=messages)
     return {"chat_history": history, "settings": settings, "kernel": kernel}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
+from semantic_kernel.connectors.ai.open_ai import OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import (
     AuthorRole,
     ChatHistory,
@@ -18,7 +19,7 @@ from semantic_kernel.contents import (
     FunctionResultContent,
     TextContent,
 )
-from semantic_kernel.functions import kernel_function
+from semantic_kernel.functions import KernelArguments, kernel_function
 
 from planner_ext import (
     ApprovalSettings,
@@ -429,6 +430,22 @@ async def test_a_stream_may_end_with_the_usage_alone(connect: Callable[..., Worl
     world = connect(CALLS, TEXT, usage_last=True)
     text, metadata = await ask(world, asked(), streamed=True)
     assert (text, metadata["status"]) == (TEXT.text, "answered")
+
+
+@pytest.mark.parametrize("connect", ["mistral"], indirect=True)
+async def test_settings_that_a_connector_does_not_take_are_named(connect: Callable[..., World]) -> None:
+    """Those of OpenAI's class may hold values that another class refuses: at every door, before anything is sent."""
+    world = connect(TEXT)
+    service = FunctionInvokingChatCompletion(world.service)
+    refused = pytest.raises(PlannerInvalidConfigurationError, match=r"MistralAIChat.* \(presence_penalty: Input should")
+    for behavior in (None, BoundedFunctionChoiceBehavior.Auto()):
+        settings = OpenAIChatPromptExecutionSettings(presence_penalty=-1, function_choice_behavior=behavior)
+        with refused:
+            await service.get_chat_message_content(asked(), settings, kernel=world.kernel)
+    arguments = KernelArguments(settings=OpenAIChatPromptExecutionSettings(presence_penalty=-1))
+    with refused:
+        await FunctionCallingStepwisePlanner(None).invoke(world.kernel, "Double 4.", arguments)
+    assert world.api.bodies == []
 
 
 async def test_a_reply_that_was_cut_is_no_answer(connect: Callable[..., World], streamed: bool) -> None:

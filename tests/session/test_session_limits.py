@@ -49,6 +49,8 @@ def test_a_session_takes_a_config_and_nothing_else() -> None:
         ToolUseSession(kernel_of([]), tool_use_config=True)  # pyright: ignore[reportArgumentType]  # junk, on purpose
     with pytest.raises(ServiceNotFoundError, match="chat completion service 'other'"):
         ToolUseSession(kernel_of([]), service_id="other")
+    with pytest.raises(PlannerInvalidConfigurationError, match="service_id must be of the class str; got a"):
+        ToolUseSession(kernel_of([]), service_id=say("Hi."))  # pyright: ignore[reportArgumentType]  # junk, on purpose
     with pytest.raises(PlannerInvalidConfigurationError, match="budget must be"):
         ToolUseSession(kernel_of([]), budget=5)  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
