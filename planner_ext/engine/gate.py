@@ -138,11 +138,14 @@ class InterceptorChain:
             return None
         if answer is True:
             return Defer()
-        foreign = isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint)
-        if isinstance(answer, Approve | Deny | Supply | Defer) and problem_of(answer) is None and not foreign:
+        if not isinstance(answer, Approve | Deny | Supply | Defer):
+            problem = "it is no decision"
+        elif isinstance(answer, Approve) and answer.fingerprint not in (None, call.fingerprint):
+            problem = "its fingerprint is that of another call"
+        elif (problem := problem_of(answer)) is None:
             return answer
-        name, seen = _name(interceptor), shown(answer)
-        _logger.error("The interceptor %s answered %s, which is no decision; the call is denied.", name, seen)
+        name = _name(interceptor)
+        _logger.error("%s answered %s, but %s; the call is denied.", name, shown(answer), problem)
         return Deny("It could not be decided.", by=name)
 
     async def _outcome_of(self, ask: Callable[..., Any], *arguments: Any) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import re
 import threading
 from typing import Any
 
@@ -13,6 +14,7 @@ from planner_ext.hitl_manager import ApprovalSettings, Defer, Supply, ToolCall
 from planner_ext.testing import call, calls
 from support.approval import (
     DONE,
+    DOORS,
     LOOK,
     REFUND,
     REFUNDED,
@@ -159,6 +161,22 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
         if outcome.status == "paused":
             assert (await door.resume(again, outcome.checkpoint, {})).status in ("paused", "answered")
         assert again.ran == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (JUNK["always"], "an Approve, but always must be .* got 'everything'"),
+        (Approve(fingerprint="0" * 64), "its fingerprint is that of another call"),
+        (object(), "an object, but it is no decision"),
+    ],
+)
+async def test_the_log_says_why_an_answer_is_not_taken(
+    answer: Any, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the name of the interceptor, and without the repr of what it answered, which may be secret."""
+    await DOORS[0].ask(world([REFUND, DONE]), interceptors=[lambda call: answer])
+    assert re.search(rf"<lambda> answered .*{problem}; the call is denied", caplog.text)
 
 
 @three_doors
