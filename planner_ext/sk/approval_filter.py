@@ -239,11 +239,11 @@ class ApprovalFilter:
         )
 
     def _wait(self, context: Any, call: ToolCall) -> None:
-        if not isinstance(context, AutoFunctionInvocationContext) or guard_of(context) is not None:
+        can_wait = isinstance(context, AutoFunctionInvocationContext) and guard_of(context) is None
+        if not can_wait or (waits := waiting_result(context, call)) is None:
             _answer(context, _refusal("it needs a person's approval, and nobody can be asked."))
             return
-        text, metadata = waiting_result(context, call)
-        _answer(context, text, metadata)
+        _answer(context, *waits)
         context.terminate = True
 
     def pending(self, history: ChatHistory) -> tuple[PendingCall, ...]:

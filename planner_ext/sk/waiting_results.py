@@ -148,9 +148,11 @@ def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResu
     return DecidedCall(waiting, decision, function, edited)
 
 
-def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tuple[str, dict[str, Any]]:
-    """Write the text and the metadata of a result whose call waits."""
+def waiting_result(context: AutoFunctionInvocationContext, call: ToolCall) -> tuple[str, dict[str, Any]] | None:
+    """Write the text and the metadata of a result whose call waits; None if a filter replaced the call's function."""
     history, content = context.chat_history, context.function_call_content
+    if content is None or not _names(content, call.fully_qualified_name):
+        return None
     places = [] if history is None else list(_placed_calls(history))
     named = [place for one, place in places if one.id == call.id]
     exact = [place for one, place in places if one is content]
@@ -190,10 +192,7 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
         } as mark:
             own = cast("dict[str, Any]", {key: value for key, value in mark.items() if key != "fingerprint"})
             arguments, call_id = parse_object(text), content.id or ""
-            plugin, _, name = function.partition("-")
-            # A bare name is one of any plugin's function of that name.
-            is_named = name == content.function_name and content.plugin_name in (plugin, None)
-            fits = is_named and fingerprint == _fingerprint(own, call_id, place)
+            fits = _names(content, function) and fingerprint == _fingerprint(own, call_id, place)
             if not fits or isinstance(arguments, InvalidArguments):
                 return None
             pending = PendingCall(
@@ -207,6 +206,12 @@ def _waiting_result(item: FunctionResultContent, content: FunctionCallContent, p
             return WaitingResult(item, pending, signature)
         case _:
             return None
+
+
+def _names(call: FunctionCallContent, function: str) -> bool:
+    """Whether a call names a function; a bare name is one of any plugin's function of that name."""
+    plugin, _, name = function.partition("-")
+    return name == call.function_name and call.plugin_name in (plugin, None)
 
 
 def _placed_calls(history: ChatHistory) -> Iterator[tuple[FunctionCallContent, str]]:

@@ -255,6 +255,22 @@ async def test_a_name_with_hyphens_waits_too() -> None:
     assert results(history) == ["a page"]
 
 
+async def test_a_call_whose_function_was_replaced_does_not_wait() -> None:
+    """What an outer filter put in the function's place is no call of the history that could be resumed: refused."""
+    by, history = ApprovalFilter(lambda _: Defer()), asked()
+
+    async def swap(context: Any, next: Any) -> None:
+        context.function = context.kernel.get_function("shop", "wipe")
+        await next(context)
+
+    here = world([LOOK, DONE])
+    add_filter(here.kernel, "auto_function_invocation", swap)
+    add_filter(here.kernel, "auto_function_invocation", by)
+    await chat(here, history)
+    assert (here.ran, by.pending(history)) == ([], ())
+    assert "was refused" in results(history)[0]
+
+
 @both_ways
 async def test_ids_that_come_again_are_told_apart(streamed: bool) -> None:
     """A model that uses an id in two trips: what waits is the newer call, and only it is decided."""

@@ -168,7 +168,7 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
     [
         (JUNK["always"], "an Approve, but always must be .* got 'everything'"),
         (Approve(fingerprint="0" * 64), "its fingerprint is that of another call"),
-        (object(), "an object, but it is no decision"),
+        (object, "<class 'object'>, but it is no decision"),
     ],
 )
 async def test_the_log_says_why_an_answer_is_not_taken(
