@@ -2,7 +2,7 @@
 
 A notice's row is written in the transaction that changes the run's status, so that it is delivered at least once, also
 after a crash. Rows are written only for events that a worker of the store has subscribed to; a subscription lasts a day
-longer than its last worker. Any worker with a listener for an event delivers its due notices, in a separate task.
+longer than its last worker. Any worker with a listener for an event delivers its due notices, each in a separate task.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -23,7 +23,7 @@ from planner_ext.durable.database import Value
 from planner_ext.durable.errors import ApprovalRefusedError, StoreError, UnknownRunError, kernel_error
 from planner_ext.durable.records import PendingApproval, RunRecord, read_approval, read_moment
 from planner_ext.durable.store import JournalStore
-from planner_ext.engine.concurrency import called
+from planner_ext.engine.concurrency import called, end_tasks
 from planner_ext.engine.ports import Clock
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ _LEASE = 60.0
 """Seconds in which a worker that has claimed a notice delivers it, before another one may."""
 _LAST_SECONDS = 5.0
 """How long a worker that leaves delivers what is due."""
-_AT_ONCE = 20
+_AT_ONCE = 100
+"""The most notices that a worker delivers at once: so many slow answers hold up the next notice."""
 _MOST_PENDING = 1000
 
 _SUBSCRIBE = """
@@ -171,7 +172,7 @@ class Notifier:
 
     def __init__(self, listeners: Mapping[NoticeEvent, Listener | None], webhook: "Webhook | None" = None) -> None:
         self._webhook = webhook
-        self._turn = asyncio.Lock()
+        self._delivering: set[asyncio.Task[None]] = set()
         self._targets: dict[str, dict[str, Listener]] = {}
         for event in _EVENTS:
             listener = listeners.get(event)
@@ -207,36 +208,35 @@ class Notifier:
         """Deliver the due notices, for a few seconds at most, and end."""
         try:
             if self._task is not None:
+                await end_tasks(self._task)
                 with suppress(TimeoutError, StoreError):
-                    async with asyncio.timeout(_LAST_SECONDS), self._turn:
-                        while await self.deliver():
-                            pass
+                    async with asyncio.timeout(_LAST_SECONDS):
+                        while await self._begin() or self._delivering:
+                            await asyncio.wait(self._delivering, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(*filter(None, [self._task, *self._delivering]))
             if self._webhook is not None:
                 await self._webhook.close()
 
-    async def deliver(self) -> int:
-        """Deliver the due notices; return the number that this worker has tried."""
-        now, events = self._clock.now(), {event: event if event in self._targets else "" for event in _EVENTS}
-        (rows,) = await self._store.database.transact((_DUE, {"now": now, "limit": _AT_ONCE, **events}))
-        return sum(await asyncio.gather(*(self._take(row, now) for row in rows)))
-
     async def _work(self, poll_seconds: float) -> None:
         while True:
-            try:
+            with _logged():
                 if self._clock.now() - self._subscribed_at > _DAY / 24:
                     await self._subscribe()
-                async with self._turn:
-                    while await self.deliver():
-                        pass
-            except PlannerExtError as error:
-                logger.warning("Notices wait, the store cannot be used: %s", error)
-            except Exception:
-                logger.exception("Notices cannot be delivered; the worker tries again.")
+                while await self._begin():
+                    await asyncio.wait(self._delivering, return_when=asyncio.FIRST_COMPLETED)
             await self._clock.sleep(poll_seconds)
+
+    async def _begin(self) -> bool:
+        """Begin to deliver the due notices, each in a task; return whether more may be due than there is room for."""
+        now, events = self._clock.now(), {event: event if event in self._targets else "" for event in _EVENTS}
+        free = _AT_ONCE - len(self._delivering)
+        (rows,) = await self._store.database.transact((_DUE, {"now": now, "limit": free, **events}))
+        for row in rows:
+            task = asyncio.create_task(self._deliver(row, now))
+            self._delivering.add(task)
+            task.add_done_callback(self._delivering.discard)
+        return len(rows) == free
 
     async def _subscribe(self) -> None:
         now = self._clock.now()
@@ -245,20 +245,23 @@ class Notifier:
         )
         self._subscribed_at = now
 
-    async def _take(self, row: Sequence[Value], now: float) -> bool:
+    async def _deliver(self, row: Sequence[Value], now: float) -> None:
         """Deliver one notice, if no other worker has claimed it."""
-        key, _, event, body, _, _, seen = row
+        key, _, _, body, _, _, seen = row
         claim: dict[str, Value] = {"id": key, "seen": seen, "until": now + _LEASE}
-        if not (await self._store.database.transact((_CLAIM, claim)))[0]:
-            return False
         state = _body(body)
+        with _logged(), suppress(UnknownRunError):  # the run was deleted meanwhile, and the row with it
+            if (await self._store.database.transact((_CLAIM, claim)))[0]:
+                await self._call(row, state)
+
+    async def _call(self, row: Sequence[Value], state: "_Body") -> None:
+        """Call the listeners that a notice has not reached yet."""
+        key, _, event, *_ = row
         try:
             notice = await self._notice(row, state)
-        except UnknownRunError:  # deleted meanwhile, and the row with it
-            return True
         except StoreError as error:  # its run's row is damaged
             await self._failed(row, state, str(error))
-            return True
+            return
         waiting = {name: target for name, target in self._targets[str(event)].items() if name not in state.taken}
         faults = await asyncio.gather(*(_fault_of(target, notice) for target in waiting.values()))
         state.taken.extend(name for name, fault in zip(waiting, faults, strict=True) if not fault)
@@ -266,7 +269,6 @@ class Notifier:
             await self._failed(row, state, problem)
         else:
             await self._settle(key, state, delivered_at=self._clock.now())
-        return True
 
     async def _notice(self, row: Sequence[Value], state: "_Body") -> RunNotice:
         key, run_id, event, _, created_at, _, _ = row
@@ -406,6 +408,17 @@ def _body(text: Value) -> _Body:
         return _Body(str(body["status"]), str(body["problem"]), [str(name) for name in body.get("taken", ())])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return _Body()
+
+
+@contextmanager
+def _logged() -> Generator[None]:
+    """Log why notices wait: they are delivered later."""
+    try:
+        yield
+    except PlannerExtError as error:
+        logger.warning("Notices wait, the store cannot be used: %s", error)
+    except Exception:
+        logger.exception("Notices cannot be delivered; the worker tries again.")
 
 
 async def _fault_of(listener: Listener, notice: RunNotice) -> str:

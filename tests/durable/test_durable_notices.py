@@ -248,22 +248,24 @@ async def test_a_run_in_quarantine_is_told_of(store: str) -> None:
 
 
 async def test_a_hung_listener_is_not_in_the_way(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is decided and answered while a listener hangs; the worker leaves within its few seconds."""
+    """The run is decided and answered, and its end is heard, while one hangs; the worker leaves in a few seconds."""
     monkeypatch.setattr(notices, "_LAST_SECONDS", 0.1)
-    hung = asyncio.Event()
+    hung, ended = asyncio.Event(), asyncio.Queue[RunNotice]()
 
     async def hang(_: RunNotice) -> None:
         hung.set()
         await asyncio.Event().wait()
 
-    async with open_runs(store, poll_seconds=0.01, on_paused=hang) as runs:
+    async with open_runs(store, poll_seconds=0.01, on_paused=hang, on_ended=ended.put) as runs:
         await drive(runs, tmp_path)
         await asyncio.wait_for(hung.wait(), 120)
         async with Approvals.connect(store) as approvals:
             assert await approvals.decide("a/0/pay", Approve(by="ann"))
         assert (await drive(runs, tmp_path)).status == "answered"
-    (row,) = await rows_of(store)
-    assert row[7] is None  # not delivered, so another worker will
+        async with asyncio.timeout(20):
+            assert (await ended.get()).status == "answered"
+    delivered = {row[2]: row[7] is not None for row in await rows_of(store)}
+    assert delivered == {"paused": False, "ended": True}  # another worker delivers the first one
 
 
 async def test_a_listener_that_has_heard_is_not_called_again_for_another(store: str, tmp_path: Path) -> None:
@@ -305,10 +307,11 @@ async def test_a_listener_that_fails_keeps_a_notice_from_no_other(store: str, tm
 
 
 class Clock:
-    """Time that passes only where somebody waits, faster the later it is; other tasks run in between."""
+    """Time that passes only where somebody waits, faster the later it is, and not while a notice is delivered."""
 
     def __init__(self) -> None:
         self.seconds = 1_000_000.0
+        self.delivering: set[Any] = set()
 
     def now(self) -> float:
         return self.seconds
@@ -317,6 +320,8 @@ class Clock:
         return self.seconds
 
     async def sleep(self, seconds: float) -> None:
+        while self.delivering:  # noqa: ASYNC110  (no event says so)
+            await asyncio.sleep(0)
         self.seconds += max(seconds, (self.seconds - 1_000_000.0) / 1000)
         await asyncio.sleep(0)
 
@@ -334,6 +339,8 @@ async def test_delays_grow_and_a_notice_is_given_up_after_a_day(
 
     store = str(tmp_path / "runs.db")
     async with open_runs(store, clock=clock, poll_seconds=1.0, on_ended=fail) as runs:
+        assert runs._notifier is not None
+        clock.delivering = runs._notifier._delivering
         planner, kernel = world(tmp_path / "effects", lambda _: say("Done."), clock=clock)
         await (await runs.start(planner, kernel, GOAL, run_id="a")).result()
         while not (kept := await runs.notices("a")) or kept[0].next_at is not None:  # noqa: ASYNC110  (only its row says)
