@@ -8,6 +8,7 @@ from typing import Any, Literal
 from planner_ext.budgets.store import BudgetStore, BudgetUsage
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.limits import Budget
+from planner_ext.core.text import is_unicode
 
 __all__ = ["LIMITS", "SharedBudget"]
 
@@ -129,6 +130,4 @@ class SharedBudget:
 
 def _is_name(value: object) -> bool:
     """Return whether a value is a text that every store can hold."""
-    if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS or "\0" in value:
-        return False
-    return not any("\ud800" <= one <= "\udfff" for one in value)
+    return is_unicode(value) and 0 < len(value) <= _MOST_CHARACTERS and "\0" not in value

@@ -4,8 +4,9 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
+from typing import TypeGuard
 
-__all__ = ["exact", "exact_json", "one_line", "printable", "visible"]
+__all__ = ["exact", "exact_json", "is_unicode", "one_line", "printable", "visible"]
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -16,6 +17,11 @@ _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_CONTROL, *_BIDI
     0x2028: "\n",
     0x2029: "\n",
 }
+
+
+def is_unicode(value: object) -> TypeGuard[str]:
+    """Return whether a value is text without lone surrogates, which stand for undecodable bytes and cannot be sent."""
+    return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 from planner_ext.approval.decisions import Decision, waiting_calls
 from planner_ext.core.errors import shown
 from planner_ext.core.limits import Budget
+from planner_ext.core.text import is_unicode
 from planner_ext.durable.approvals import Approvals
 from planner_ext.durable.archive import fork_run
 from planner_ext.durable.authorization import Authorize
@@ -659,5 +660,5 @@ def _deadline(earlier: float | None, error: StoreError) -> float:
 
 
 def _check_goal(goal: object) -> None:
-    valid = isinstance(goal, str) and bool(goal.strip())
-    check(valid, f"The goal must be a text that is not empty; got {shown(goal)}.")
+    valid = is_unicode(goal) and bool(goal.strip())
+    check(valid, f"The goal must be a text that is not empty and valid Unicode; got {shown(goal)}.")

@@ -19,6 +19,7 @@ from planner_ext.core.errors import shown
 from planner_ext.core.facts import Rules
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, Price
+from planner_ext.core.text import is_unicode
 from planner_ext.durable.worker import Activation
 from planner_ext.engine.concurrency import run_sync
 from planner_ext.engine.engine import StopHandle
@@ -366,8 +367,10 @@ class FunctionCallingStepwisePlanner:
         *,
         streaming: bool,
     ) -> PlannerRun:
-        if not isinstance(question, str) or not question.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOptionError(f"The goal must be a text that is not empty; got {shown(question)}.")
+        if not is_unicode(question) or not question.strip():
+            raise InvalidOptionError(
+                f"The goal must be a text that is not empty and valid Unicode; got {shown(question)}."
+            )
         before: Sequence[ChatMessageContent] = ()
         if chat_history is not None:
             given = instance_of("chat_history", chat_history, ChatHistory)

@@ -274,7 +274,7 @@ def test_an_empty_goal_is_refused(command: Command) -> None:
     """Exit code 2 before anything is asked."""
     outcome = command("run", " ", "--kernel", "shop:with_service")
     assert outcome.code == 2
-    assert "Error: The goal must be a text that is not empty; got ' '." in outcome.err
+    assert "Error: The goal must be a text that is not empty and valid Unicode; got ' '." in outcome.err
 
 
 def test_a_module_that_fails_says_where(command: Command, here: Path) -> None:

@@ -125,6 +125,7 @@ async def test_a_run_is_submitted_once(store: str, tmp_path: Path) -> None:
     ("given", "problem"),
     [
         ({"goal": " "}, "The goal must be a text that is not empty"),
+        ({"goal": "caf\udce9"}, r"and valid Unicode; got 'caf\\udce9'"),
         ({"arguments": {"when": datetime.now(UTC)}}, r"arguments\['when'\] must be a JSON value"),
         ({"arguments": {"rate": float("nan")}}, r"arguments\['rate'\] must be a JSON value"),
         ({"arguments": {"pair": (1, 2)}}, r"arguments\['pair'\] would be read as \[1, 2\]"),

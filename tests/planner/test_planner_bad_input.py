@@ -125,9 +125,9 @@ def test_a_limit_that_means_nothing_is_refused_by_name(name: str, value: Any) ->
 
 
 @both_ways
-@pytest.mark.parametrize("goal", ["", " ", "\n\t", None, 5, b"goal", ["goal"]], ids=repr)
+@pytest.mark.parametrize("goal", ["", "\n\t", "caf\udce9", None, b"goal", ["goal"]], ids=repr)
 async def test_a_goal_is_a_text_that_is_not_empty(goal: Any, streamed: bool) -> None:
-    """An empty or blank goal, or one that is no text, is refused with what was seen, and nothing is sent."""
+    """An empty or blank goal, or one that is no text or has undecodable bytes, is refused with what was seen."""
     kernel, service = scripted([PLAN, final()])
     with pytest.raises(PlannerInvalidConfigurationError) as raised:
         await invoke(planner_with(), kernel, goal, streamed=streamed)
