@@ -60,9 +60,8 @@ MODULES = {
         """,
     "planner_ext.events": """
         AnswerChecked BudgetChanged CallDecided CallFinished CallStarted CallsWithheld Clarified Ended Fact
-        IterationCompleted
-        MessageAdded ModelAsked ModelReplied Paused Planned PlannerEvent RequestFailed ResultReady Resumed RunInfo
-        RunStarted SharedBudgetsChecked StopRequested TextDelta
+        IterationCompleted MessageAdded ModelAsked ModelReplied NestedCallStarted Paused Planned PlannerEvent
+        RequestFailed ResultReady Resumed RunInfo RunStarted SharedBudgetsChecked StopRequested TextDelta
         """,
     "planner_ext.iteration": """
         FunctionInvocationIterationContext IterationCallback StopHandle ToolExecution Usage after_seconds all_of at_cost

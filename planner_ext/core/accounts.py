@@ -94,7 +94,8 @@ class Tab:
         index: The call's index in the open batch.
         share: What was reserved for the call; None if it takes what it needs from the run's budget.
         restart: Records that the call is about to start once more; returns False if it may not.
-        record: Records that a request is about to be sent; None if the run is not kept in a store.
+        record: Records that the function of this name is about to start in the call, or that a request (None) is
+            about to be sent; None if the run is not kept in a store.
         closed: Whether the call has ended: nothing more may be taken.
         lost: Whether the whole share counts as spent: the run in the call did not report what it spent.
         runs: The accounts of the runs that are made in this call.
@@ -107,13 +108,12 @@ class Tab:
         index: int,
         share: BudgetShare | None,
         restart: Callable[[], Awaitable[bool]],
-        record: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.account = account
         self.index = index
         self.share = share
         self.restart = restart
-        self.record = record
+        self.record: Callable[[str | None], Awaitable[None]] | None = None
         self.closed = False
         self.lost = False
         self.around: Callable[[Tab], Any] | None = None
@@ -189,12 +189,19 @@ class Tab:
             return limit
 
     async def record_request(self) -> None:
-        """Record that a request is about to be sent, in the journals around it; a share is charged already."""
-        if self.share is None:
-            if self.record is not None:
-                await self.record()
-            if self.account.within is not None:
-                await self.account.within.record_request()
+        """Record that a request is about to be sent, in the journals around it."""
+        await self._record(None)
+
+    async def record_call(self, function: str) -> None:
+        """Record that a function is about to start, in the journals around it."""
+        await self._record(function)
+
+    async def _record(self, function: str | None) -> None:
+        is_charged = function is None and self.share is not None and self.share.iterations is not None
+        if self.record is not None and not is_charged:
+            await self.record(function)
+        if self.account.within is not None:
+            await self.account.within._record(function)
 
     def take_call(self, function: str) -> str | None:
         """Take the start of a function; or name the limit that forbids it."""

@@ -31,6 +31,7 @@ __all__ = [
     "MessageAdded",
     "ModelAsked",
     "ModelReplied",
+    "NestedCallStarted",
     "Paused",
     "Planned",
     "RequestFailed",
@@ -379,6 +380,25 @@ class CallStarted(CallFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NestedCallStarted(EventLine):
+    """A running call's function is about to start another one: itself, or in a run inside it. See `CallFinished.spent`.
+
+    Recorded in a run that is kept in a store, before the start: it is charged if the process ends amid the call.
+
+    Attributes:
+        iteration: The iteration of the running call.
+        index: Its index in the batch.
+        function: Fully qualified name of the function that it starts.
+    """
+
+    iteration: int
+    index: int
+    function: str
+    at: float
+    type: Literal["NestedCallStarted"] = "NestedCallStarted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallFinished(CallFact):
     """A started call ended; recorded in the order in which the calls end.
 
@@ -389,8 +409,8 @@ class CallFinished(CallFact):
         cut: Where the result was cut for the model; None if it was not.
         error: Type and message of the exception, "" without one; for the record, never sent to the model.
         terminate: Whether a filter asked to end the run after this batch.
-        spent: The consumption of the function: its requests and nested calls. None means no consumption; with a
-            reserved share it means unknown, and the whole share is charged.
+        spent: The consumption of the function: its requests and nested calls. None means that it is not known: what
+            the call recorded before it happened is charged, and of a reserved share all.
     """
 
     outcome: CallOutcome
@@ -582,6 +602,7 @@ Fact: TypeAlias = (
     | CallDecided
     | CallsWithheld
     | CallStarted
+    | NestedCallStarted
     | CallFinished
     | Clarified
     | IterationCompleted

@@ -100,9 +100,21 @@ def _message_added(state: State, fact: facts.MessageAdded) -> _Changes:
 def _model_asked(state: State, fact: facts.ModelAsked) -> _Changes:
     if fact.index is None:
         return {"intent": "recorded"}
-    batch, call = _named_call(state.batch, fact, fact.index)
+    return _recorded(state, fact, fact.index, Consumption(iterations=1))
+
+
+def _nested_call_started(state: State, fact: facts.NestedCallStarted) -> _Changes:
+    nested = Consumption(tool_calls=1, calls_by_function={fact.function: 1})
+    return _recorded(state, fact, fact.index, nested)
+
+
+def _recorded(
+    state: State, fact: facts.ModelAsked | facts.NestedCallStarted, index: int, more: Consumption
+) -> _Changes:
+    """Note what a running call is about to consume; its end, or another decision on it, charges that."""
+    batch, call = _named_call(state.batch, fact, index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    return {"batch": _with_call(batch, fact.index, updated(call, requests=call.requests + 1))}
+    return {"batch": _with_call(batch, index, updated(call, recorded=call.recorded + more))}
 
 
 def _request_failed(state: State, fact: facts.RequestFailed) -> _Changes:
@@ -138,7 +150,7 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     deferred = call.decided is not None and call.decided.verdict == "defer"
     _require(call.answer is None and (call.decided is None or deferred or call.started), fact, "it is decided already")
-    ledger = _released(state.ledger, call, None)
+    ledger = released(state.ledger, call.reserved, None, call.recorded)
     if call.started and fact.verdict == "run":
         ledger = _recounted(ledger, call, -1)  # charged once, however often its process died
     returned = fact.verdict == "deny" and state.rules.on_denial == "return_calls"
@@ -147,7 +159,7 @@ def _call_decided(state: State, fact: facts.CallDecided) -> _Changes:
     changes = _Changes()
     if fact.cut is not None:
         answer, changes = _cut(state, fact.iteration, fact.index, fact.answer, fact.cut)
-    call = updated(call, decided=fact, starts=0, reserved=None, requests=0, answer=answer, erred=erred)
+    call = updated(call, decided=fact, starts=0, reserved=None, recorded=Consumption(), answer=answer, erred=erred)
     changes.update(_settled(state, _with_call(batch, fact.index, call), ledger))
     if state.final_answer is None:
         changes["final_answer"] = fact.final_answer
@@ -167,7 +179,7 @@ def _calls_withheld(state: State, fact: facts.CallsWithheld) -> _Changes:
     for index in fact.indexes:
         batch, call = _named_call(batch, fact, index)
         _require(call.answer is None, fact, "it has its result")
-        ledger = _released(ledger, call, None)
+        ledger = released(ledger, call.reserved, None, call.recorded)
         batch = _with_call(batch, index, updated(call, answer=fact.answer))
     assert batch is not None, "a journal that withholds calls has a batch open"
     return {"limit": state.limit or fact.limit, **_settled(state, batch, ledger)}
@@ -181,17 +193,6 @@ def _call_started(state: State, fact: facts.CallStarted) -> _Changes:
     ledger = state.ledger if fact.reserved is None else state.ledger + fact.reserved.whole()
     started = updated(call, starts=fact.attempt, reserved=fact.reserved if fact.attempt == 1 else call.reserved)
     return {"ledger": _recounted(ledger, call, 1), "batch": _with_call(batch, fact.index, started)}
-
-
-def _released(ledger: Ledger, call: Call, spent: Consumption | None) -> Ledger:
-    """Charge what a call has spent, and release the rest of its share.
-
-    Without ``spent``, a call with a share is charged all of it, and a call without a share is charged the requests that
-    it recorded before they were sent.
-    """
-    if spent is None and call.reserved is None and call.requests:
-        spent = Consumption(iterations=call.requests)
-    return released(ledger, call.reserved, spent)
 
 
 def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
@@ -208,7 +209,7 @@ def _recounted(ledger: Ledger, call: Call, more: int) -> Ledger:
 def _call_finished(state: State, fact: facts.CallFinished) -> _Changes:
     batch, call = _named_call(state.batch, fact, fact.index)
     _require(call.started and call.answer is None, fact, "it is not running")
-    ledger = _released(state.ledger, call, fact.spent)
+    ledger = released(state.ledger, call.reserved, fact.spent, call.recorded)
     answer, changes = fact.result, _Changes()
     if fact.cut is not None:
         answer, changes = _cut(state, fact.iteration, fact.index, fact.result, fact.cut)
@@ -243,7 +244,9 @@ def _clarified(state: State, fact: facts.Clarified) -> _Changes:
     return {**answered, **asking, "ledger": ledger}
 
 
-_NamesCalls: TypeAlias = facts.CallFact | facts.CallsWithheld | facts.Clarified | facts.ModelAsked
+_NamesCalls: TypeAlias = (
+    facts.CallFact | facts.CallsWithheld | facts.Clarified | facts.ModelAsked | facts.NestedCallStarted
+)
 
 
 def _named_call(batch: Batch | None, fact: _NamesCalls, index: int) -> tuple[Batch, Call]:
@@ -414,6 +417,7 @@ _APPLY: dict[str, Callable[[State, Any], _Changes]] = {
     "CallDecided": _call_decided,
     "CallsWithheld": _calls_withheld,
     "CallStarted": _call_started,
+    "NestedCallStarted": _nested_call_started,
     "CallFinished": _call_finished,
     "Clarified": _clarified,
     "IterationCompleted": _iteration_completed,

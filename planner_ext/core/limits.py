@@ -444,14 +444,17 @@ def divided(limits: Budget, ledger: Ledger, *, starting: int, by: int) -> Budget
     return share if share.used_up() is None else None
 
 
-def released(ledger: Ledger, share: BudgetShare | None, spent: Consumption | None) -> Ledger:
+def released(ledger: Ledger, share: BudgetShare | None, spent: Consumption | None, recorded: Consumption) -> Ledger:
     """Charge what a call has spent, and release the rest of its share.
 
-    Without ``spent`` the whole share was spent, except for its time, which is measured.
+    Without ``spent``, what the call recorded before it happened was spent, and the whole share, except for its time,
+    which is measured.
     """
+    if spent is None:
+        spent = recorded if share is None else share.at_least(recorded)
     if share is None:
-        return ledger if spent is None else ledger + spent
-    ledger = ledger - share.whole() + (share.at_least(Consumption()) if spent is None else spent)
+        return ledger + spent
+    ledger = ledger - share.whole() + spent
     usage = ledger.usage  # adding and subtracting fractions leaves a picodollar or a picosecond behind
     if share.cost is not None and usage.cost is not None:
         usage = replace(usage, cost=round(usage.cost, 12))

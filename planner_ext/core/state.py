@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Literal
 
 from planner_ext.core.facts import AnswerChecked, CallDecided, Ended, ModelReplied, Rules, SharedBudgetsChecked
-from planner_ext.core.limits import BudgetShare, Ledger
+from planner_ext.core.limits import BudgetShare, Consumption, Ledger
 from planner_ext.core.values import Message, RequestedCall, Tally, TranscriptItem
 
 __all__ = ["ASK_USER", "TRANSITIONS", "Batch", "Call", "Phase", "State", "asks"]
@@ -46,7 +46,8 @@ class Call:
         erred: Whether it counts as an error: failed, unknown or invalid.
         asked: Whether it is a question that the clarifier left open.
         reserved: The share of the budget that was reserved for it when it started, or None.
-        requests: Requests that its function has recorded before they were sent; charged if its process ends.
+        recorded: The requests and nested calls that its function has recorded before they happened; charged if its
+            process ends.
     """
 
     request: RequestedCall
@@ -56,7 +57,7 @@ class Call:
     erred: bool = False
     asked: bool = False
     reserved: BudgetShare | None = None
-    requests: int = 0
+    recorded: Consumption = field(default_factory=Consumption)
 
     @property
     def started(self) -> bool:
@@ -176,6 +177,7 @@ TRANSITIONS: dict[tuple[Phase, str], tuple[Phase, ...]] = {
     (_P.CALLING, "CallDecided"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "CallsWithheld"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "CallStarted"): (_P.CALLING,),
+    (_P.CALLING, "NestedCallStarted"): (_P.CALLING,),
     (_P.CALLING, "CallFinished"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "Clarified"): (_P.CALLING, _P.COMPLETING),
     (_P.CALLING, "Paused"): (_P.PAUSED,),

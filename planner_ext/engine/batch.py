@@ -24,7 +24,15 @@ from planner_ext.approval.decisions import (
 )
 from planner_ext.core.accounts import Account, Tab
 from planner_ext.core.errors import PlannerExtError
-from planner_ext.core.facts import CallDecided, CallFinished, CallStarted, CallsWithheld, ModelAsked, StopRequested
+from planner_ext.core.facts import (
+    CallDecided,
+    CallFinished,
+    CallStarted,
+    CallsWithheld,
+    ModelAsked,
+    NestedCallStarted,
+    StopRequested,
+)
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
 from planner_ext.core.results import piece_of
@@ -311,12 +319,12 @@ class Calls:
             reserved=action.share if resolved.nested else None,
             at=self._journal.now(),
         )
-        await self._journal.record(started)
+        await self._record_start(started)
         state = self._journal.state  # which has by now what was reserved for the call
-        record = (
-            None if self._ports.store is None else partial(self._record_request, started, asyncio.get_running_loop())
-        )
-        with Tab(self._account, index, started.reserved, partial(self._restart, started), record) as tab:
+        with Tab(self._account, index, started.reserved, partial(self._restart, started)) as tab:
+            if self._ports.store is not None:
+                loop = asyncio.get_running_loop()
+                tab.record = partial(self._record_inside, tab, action.iteration, loop, threaded=resolved.threaded)
             running = self._ports.functions.run(request, resolved, index=index, state=state)
             ended = await self._journal.in_time(running, patience=GRACE if resolved.nested else 0.0)
         finished = _interrupted(resolved.function) if isinstance(ended, OutOfTime) else ended
@@ -354,16 +362,33 @@ class Calls:
                     return False
                 if shared is not None and await shared.reserve(calls=1) is not None:
                     return False
-                await self._journal.record(replace(started, attempt=call.starts + 1, reserved=None, at=at))
+                await self._record_start(replace(started, attempt=call.starts + 1, reserved=None, at=at))
             finally:
                 self._account.restarted()
         return True
 
-    async def _record_request(self, started: CallStarted, loop: asyncio.AbstractEventLoop) -> None:
-        """Record a request of a call's function, unless it runs in another event loop, which may block this one."""
-        if asyncio.get_running_loop() is loop:
-            at = self._journal.now()
-            await self._journal.record(ModelAsked(iteration=started.iteration, index=started.index, at=at))
+    async def _record_start(self, started: CallStarted) -> None:
+        """Record a start before it happens; of a run inside another one's function, in the journals around it first."""
+        if self._ports.within is not None:
+            await self._ports.within.record_call(started.function)
+        await self._journal.record(started)
+
+    async def _record_inside(
+        self, tab: Tab, iteration: int, loop: asyncio.AbstractEventLoop, function: str | None, *, threaded: bool
+    ) -> None:
+        """Record a request (None), or the start of a function, that a call's function makes.
+
+        A function in a thread may run an event loop there. Any other one that waits for a loop of its own may block
+        this loop meanwhile, so what happens in such a loop is not recorded.
+        """
+        if asyncio.get_running_loop() is not loop:
+            if threaded:
+                recorded = self._record_inside(tab, iteration, loop, function, threaded=True)
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(recorded, loop))
+        elif not tab.closed:  # the end of a call charges what it took
+            place: dict[str, Any] = {"iteration": iteration, "index": tab.index, "at": self._journal.now()}
+            asked = function is None
+            await self._journal.record(ModelAsked(**place) if asked else NestedCallStarted(function=function, **place))
 
     def _may_not_start(self) -> bool:
         """Return whether no further call of the batch starts: a stop, a time limit, or a filter that terminates.

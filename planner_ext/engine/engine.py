@@ -190,16 +190,12 @@ class Engine:
     async def _requested(self, transcript: Sequence[TranscriptItem], request: machine.AskModel) -> Reply | OutOfTime:
         """Make a request; one that a time limit interrupts was made, and is charged."""
         emit, interrupted = self._emit, False
-        if self.state.intent != "implied":
-            await self.record(facts.ModelAsked(iteration=request.iteration, at=self._journal.now()))
+        await self._announce(transcript, request, is_implied=self.state.intent == "implied")
 
         async def pass_on(event: Event) -> None:
             if emit is not None and not interrupted:
                 await emit(event)
 
-        if self._ports.within is not None:
-            await self._ports.within.record_request()
-        self._under_way = (len(self.facts), transcript, request)
         asked = self._ports.chat.ask(transcript, request, None if emit is None else pass_on)
         reply = await self._journal.in_time(asked)
         if isinstance(reply, OutOfTime):
@@ -208,6 +204,16 @@ class Engine:
         elif self._shared is not None:
             self._shared.answered(reply.iterations, reply.usage)
         return reply
+
+    async def _announce(
+        self, transcript: Sequence[TranscriptItem], request: machine.AskModel, *, is_implied: bool
+    ) -> None:
+        """Record a request that is about to be sent: here, unless the last fact implies it, and in the runs around."""
+        if not is_implied:
+            await self.record(facts.ModelAsked(iteration=request.iteration, at=self._journal.now()))
+        if self._ports.within is not None:
+            await self._ports.within.record_request()
+        self._under_way = (len(self.facts), transcript, request)
 
     async def _record_failed(self, error: BaseException) -> None:
         """Record that the next request has no reply, or will not be made; a store that fails does not hide the error.
@@ -274,9 +280,8 @@ class Engine:
         respondent, seconds = self._ports.respondent, self._journal.lap()
         given = Clarification(text=None)
         if respondent is not None and respondent.is_model and action.iterations != 0:
-            await self.record(facts.ModelAsked(iteration=action.iteration, at=self._journal.now()))
             request = machine.AskModel(iteration=action.iteration, offer=False, tool_choice=None, withheld=None)
-            self._under_way = (len(self.facts), self.state.transcript, request)
+            await self._announce(self.state.transcript, request, is_implied=False)
         try:
             if respondent is not None:
                 answer = respondent.answer(action, self.state)

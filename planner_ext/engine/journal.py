@@ -56,7 +56,7 @@ __all__ = [
 
 SCHEMA = 2
 """The schema number of facts as JSON; a newer one is refused. 1: the first. 2: `ModelAsked`,
-`RequestFailed`, `BudgetChanged`, and `SharedBudgetsChecked` in runs with a shared budget."""
+`RequestFailed`, `BudgetChanged`, `NestedCallStarted`, and `SharedBudgetsChecked` in runs with a shared budget."""
 
 _CHECKPOINT = "checkpoint"
 """The key of a run in the metadata of the message that ended it; it is not written with the message."""

@@ -596,6 +596,7 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
     if (limit := tab.take_call(name)) is not None:
         raise nothing_left(limit)
     await _take_shared(tab.account.shared, Consumption(tool_calls=1, calls_by_function={name: 1}), tab)
+    await tab.record_call(name)
     await next(context)
 
 

@@ -246,12 +246,18 @@ class _Reader:
             shown=fact.cut and fact.cut.shown,
             error=fact.reason if fact.verdict == "answer" and fact.reason not in ("supplied", "expired") else "",
             nested=fact.nested,
+            spent=self._spent_by(fact.index),
         )
 
     def _calls_withheld(self, fact: facts.CallsWithheld) -> None:
         for index in fact.indexes:
             self.calls[index] = replace(
-                self.calls[index], outcome="withheld", ended=fact.at, result=fact.answer, error=fact.limit or ""
+                self.calls[index],
+                outcome="withheld",
+                ended=fact.at,
+                result=fact.answer,
+                error=fact.limit or "",
+                spent=self._spent_by(index),
             )
 
     def _call_started(self, fact: facts.CallStarted) -> None:
@@ -278,8 +284,15 @@ class _Reader:
             result=fact.result,
             shown=fact.cut and fact.cut.shown,
             error=fact.error,
-            spent=fact.spent,
+            spent=self._spent_by(fact.index, fact.spent),
         )
+
+    def _spent_by(self, index: int, spent: Consumption | None = None) -> Consumption | None:
+        """Return what a call is charged in all its lives: what it reports, or else has recorded."""
+        assert self.state.batch is not None, "calls are charged in a batch"
+        before, recorded = self.calls[index].spent, self.state.batch.calls[index].recorded
+        more = recorded if spent is None and recorded != Consumption() else spent
+        return before if more is None else more if before is None else before + more
 
     def _clarified(self, fact: facts.Clarified) -> None:
         self._resume_gap(fact.at)

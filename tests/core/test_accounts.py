@@ -237,22 +237,30 @@ def test_what_running_calls_have_spent_is_known_by_index() -> None:
     assert run.account.unrecorded() == {0: Consumption(iterations=1)}
 
 
-async def test_a_request_is_recorded_in_every_journal_around_it() -> None:
-    """Each call around it whose run is kept records it; a share is charged already, so nothing is recorded beyond."""
+@pytest.mark.parametrize(
+    ("share", "recorded"),
+    [
+        (None, ["outer", "outer f"]),
+        (BudgetShare(), ["outer", "outer f"]),
+        (BudgetShare(iterations=3), ["outer f"]),
+    ],
+    ids=["no share", "without round trips", "with round trips"],
+)
+async def test_what_happens_in_a_call_is_recorded_in_every_journal_around_it(
+    share: BudgetShare | None, recorded: list[str]
+) -> None:
+    """Each call around it whose run is kept records it, unless its own share is charged for it already."""
     seen: list[str] = []
 
-    def records(name: str) -> object:
-        async def record() -> None:
-            seen.append(name)
+    async def record(function: str | None) -> None:
+        seen.append(f"outer {function or ''}".rstrip())
 
-        return record
-
-    for share, recorded in ((None, ["inner", "outer"]), (BudgetShare(), ["inner"])):
-        seen.clear()
-        outer = Tab(calling("f").account, 0, share, never, records("outer"))  # pyright: ignore[reportArgumentType]  (a function)
-        between = Tab(Run(within=outer).account, 0, None, never)
-        await Tab(Run(within=between).account, 0, None, never, records("inner")).record_request()  # pyright: ignore[reportArgumentType]  (a function)
-        assert seen == recorded
+    outer = Tab(calling("f").account, 0, share, never)
+    outer.record = record
+    inner = Tab(Run(within=outer).account, 0, BudgetShare(iterations=1), never)
+    await inner.record_request()
+    await inner.record_call("f")
+    assert seen == recorded
 
 
 def test_a_call_with_a_share_knows_what_it_keeps_for_the_runs_in_it() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import AnswerChecked, Fact, ModelAsked
+from planner_ext.core.facts import AnswerChecked, Fact, ModelAsked, NestedCallStarted
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Consumption
 from planner_ext.core.state import TRANSITIONS, Phase, State
@@ -53,8 +53,8 @@ def test_a_fact_that_the_table_does_not_list_is_refused(phase: Phase, fact: Fact
 )
 def test_a_listed_fact_leads_where_the_table_says(phase: Phase, fact: Fact) -> None:
     """A legal fact is applied, its time is kept, and the phase after it is one of those listed."""
-    before = {"CallFinished": (began(0),), "CallDecided": (began(0),)} if phase is Phase.CALLING else {}
-    state = fold([*SAMPLES[phase], *before.get(fact.type, ())])
+    running = phase is Phase.CALLING and fact.type in ("CallFinished", "CallDecided", "NestedCallStarted")
+    state = fold([*SAMPLES[phase], *((began(0),) if running else ())])
     assert state.phase is phase
     whole = withheld(0, 1) if phase is Phase.REVIEWING and fact.type == "CallsWithheld" else fact
     after = apply(state, replace(whole, at=7.0))
@@ -163,18 +163,21 @@ def test_a_reply_without_text_leaves_no_empty_message() -> None:
 @pytest.mark.parametrize(
     ("fact", "charged"),
     [
-        (decided(0), 2),
-        (withheld(0), 2),
-        (finished(0, outcome="cancelled"), 2),
-        (finished(0, spent=Consumption(iterations=3)), 3),
+        (decided(0), (2, 1, 1)),
+        (withheld(0), (2, 1, 2)),
+        (finished(0, outcome="cancelled"), (2, 1, 2)),
+        (finished(0, spent=Consumption(iterations=3)), (3, 0, 1)),
     ],
     ids=["runs again", "withheld", "cancelled", "reported"],
 )
-def test_the_recorded_requests_of_a_function_are_charged_if_it_does_not_report(fact: Fact, charged: int) -> None:
-    """Its process ended: what it recorded before it was sent counts; otherwise the function's own report does."""
-    asked = ModelAsked(iteration=0, index=0, at=0.0)
-    state = fold((run_started(), replied(calls("f")), decided(0), began(0), asked, asked, fact))
-    assert state.ledger.iterations == 1 + charged
+def test_what_a_function_has_recorded_is_charged_if_it_does_not_report(fact: Fact, charged: tuple[int, ...]) -> None:
+    """Its process ended: requests and calls that it recorded before count; otherwise the function's own report does."""
+    asked, nested = (
+        ModelAsked(iteration=0, index=0, at=0.0),
+        NestedCallStarted(iteration=0, index=0, function="g", at=0),
+    )
+    ledger = fold((run_started(), replied(calls("f")), decided(0), began(0), asked, nested, asked, fact)).ledger
+    assert (ledger.iterations - 1, ledger.calls_by_function.get("g", 0), ledger.tool_calls) == charged
 
 
 def test_a_request_of_a_function_that_does_not_run_cannot_be_recorded() -> None:

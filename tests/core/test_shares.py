@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner_ext.core.accounts import Account, Tab
-from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact, ModelAsked
+from planner_ext.core.facts import CallFinished, CallStarted, CallsWithheld, Fact, ModelAsked, NestedCallStarted
 from planner_ext.core.fold import apply, fold
 from planner_ext.core.limits import Budget, BudgetShare, Consumption, Ledger, divided, released
 from planner_ext.core.machine import RunCalls, WithholdCalls, next_action
@@ -17,6 +17,7 @@ from planner_ext.engine.journal import dump_facts, load_facts, stopping_facts
 from support.core import budget_changed, calls, decided, finished, replied, run_started
 from support.narrow import present
 
+NOTHING = Consumption()
 SHARE = BudgetShare(iterations=3, tool_calls=2, tokens=90, cost=0.3, seconds=20.0)
 LIMITS = Budget(max_iterations=9, max_tool_calls=9, max_total_tokens=500, max_cost=2.0, max_active_seconds=100.0)
 
@@ -221,16 +222,18 @@ def test_parts_without_a_limit_take_nothing() -> None:
 def test_reserving_and_releasing_leaves_no_fraction_behind() -> None:
     """Below a picodollar and a picosecond nothing is counted where a share was taken and came back."""
     amount = 0.1 + 0.2 + 4e-13
-    money = released(Ledger(usage=Usage(cost=amount)), BudgetShare(cost=0.2), Consumption(usage=Usage(cost=0.0)))
-    time = released(Ledger(usage=Usage(active_seconds=amount)), BudgetShare(seconds=0.2), Consumption())
+    money = released(
+        Ledger(usage=Usage(cost=amount)), BudgetShare(cost=0.2), Consumption(usage=Usage(cost=0.0)), NOTHING
+    )
+    time = released(Ledger(usage=Usage(active_seconds=amount)), BudgetShare(seconds=0.2), Consumption(), NOTHING)
     assert (money.usage.cost, time.usage.active_seconds) == (0.1, 0.1)
 
 
 def test_a_share_that_limits_neither_money_nor_time_rounds_neither() -> None:
     """What was charged before stays to the last digit."""
     usage = Usage(cost=0.1234567890123456, active_seconds=0.1234567890123456)
-    assert released(Ledger(iterations=4, usage=usage), BudgetShare(iterations=3), Consumption()).usage == usage
-    assert released(Ledger(tool_calls=2, usage=usage), None, None).usage == usage
+    assert released(Ledger(iterations=4, usage=usage), BudgetShare(iterations=3), Consumption(), NOTHING).usage == usage
+    assert released(Ledger(tool_calls=2, usage=usage), None, None, NOTHING).usage == usage
 
 
 def test_a_call_in_doubt_that_is_decided_twice_releases_its_share_once() -> None:
@@ -242,3 +245,15 @@ def test_a_call_in_doubt_that_is_decided_twice_releases_its_share_once() -> None
     recorded = [*started(None), ModelAsked(iteration=0, index=0, at=0.0), decided(0, verdict="defer")]
     assert fold(recorded).ledger.iterations == 2
     assert fold([*recorded, decided(0, verdict="deny")]).ledger.iterations == 2
+
+
+@pytest.mark.parametrize(("tool_calls", "charged"), [(None, 1), (5, 5)])
+def test_the_calls_of_a_nested_run_are_counted_by_function_if_it_does_not_report(
+    tool_calls: int | None, charged: int
+) -> None:
+    """A share has calls only where these are limited, and none of a function: those that were recorded count."""
+    nested = NestedCallStarted(iteration=0, index=0, function="g", at=0.0)
+    share = BudgetShare(iterations=3, tool_calls=tool_calls)
+    ledger = fold([*started(share), nested, ended(None)]).ledger
+    assert (ledger.iterations, ledger.tool_calls) == (4, 1 + charged)
+    assert ledger.calls_by_function == {"f": 1, "g": 1}

@@ -4,12 +4,13 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from planner_ext.core.facts import Fact, Resumed
+from planner_ext.core.facts import Fact, NestedCallStarted, Resumed
 from planner_ext.core.limits import Budget
 from planner_ext.core.state import TRANSITIONS, Phase
 from support.core import (
     RESUMED,
     Play,
+    began,
     budget_changed,
     calls,
     clarified,
@@ -62,6 +63,7 @@ def played() -> set[tuple[Phase, str, Phase]]:
         Play(says("where?"), says("done"), clarifier=True, answers=["Oslo", None]).go(),
         Play(says("where?"), require_final_answer=True).go().add(RESUMED, clarified(index=None)),
         Play(says("where?"), require_final_answer=True).go().add(stop()).go(),
+        Play(calls("f")).go(steps=2).add(began(0), NestedCallStarted(iteration=0, index=0, function="g", at=0.0)),
     ]
     for steps in range(12):
         stopped = Play(calls("f"), says("closed"), says("done"), plan=True, rounds_per_step=1)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_ext.approval.decisions import Approve, ToolCall
+from planner_ext.core.accounts import current_tab
 from planner_ext.core.facts import Fact, RequestFailed, Rules
 from planner_ext.core.fold import fold
 from planner_ext.core.machine import AskModel, AskPerson
@@ -85,7 +86,13 @@ class MortalWorld(World):
         return given
 
     async def run(self, call: RequestedCall, checked: ResolvedCall, *, index: int, state: State) -> Finished:
+        """Run a function; two of them start another one as often as they may."""
         self.life.pass_moment()
+        tab = current_tab()
+        while call.name in ("g", "slow") and tab is not None and tab.take_call("inner") is None:
+            await tab.record_call("inner")
+            self.begun["inner"] += 1
+            self.life.pass_moment()
         finished = await World.run(self, call, checked, index=index, state=state)
         self.life.pass_moment()
         return finished
@@ -132,13 +139,15 @@ def lives_through(plan: Plan, lives: Sequence[Life]) -> tuple[MortalWorld, list[
 
 
 def check(plan: Plan, most: int, lives: Sequence[Life]) -> None:
-    """Fail unless every request was charged, and none was one too many."""
-    limits = replace(plan.rules.limits, max_iterations=most)
+    """Fail unless every request and every call inside a function was charged, and none was one too many."""
+    own = plan.rules.limits
+    limits = replace(own, max_iterations=most, max_calls_per_function={**own.max_calls_per_function, "inner": most})
     world, facts = lives_through(replace(plan, rules=replace(plan.rules, limits=limits)), lives)
     made = world.requests + world.clarifier_requests + world.plan_requests * plan.rules.charge_plan
-    spent = fold(facts).ledger.iterations
-    assert made <= spent <= most
-    assert spent == charged(facts, plan.rules)
+    ledger = fold(facts).ledger
+    assert made <= ledger.iterations <= most
+    assert ledger.iterations == charged(facts, plan.rules)
+    assert world.begun["inner"] <= ledger.calls_by_function.get("inner", 0) <= most
     assert world.problems == []
     assert sum(isinstance(fact, RequestFailed) for fact in facts) <= len(lives)
 
@@ -150,7 +159,7 @@ def check(plan: Plan, most: int, lives: Sequence[Life]) -> None:
     st.lists(st.builds(Life, moments=st.integers(0, 25), dies=st.booleans()), max_size=8),
 )
 def test_no_number_of_lives_makes_more_requests_than_are_allowed(plan: Plan, most: int, lives: list[Life]) -> None:
-    """Ended at any fact, request or call, a run is charged for each request that was made, and makes none too many."""
+    """Ended at any fact, request or call, a run is charged for each request and each call inside a function."""
     check(plan, most, lives)
 
 

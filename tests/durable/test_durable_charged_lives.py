@@ -173,3 +173,61 @@ async def test_a_recorded_request_of_a_function_is_charged_once(store: str, tmp_
     recorded = [fact.index for fact in result.facts if isinstance(fact, ModelAsked)]
     assert (result.final_answer, recorded) == ("Hm.", [0] * 4)
     assert result.iterations == len(effects_in(tmp_path / "requests")) == 6
+
+
+class Packer(Shop):
+    """Functions that start another one themselves: through the kernel that they are given, and in a nested run."""
+
+    @effect("idempotent")
+    @kernel_function(description="Packs.")
+    async def pack(self, kernel: Kernel) -> str:
+        for order in range(4):
+            await kernel.invoke(plugin_name="shop", function_name="label", order=order)
+        return "packed"
+
+    @effect("idempotent")
+    @kernel_function(description="Delegates.")
+    async def delegate(self, kernel: Kernel) -> str:
+        planner = planner_of(excluded_functions={"shop-delegate", "shop-pack"})
+        result = await planner.invoke(kernel, "Print labels.")
+        return result.final_answer
+
+
+PACKED = {
+    "invoked": ("shop-pack", Budget(max_tool_calls=7)),
+    "in a nested run": ("shop-delegate", Budget(max_iterations=90, max_calls_per_function={"shop-label": 6})),
+}
+"""A function that starts another, in each way, and what the run may spend."""
+
+
+async def pack(store: str, folder: Path, way: str) -> FunctionCallingStepwisePlannerResult:
+    """Drive a run whose function starts four functions, each of which takes its time."""
+    called, budget = PACKED[way]
+
+    def script(request: ScriptedRequest) -> ScriptedAnswer:
+        outer = GOAL in str(request.messages[0])
+        if not request.tools or turn(request) >= (5 if outer else 4):
+            return say("Packed.")
+        return call(called) if outer else call("shop-label", {"order": 1})
+
+    kernel = Kernel()
+    kernel.add_service(ScriptedChatCompletion(script))
+    kernel.add_plugin(Packer(folder / "effects", 0.02), "shop")
+    return await driven(store, planner_of(budget=budget), kernel)
+
+
+def packing_life(store: str, folder: Path, way: str) -> None:
+    asyncio.run(pack(store, folder, way))
+
+
+@pytest.mark.parametrize("way", PACKED)
+async def test_functions_that_a_function_starts_are_counted_over_all_lives(
+    way: str, lives: Lives, store: str, tmp_path: Path
+) -> None:
+    """Each start is recorded before it happens: processes that die amid a function start none too many."""
+    codes = [lives.live(packing_life, store, tmp_path, way, PLANNER_EXT_CRASH_AT="mid_tool") for _ in range(4)]
+    result = await pack(store, tmp_path, way)
+    assert codes[0] == KILLED
+    labels = len(effects_in(tmp_path / "effects"))
+    assert 4 <= labels <= 6
+    assert labels <= result.tool_calls

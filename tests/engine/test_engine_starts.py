@@ -1,8 +1,10 @@
 """What a running function may start or send once more, and what of it is recorded first."""
 
 import asyncio
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from planner_ext.core.accounts import SharedBudgets, Tab, current_tab
 from planner_ext.core.facts import CallStarted, ModelAsked
 from planner_ext.core.limits import Budget
+from planner_ext.core.values import RequestedCall, ResolvedCall
+from planner_ext.engine.concurrency import in_thread
 from planner_ext.engine.engine import StopHandle
 from support.engine import FakeFunctions, FakeStore, engine_of, types_of
 
@@ -124,3 +128,30 @@ async def test_a_request_from_another_event_loop_is_not_waited_for() -> None:
     engine = engine_of(["f"], "done", functions=FakeFunctions(does={"f": asks_elsewhere}), store=store)
     await engine.run()
     assert types_of(engine.facts)[2:4] == ["CallStarted", "CallFinished"]
+
+
+async def test_what_happens_in_the_event_loop_of_a_thread_is_recorded() -> None:
+    """A function in a thread does not block the run's loop, which records before the function goes on."""
+
+    class Threaded(FakeFunctions):
+        def check(self, call: RequestedCall, edited: str | None = None) -> ResolvedCall:
+            return replace(super().check(call, edited), threaded=True)
+
+    def calls_elsewhere() -> Awaitable[None]:
+        return in_thread(lambda: asyncio.run(tab_of_this_call().record_call("g")))
+
+    engine = engine_of(["f"], "done", functions=Threaded(does={"f": calls_elsewhere}), store=FakeStore())
+    await engine.run()
+    assert types_of(engine.facts)[2:5] == ["CallStarted", "NestedCallStarted", "CallFinished"]
+
+
+async def test_what_happens_after_a_call_has_ended_is_not_recorded() -> None:
+    """Its end has charged what it took; a fact about it would contradict the journal."""
+    kept: list[Tab] = []
+    engine = engine_of(
+        ["f"], "done", functions=FakeFunctions(does={"f": lambda: kept.append(tab_of_this_call())}), store=FakeStore()
+    )
+    await engine.run()
+    facts = list(engine.facts)
+    await kept[0].record_request()
+    assert engine.facts == facts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from planner_ext.core.errors import IllegalTransitionError
-from planner_ext.core.facts import Ended, Fact, ModelReplied, RunStarted
+from planner_ext.core.facts import Ended, Fact, ModelAsked, ModelReplied, NestedCallStarted, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.machine import IN_DOUBT
@@ -238,6 +238,15 @@ def test_spending_is_shown_against_each_limit_that_is_set() -> None:
         Spending(name="max_repeated_calls", used=1, limit=3),
     )
     assert (timeline.calls[0].nested, timeline.calls[0].spent) == (True, spent)
+
+
+def test_a_call_shows_what_it_spent_in_all_its_lives() -> None:
+    """What it had recorded when its process ended was charged, and its end reports what it took in the last life."""
+    asked = ModelAsked(iteration=0, index=0, at=0.0)
+    life = [decided(0), began(0), asked, NestedCallStarted(iteration=0, index=0, function="g", at=0.0)]
+    spent = Consumption(iterations=1, tool_calls=1, calls_by_function={"g": 1})
+    (call,) = drawn(run_started(), replied(calls("f")), *life, *life, finished(0, spent=spent)).calls
+    assert call.spent == Consumption(iterations=2, tool_calls=2, calls_by_function={"g": 2})
 
 
 def test_a_run_under_way_is_shown_up_to_now() -> None:
