@@ -134,12 +134,10 @@ class Tab:
 
     @property
     def spent(self) -> Consumption | None:
-        """What the call has spent, as `CallFinished` records it: None is its whole share, round trips included."""
+        """What the call has spent, as `CallFinished` records it; None for nothing."""
         if self.share is None and self._taken is None and not self.runs:
             return None
-        if self.share is None or not self.lost:
-            return self.taken
-        return None if self.share.iterations is not None else self.share.at_least(self.taken)
+        return self.share.at_least(self.taken) if self.share is not None and self.lost else self.taken
 
     @property
     def taken(self) -> Consumption:
@@ -320,7 +318,7 @@ class Account:
             self._restarting = Consumption()
 
     def unrecorded(self) -> dict[int, Consumption]:
-        """Return what the running calls have spent, by index; without calls whose whole share is spent."""
+        """Return what the running calls have spent, by index; without calls that have spent nothing."""
         spent = {index: tab.spent for index, tab in self.tabs.items()}
         return {index: one for index, one in spent.items() if one is not None}
 

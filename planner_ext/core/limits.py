@@ -402,13 +402,17 @@ class BudgetShare:
         return Consumption(iterations=self.iterations or 0, tool_calls=self.tool_calls or 0, usage=usage)
 
     def at_least(self, taken: Consumption) -> Consumption:
-        """@private Count the whole share as spent, and what was taken where it has no limit."""
-        usage = taken.usage if self.tokens is None else Usage(completion_tokens=self.tokens)
+        """@private Count the whole share as spent, and what was taken where that is more, or has no limit."""
+        usage = taken.usage
+        if usage.total_tokens < (self.tokens or 0):
+            usage = Usage(completion_tokens=self.tokens or 0, cost=usage.cost)
+        if (usage.cost or 0.0) < (self.cost or 0.0):
+            usage = replace(usage, cost=self.cost)
         return updated(
             taken,
-            iterations=taken.iterations if self.iterations is None else self.iterations,
-            tool_calls=taken.tool_calls if self.tool_calls is None else self.tool_calls,
-            usage=replace(usage, cost=taken.usage.cost if self.cost is None else self.cost),
+            iterations=max(taken.iterations, self.iterations or 0),
+            tool_calls=max(taken.tool_calls, self.tool_calls or 0),
+            usage=usage,
         )
 
     def each(self, change: Callable[[str, Any], Any]) -> "BudgetShare":

@@ -174,10 +174,6 @@ Charge = Callable[[ChatMessageContent | None], None]
 """Called with the reply to a request, or with None where there was no reply."""
 
 
-def _as_around(around: SharedBudgets | None) -> SharedBudgets | None:
-    return around
-
-
 @asynccontextmanager
 async def charged(
     tab: Tab | None,
@@ -186,7 +182,7 @@ async def charged(
     sent: Sequence[ChatMessageContent],
     price: Price | None = None,
     *,
-    shared_by: Callable[[SharedBudgets | None], SharedBudgets | None] = _as_around,
+    shared_by: Callable[[SharedBudgets | None], SharedBudgets | None] = lambda around: around,
 ) -> AsyncGenerator[Charge]:
     """Charge one request to the call that makes it, and to shared budgets; with neither, nothing is charged.
 

@@ -150,7 +150,10 @@ def test_a_share_is_all_that_its_call_has() -> None:
     assert (tab.left(), run.account.left().iterations) == (BudgetShare(iterations=1, tokens=50), 8)
     assert tab.spent == Consumption(iterations=1)
     tab.lost = True
-    assert tab.spent is None
+    tab.charge(Consumption(tool_calls=1, calls_by_function={"g": 1}))
+    assert tab.spent == Consumption(
+        iterations=2, tool_calls=1, usage=Usage(completion_tokens=50), calls_by_function={"g": 1}
+    )
     without_trips = run.tab(share=BudgetShare(tokens=50))
     without_trips.lost = True
     without_trips.charge(Consumption(iterations=1))
@@ -229,12 +232,12 @@ def test_a_run_inside_a_call_that_has_ended_stops() -> None:
 
 
 def test_what_running_calls_have_spent_is_known_by_index() -> None:
-    """A run that breaks off records it; a call whose whole share is spent, or that spent nothing, is not named."""
+    """A run that breaks off records it; a call that spent nothing is not named."""
     run = calling("f", "g", "h")
     run.tab(0).charge(Consumption(iterations=1))
     run.tab(1)
     run.tab(2, BudgetShare(iterations=2)).lost = True
-    assert run.account.unrecorded() == {0: Consumption(iterations=1)}
+    assert run.account.unrecorded() == {0: Consumption(iterations=1), 2: Consumption(iterations=2)}
 
 
 @pytest.mark.parametrize(

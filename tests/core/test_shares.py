@@ -175,8 +175,9 @@ def test_what_functions_may_take_follows_a_budget_that_changes() -> None:
     assert (account.left().iterations, account.left().tool_calls, account.left().tokens) == (3, 2, None)
 
 
-async def never_again() -> None:
-    """Allow one more start."""
+async def never_again() -> bool:
+    """Allow no further start."""
+    return False
 
 
 def test_what_running_calls_have_spent_is_known_before_it_is_recorded() -> None:
@@ -187,9 +188,10 @@ def test_what_running_calls_have_spent_is_known_before_it_is_recorded() -> None:
         tab.charge(Consumption(iterations=1))
         tab.expect("request", Usage(prompt_tokens=7))
         shared.lost = True
-        assert account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=7))}
+        whole = SHARE.at_least(NOTHING)
+        assert account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=7)), 1: whole}
         tab.charge(Consumption(usage=Usage(prompt_tokens=9)), instead_of="request")
-        assert account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=9))}
+        assert account.unrecorded() == {0: Consumption(iterations=1, usage=Usage(prompt_tokens=9)), 1: whole}
     assert tab.left() == BudgetShare(iterations=0, tool_calls=0), "a call that has ended takes nothing more"
 
 

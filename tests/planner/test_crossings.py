@@ -132,7 +132,7 @@ class World:
     def check_spent(self, end: Any) -> None:
         """Hold what was charged against what was seen to happen, and against the budget."""
         made = len(self.chat.requests) + len(self.expert.requests) + (self.friend.charged if self.friend else 0)
-        lost = any(isinstance(fact, CallFinished) and fact.spent is None for fact in end.checkpoint.facts)
+        lost = any(isinstance(fact, CallFinished) and fact.outcome != "ok" for fact in end.checkpoint.facts)
         assert made == end.iterations or (lost and made < end.iterations)
         assert end.iterations <= (self.budget.max_iterations or 0)
         assert self.tools.ran <= end.tool_calls

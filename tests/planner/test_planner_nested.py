@@ -10,7 +10,7 @@ from semantic_kernel.contents import ChatHistory
 
 from planner_ext import Approve, BoundedFunctionChoiceBehavior, Budget, FunctionInvokingChatCompletion
 from planner_ext.hitl_manager import ApprovalSettings, Checkpoint, Defer
-from planner_ext.iteration import StopHandle
+from planner_ext.iteration import StopHandle, ToolExecution
 from planner_ext.plugin import PlannerPlugin
 from planner_ext.testing import Script, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from support.planner import ADD, Math, both_ways, check_sendable, invoke, kernel_of, planner_with, resume
@@ -75,6 +75,18 @@ async def test_a_nested_request_that_is_not_sent_costs_nothing(refused: dict[str
     result = await invoke(planner_with("chat", plan=False), kernel, streamed=streamed)
     assert (result.status, result.iterations, result.final_answer) == ("answered", 2, "On my own: 3.")
     assert (len(outer.requests), len(inner.requests)) == (2, 0)
+
+
+@both_ways
+async def test_the_functions_of_a_nested_run_that_crashed_are_counted(streamed: bool) -> None:
+    """Its whole share is spent, and its calls are too: a share holds no calls by function."""
+    both = calls(DELEGATE, call("expert-reach_goal", {"goal": "Once more."}))
+    inner = [ADD, ADD, RuntimeError("down"), ADD, say("3")]
+    kernel, _, _, math = nesting([both, say("Done.")], inner)
+    budget = Budget(max_iterations=30, max_calls_per_function={"math-add": 2})
+    planner = planner_with("chat", plan=False, execution=ToolExecution(max_concurrency=1), budget=budget)
+    result = await invoke(planner, kernel, streamed=streamed)
+    assert (result.status, result.tool_calls, len(math.sums)) == ("answered", 4, 2)
 
 
 @both_ways
