@@ -195,15 +195,25 @@ async def _end(task: asyncio.Task[Any], seconds: float) -> None:
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks until they have ended: a library may drop a cancellation, as psycopg before 3.3.6 does."""
-    waiting = {task for task in tasks if not task.done()}
+    """Cancel tasks until they have ended: a library may drop a cancellation, as psycopg before 3.3.6 does.
+
+    Raises:
+        asyncio.CancelledError: This wait was cancelled; the tasks have been cancelled once more, and have ended.
+    """
+    waiting, cancelled = {task for task in tasks if not task.done()}, None
     while waiting:
         for task in waiting:
             task.cancel()
-        waiting = (await asyncio.wait(waiting, timeout=AGAIN))[1]
+        try:
+            await asyncio.wait(waiting, timeout=AGAIN)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        waiting = {task for task in waiting if not task.done()}
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it
+    if cancelled is not None:
+        raise cancelled
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

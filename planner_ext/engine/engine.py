@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar, assert_never
 
@@ -93,16 +94,24 @@ class Engine:
             while (action := await self._next()) is not None:
                 await perform(action)
         except BaseException as error:
-            if machine.may_have_asked(self.state):
-                await self._record_failed(error)
-            if self._shared is not None:
-                await self._shared.settle()
-            if self.state.batch is not None and self.is_running and self._ports.store is None:
-                cancelled = isinstance(error, asyncio.CancelledError)
-                reason = "The run was cancelled." if cancelled else "The run failed."
-                await self._journal.terminate(reason, spent=self.account.unrecorded())
+            await self._end_after(error)
             raise
         return self.state
+
+    async def _end_after(self, error: BaseException) -> None:
+        """Record the end of a run that breaks off; a cancellation in the middle of one step skips no other one."""
+        try:
+            if machine.may_have_asked(self.state):
+                await self._record_failed(error)
+        finally:
+            try:
+                if self._shared is not None:
+                    await self._shared.settle()
+            finally:
+                if self.state.batch is not None and self.is_running and self._ports.store is None:
+                    cancelled = isinstance(error, asyncio.CancelledError)
+                    reason = "The run was cancelled." if cancelled else "The run failed."
+                    await self._journal.terminate(reason, spent=self.account.unrecorded())
 
     @property
     def is_running(self) -> bool:
@@ -366,17 +375,17 @@ async def watch(run: Callable[[Emit], Awaitable[T]]) -> AsyncGenerator[Event, No
             yield event
         await task
     except asyncio.CancelledError as error:
-        vars(error).update(vars(await _end(task)))
+        await _end_for(error, task)
         raise
     finally:
-        await _end(task)
+        await end_tasks(task)
 
 
-async def _end(task: asyncio.Future[T]) -> BaseException:
-    """Cancel a task and wait for it; return what it raised, which the event loop then does not report."""
-    await end_tasks(task)
+async def _end_for(error: asyncio.CancelledError, task: asyncio.Future[T]) -> None:
+    """End a task, and give the cancellation that it ends for the attributes of what the task raised."""
+    with suppress(asyncio.CancelledError):  # a second one changes nothing: the first is raised
+        await end_tasks(task)
     try:
         task.result()
-    except BaseException as error:
-        return error
-    return asyncio.CancelledError()
+    except BaseException as raised:
+        vars(error).update(vars(raised))

@@ -23,6 +23,7 @@ from planner_ext.budgets.charges import charges_of
 from planner_ext.core.accounts import SharedBudgets, Tab
 from planner_ext.core.errors import shown
 from planner_ext.core.facts import Fact, Guards, Rules
+from planner_ext.core.fold import fold
 from planner_ext.core.limits import Budget, Price, tightest
 from planner_ext.core.state import State
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, Engine, StopHandle
@@ -352,10 +353,15 @@ class RunContext:
             await self._drive(engine, invocation.stamped(first))
 
     async def _drive(self, engine: Engine, first: Sequence[Fact]) -> None:
-        await engine.begin(first)
+        key, known = self.options.checkpoint_key, tuple(engine.facts)
+        try:
+            await engine.begin(first)
+        except BaseException as error:  # nothing has started: a resumed run is as it was
+            if facts := known or tuple(engine.facts):
+                carry_run(error, fold(facts), facts, key)
+            raise
         if (limit := engine.account.open()) is not None:
             raise nothing_left(limit)
-        key = self.options.checkpoint_key
         try:
             await engine.run()
         except CallFailedError as error:

@@ -41,3 +41,27 @@ async def test_nothing_to_end_is_no_wait() -> None:
     await done
     await end_tasks(done)
     assert not done.cancelled()
+
+
+async def test_a_cancelled_wait_ends_its_tasks_all_the_same() -> None:
+    """What cleans up is cancelled once more; the cancellation is raised when nothing is left running."""
+    cleans, ended = asyncio.Event(), asyncio.Event()
+
+    async def clean_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleans.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(end_tasks(task))
+    await cleans.wait()
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert ended.is_set()

@@ -201,6 +201,44 @@ async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int |
     assert (state.ended.status, state.ended.reason) == ("stopped", "The run was cancelled.")
 
 
+class SlowBudget:
+    """A shared budget that allows everything, and whose store hangs when it is settled."""
+
+    def __init__(self) -> None:
+        self.settles = asyncio.Event()
+
+    def begin(self, facts: object) -> None: ...
+
+    def charge(self, spent: object) -> None: ...
+
+    async def reserve(self, **_: object) -> None: ...
+
+    async def settle(self, *, kept: int) -> None:
+        self.settles.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_second_cancellation_interrupts_one_step_of_the_end_alone() -> None:
+    """While a shared budget is settled: every call has its answer all the same, and the run its end."""
+    begun, budget = asyncio.Event(), SlowBudget()
+
+    async def hang() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    engine = engine_of(["f", "g", "h"], functions=FakeFunctions(does={"g": hang}), shared=budget)
+    task = asyncio.create_task(engine.run())
+    await begun.wait()
+    task.cancel()
+    await budget.settles.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    state = fold(engine.facts)
+    assert state.phase is Phase.ENDED
+    assert [entry.call_id for entry in state.transcript if isinstance(entry, CallResult)] == ["c0", "c1", "c2"]
+
+
 async def test_cancelling_a_request_charges_it_and_leaves_the_run_resumable() -> None:
     """It may have reached the server; the next request is recorded before it is sent."""
     asked = asyncio.Event()

@@ -19,11 +19,12 @@ from support.planner import check_sendable, drained, kernel_of, planner_with
 
 
 class World:
-    """A run that stands still, in its first request or in its function."""
+    """A run that stands still, in its first request or in its function; and again where that cleans up."""
 
     def __init__(self, place: str) -> None:
         self.began = asyncio.Event()
-        self.stuck = True
+        self.cleans = asyncio.Event()
+        self.stuck, self.cleans_up = True, False
         script = [call("w-wait"), say("Done."), say("Done.")] if place == "function" else [say("Done."), say("Done.")]
         self.service = ScriptedChatCompletion(script, before_reply=self._stand if place == "request" else None)
         self.kernel = kernel_of(self.service, w=self)
@@ -33,7 +34,12 @@ class World:
     async def _stand(self, *_: Any) -> None:
         self.began.set()
         if self.stuck:
-            await asyncio.Future()
+            try:
+                await asyncio.Future()
+            finally:
+                if self.cleans_up:
+                    self.cleans.set()
+                    await asyncio.Future()
 
     @kernel_function
     async def wait(self) -> str:
@@ -141,6 +147,22 @@ async def test_a_cancelled_task_carries_its_run(door: Door, place: str) -> None:
 
 @every_door
 @both_places
+async def test_a_task_that_is_cancelled_again_carries_its_run(door: Door, place: str) -> None:
+    """The second cancellation reaches what cleans up; the run still answers its calls, and comes out whole."""
+    world = World(place)
+    world.cleans_up = True
+    task = asyncio.create_task(door(world))
+    await world.began.wait()
+    task.cancel()
+    await world.cleans.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    await check(caught.value, world, place)
+
+
+@every_door
+@both_places
 @pytest.mark.parametrize("way", ["wait_for", "timeout"])
 async def test_a_timeout_around_a_run_has_it_among_its_causes(
     door: Door, place: str, way: str, monkeypatch: pytest.MonkeyPatch
@@ -205,6 +227,29 @@ async def test_a_resumed_run_is_carried_too() -> None:
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
     await check(caught.value, world, "function")
+
+
+async def test_a_run_that_is_cancelled_while_its_resume_is_recorded_is_carried() -> None:
+    """Nothing has started yet: its checkpoint is the one that was resumed."""
+    world, watches = World("function"), asyncio.Event()
+
+    async def observer(fact: Any) -> None:
+        if fact.type == "Resumed":
+            watches.set()
+            await asyncio.Future()
+
+    paused = await planner_with(plan=False, interceptors=[lambda _: Defer()]).invoke(world.kernel, "go")
+    decisions = {paused.pending[0].id: Approve(by="ann")}
+    made = planner_with(plan=False, observers=[observer])
+    task = asyncio.create_task(made.resume(world.kernel, paused.checkpoint, decisions))
+    await watches.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    check_sendable(run_of(caught.value).chat_history)
+    world.stuck = False
+    result = await planner_with(plan=False).resume(world.kernel, run_of(caught.value).checkpoint, decisions)
+    assert (result.status, result.final_answer) == ("answered", "Done.")
 
 
 async def test_what_ends_the_program_carries_its_run() -> None:
