@@ -246,7 +246,7 @@ class Engine:
             if sent:
                 iterations, usage = 1, self._estimated(transcript, request)
         if self._shared is not None:
-            self._shared.answered(iterations, usage)
+            self._shared.failed(iterations, usage)
         at, seconds = self._journal.now(), self._journal.lap()
         return facts.RequestFailed(
             iteration=iteration, reason=reason, iterations=iterations, usage=usage, at=at, seconds=seconds

@@ -64,6 +64,11 @@ class Reservations:
         self._shared.charge(Consumption(iterations=iterations - self._requests, usage=usage))
         self._requests = 0
 
+    def failed(self, iterations: int, usage: Usage) -> None:
+        """Charge a request that has no reply, unless its reply came, and could not be recorded."""
+        if self._requests:
+            self.answered(iterations, usage)
+
     async def settle(self) -> None:
         """Store what was charged, and release the request that was kept for the answer."""
         self._charge_started()

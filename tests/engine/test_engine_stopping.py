@@ -11,7 +11,7 @@ from planner_ext.core.facts import (
     Resumed,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.limits import Budget
+from planner_ext.core.limits import Budget, Consumption
 from planner_ext.core.state import Phase
 from planner_ext.core.values import CallResult, Usage
 from planner_ext.engine.engine import BudgetHandle, CallFailedError, StopHandle
@@ -201,26 +201,42 @@ async def test_cancelling_in_the_middle_of_a_batch_answers_every_call(cap: int |
     assert (state.ended.status, state.ended.reason) == ("stopped", "The run was cancelled.")
 
 
-class SlowBudget:
-    """A shared budget that allows everything, and whose store hangs when it is settled."""
+class SharedSum:
+    """A shared budget that allows everything, and sums it; its store may hang when it is settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangs: bool = False) -> None:
         self.settles = asyncio.Event()
+        self.hangs = hangs
+        self.iterations = 0
 
     def begin(self, facts: object) -> None: ...
 
-    def charge(self, spent: object) -> None: ...
+    def charge(self, spent: Consumption) -> None:
+        self.iterations += spent.iterations
 
-    async def reserve(self, **_: object) -> None: ...
+    async def reserve(self, *, requests: int = 0, **_: object) -> None:
+        self.iterations += requests
 
     async def settle(self, *, kept: int) -> None:
         self.settles.set()
-        await asyncio.Event().wait()
+        if self.hangs:
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("lost", ["ModelReplied", "RequestFailed"])
+async def test_a_reply_that_cannot_be_recorded_is_charged_once_to_a_shared_budget(lost: str) -> None:
+    """It was charged when it came; that the journal is not written makes no second request of it."""
+    shared = SharedSum()
+    chat = FakeChat(["done" if lost == "ModelReplied" else RuntimeError("down")])
+    engine = engine_of(chat, shared=shared, store=FakeStore(fail_on=lost))
+    with pytest.raises((OSError, RuntimeError)):
+        await engine.run()
+    assert shared.iterations == 1
 
 
 async def test_a_second_cancellation_interrupts_one_step_of_the_end_alone() -> None:
     """While a shared budget is settled: every call has its answer all the same, and the run its end."""
-    begun, budget = asyncio.Event(), SlowBudget()
+    begun, budget = asyncio.Event(), SharedSum(hangs=True)
 
     async def hang() -> None:
         begun.set()
