@@ -491,7 +491,7 @@ def _function(name: str, tool: Tool) -> KernelFunctionFromMethod:
 
 
 def _object(schema: object) -> dict[str, Any]:
-    """Return a JSON schema as an object; the schemas true and false, and what is no schema, as an empty one."""
+    """Return a JSON schema as an object; the schemas true and false, and any other value, as an empty one."""
     return cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
 
 

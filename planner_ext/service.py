@@ -106,7 +106,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         return charged(self._tab, self._inner, settings, messages, options.budget.price, **more)
 
     def charged_to(self, tab: Tab) -> Self:
-        """@private Return a copy whose requests are charged to a call of a run, in whatever context they are made."""
+        """@private Return a copy whose requests are charged to a call of a run, in any context."""
         copied = self.model_copy()
         copied._tab = tab
         return copied

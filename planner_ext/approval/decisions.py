@@ -110,7 +110,7 @@ class Defer:
 
     Attributes:
         prompt: What the person is asked.
-        expires_in: Seconds after which the question is no longer open; None uses the run's setting.
+        expires_in: Seconds after which the question expires; None uses the run's setting.
         roles: Who may decide, as data for the application's ``authorize`` hook; empty for anyone.
     """
 
@@ -176,8 +176,8 @@ class ToolCall:
     Attributes:
         id: The call's id, unique within its batch.
         arguments: The arguments from the model as JSON values, each converted to its parameter's type: "7" for an int
-            is 7. An argument that the model did not give is missing, whatever the function's default or the
-            application's value. Do not change it, return ``Approve(arguments=...)`` instead.
+            is 7. An argument that the model did not give is missing, even if the function has a default or the
+            application a value. Do not change it, return ``Approve(arguments=...)`` instead.
         raw_arguments: The JSON text that the model sent.
         iteration: The 0-based iteration of the loop.
         index: The call's index in its batch, from 0.
@@ -232,7 +232,7 @@ class ApprovalSettings:
             ``return_calls``: the run ends and its batch is returned to the caller, unanswered; no request.
         on_deferred: Whether the other calls of the batch wait with a deferred one (``hold_all``), or run before the
             pause (``run_safe_first``).
-        expires_in: Seconds after which a question is no longer open; counted from when it was asked. None: never.
+        expires_in: Seconds after which a question expires; counted from when it was asked. None: never.
         interceptor_timeout: Seconds in which an interceptor has to decide; after that the call is denied. None: no
             limit.
 
@@ -292,7 +292,7 @@ def requires_approval(
     Args:
         function: The function, or that of a kernel, if the decorator stands without arguments.
         prompt: What the person is asked.
-        expires_in: Seconds after which the question is no longer open; None uses the run's setting.
+        expires_in: Seconds after which the question expires; None uses the run's setting.
         roles: Who may decide: names that mean something to the application. They are shown with the pending call and
             given to the ``authorize`` hook of `planner_ext.durable.Runs` and `Approvals`, which compares them with the
             person; without a hook anyone decides.

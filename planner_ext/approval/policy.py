@@ -117,7 +117,7 @@ class ApprovalRule(_Data):
             matches: see `planner_ext.ApprovalFilter`.
         action: ``allow`` runs the call, ``deny`` refuses it, ``ask`` asks a person.
         reason: What the model reads of a denial, and a person of a question.
-        expires_in: Seconds after which a question is no longer open; None uses the run's setting.
+        expires_in: Seconds after which a question expires; None uses the run's setting.
         roles: Who may decide the question, as data for the application's ``authorize`` hook; only with ``ask``.
     """
 
@@ -455,7 +455,7 @@ def missing_guards(before: Guards, now: Guards, offered: Collection[str]) -> lis
     """List the guards that a run began with and that are missing now; empty if none is.
 
     Additional guards are fine, with one exception: an ``allow`` rule of a policy that the run did not begin with frees
-    calls from the guards after it. A changed policy counts as missing, whatever the change: whether one policy is
+    calls from the guards after it. Any change makes a policy count as missing: whether one policy is
     stricter than another depends on future calls. A function that is no longer marked with ``@requires_approval``
     counts if the function is still offered.
 

@@ -39,7 +39,7 @@ class SharedBudget:
     one more request, without functions. For that the run reserves one request together with its first one, and gives it
     back at its end, or when it pauses. The first request of a run, or of a resumed one, finds a used up budget: the run
     ends ``limit_reached`` without a request. ``limit`` of the result is ``"{name}: {limit}"``. A batch that exceeds
-    ``max_tool_calls`` does not run, whatever ``batch_over_limit`` says.
+    ``max_tool_calls`` does not run, under either value of ``batch_over_limit``.
 
     A kept run is continued only by a process that has its shared budgets, by name; any other gets `RunRefusedError`.
     A run whose process died stays charged for what it had reserved. When a kept run is resumed, the request for its
@@ -64,7 +64,7 @@ class SharedBudget:
             and stream get the fact `SharedBudgetsChecked` in any case.
 
     Raises:
-        InvalidLimitError: If a value is invalid, or there is no limit; names the field.
+        InvalidLimitError: If a value is invalid, or no limit is set; names the field.
     """
 
     name: str

@@ -333,7 +333,7 @@ class _Charges:
         return {**line.values, "run": self._run, "activation": self._activation}
 
     def _drain(self) -> None:
-        """Take in what was charged since; from whatever thread that came."""
+        """Add what was charged since, from any thread."""
         while self._pending:
             match self._pending.popleft():
                 case _Attempt() as attempt:

@@ -406,7 +406,7 @@ def fork_run(run: RunName, args: cli.ForkArgs, options: cli.StoredRunOptions) ->
 def cancel_run(
     run: RunName, store: cli.Store, by: cli.By, reason: Annotated[str, typer.Option(metavar="TEXT")] = ""
 ) -> cli.Exit:
-    """End a run for good, whatever process drives it; no waiting call runs.
+    """End a run for good, in whichever process; no waiting call runs.
 
     Examples:
       planner-ext runs cancel order-7 --store runs.db --reason 'too late'

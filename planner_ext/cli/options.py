@@ -374,7 +374,7 @@ class BudgetArgs:
 
     Attributes:
         budget: Only the budget of this name.
-        key: Only this user, tenant, or whatever the budget's keys are.
+        key: Only this user, tenant or other key.
         period: Only this hour, day or month, such as 2026-11-22.
         limit: The most rows.
         reset: Forget what was used by one key: needs --budget, and --key if the budget has keys. Without --period the

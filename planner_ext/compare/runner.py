@@ -228,7 +228,7 @@ def _judged(
 
 
 def _was_said(answer: str, observed: Observed) -> bool:
-    """Return whether an answer is the model's, and not a text that a loop gives in its place."""
+    """Return whether an answer is the model's, and not a text of the loop."""
     said = [text for text in observed.said if text]
     return any(text in answer or json.dumps(answer)[1:-1] in text or answer in text for text in said)
 

@@ -1,7 +1,7 @@
 """The situations in which every option runs: a goal, a scripted model, and what a user is entitled to.
 
 A scripted model reads the request: it calls functions only if they are offered and ``tool_choice`` does not forbid it,
-and takes its knowledge from their results. So one script fits every option, whatever the number of round trips. If the
+and takes its knowledge from their results. So one script fits every option, with any number of round trips. If the
 final-answer function of the removed planner is offered, a model that has called functions passes its answer to it; one
 that only talks, talks.
 """

@@ -378,7 +378,7 @@ def _resumed_phase(state: State) -> Phase:
 
 
 def _reopened(state: State) -> _Changes:
-    """Open an ended run again: what was spent stays spent, what counts in a row starts anew."""
+    """Open an ended run again: what was spent stays spent, what counts in a row starts from 0."""
     common = {
         "ended": None,
         "final_answer": None,

@@ -59,7 +59,7 @@ class Budget:
             a known price is refused before the first request.
         max_active_seconds: The run's working time on its clock: requests, functions, callbacks and the wait between
             iterations. Pauses do not count, nor does the time in which interceptors or a clarifier decide, since they
-            may be persons (a `ModelClarifier` counts). Checked continuously. At the limit, whatever ``on_limit`` says,
+            may be persons (a `ModelClarifier` counts). Checked continuously. At the limit, under every ``on_limit``,
             requests and functions in flight are cancelled, and no further request is made. A cancelled request is
             charged as a round trip; a cancelled function is recorded and answered as ``timed_out``. One that does not
             end within a second after that is abandoned, and its later outcome changes nothing in the run.

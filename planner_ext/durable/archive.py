@@ -76,7 +76,7 @@ async def export_run(store: JournalStore, run_id: str, *, key: bytes | None = No
             unsigned: anyone who can write it can put an approval in it.
 
     Raises:
-        UnknownRunError: If there is no such run.
+        UnknownRunError: If the store has no such run.
         InvalidJournalError: If its journal cannot be read.
     """
     *rows, facts = await store.database.transact(*((statement, {"run_id": run_id}) for statement in _SELECT))
@@ -149,7 +149,7 @@ async def fork_run(
     """Add a fork of a run to its store; see `planner_ext.engine.fork.forked_facts`.
 
     Raises:
-        UnknownRunError: If there is no such run.
+        UnknownRunError: If the store has no such run.
         InvalidForkError: If the run cannot be forked there.
         RunConflictError: If the store has a run of the new name.
     """

@@ -1,7 +1,8 @@
 """Claims the runs that a worker may drive, counts faults and worker deaths against them, and parks them.
 
 When a worker's process ends, each run that it drove has a death counted. At the allowed number of deaths the run is
-quarantined, whatever its functions declare. A new reply or result in the run's journal resets faults and deaths.
+quarantined, also if its functions are declared repeatable. A new reply or result in the run's journal resets faults
+and deaths.
 """
 
 import logging

@@ -131,7 +131,7 @@ class RunRecord:
             return cls(**values)
         except _DAMAGED as error:
             raise StoreError(
-                f"The row of run {row[0]!r} is damaged: {error}. Mend it from the run's journal, which is the truth."
+                f"The row of run {row[0]!r} is damaged: {error}. Repair it from the run's journal."
             ) from error
 
 
@@ -314,7 +314,7 @@ def read_approval(row: Row, refused: Sequence[Row] = ()) -> PendingApproval:
     if fingerprint not in fingerprints:
         raise ApprovalRefusedError(
             f"The row of approval {key!r} was altered: its function and arguments differ from those that were asked. "
-            "Cancel the run, or mend the row from the run's journal."
+            "Cancel the run, or repair the row from the run's journal."
         )
     return approval
 

@@ -104,7 +104,7 @@ class RunsClient:
             Whether this call ended the run; False if it had ended before.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
         """
         return await cancel_run(self._store, run_id, by=by, reason=reason, clock=self._clock)
 
@@ -116,7 +116,7 @@ class RunsClient:
             force: Whether it may also be paused; what waits in it is then never decided.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             RunConflictError: If the run is unfinished, or a worker drives it.
         """
         await self._store.delete(run_id, paused=force)
@@ -188,7 +188,7 @@ class RunsClient:
         """Read a run with its journal.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             InvalidJournalError: If its journal is damaged.
         """
         return await self._store.load(run_id)
@@ -210,7 +210,7 @@ class RunsClient:
             The fork's name.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             InvalidForkError: If the run made no request after this iteration; names where it can be forked.
             RunConflictError: If the store has a run of the new name.
             StoreError: If the new name cannot be used.
@@ -270,7 +270,7 @@ class RunsClient:
             by: Who sets it, for the record.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             PlannerInvalidConfigurationError: If the budget cannot be stored, or the run has ended.
         """
         text = new_budget_text(budget, by=by, at=self._clock.now())
@@ -286,7 +286,7 @@ class RunsClient:
         """Read how a run ended, what it waits for, or how far it is; does not wait, see `SubmittedRun.result`.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             InvalidJournalError: If its journal is damaged.
         """
         stored = await self._store.load(run_id)
@@ -299,7 +299,7 @@ class RunsClient:
         """Wait until a run has ended, or waits for a decision or a date.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
         """
         while await self._store.continues(run_id, self._clock.now()):
             await self._clock.sleep(self.poll_seconds)
@@ -543,7 +543,7 @@ class Runs(RunsClient):
             arguments: The application's arguments.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
         """
         await self._revived(await self._store.record(run_id))
         if budget is not None:

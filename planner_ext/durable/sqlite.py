@@ -465,7 +465,7 @@ def new_file(path: Path) -> Generator[None]:
 
 
 def _create_private(path: Path) -> int:
-    """Create a file that only its owner may use, whatever the umask; follow a link to a file that does not exist.
+    """Create a file that only its owner may use, under any umask; follow a link to a file that does not exist.
 
     Raises:
         FileExistsError: If it exists already; it is not opened.

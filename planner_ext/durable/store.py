@@ -180,7 +180,7 @@ class JournalStore:
         """Read a run's row.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
         """
         return _read_run(run_id, await self._rows(_GET_RUN, run_id=run_id))
 
@@ -188,7 +188,7 @@ class JournalStore:
         """Read a run and its journal.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             InvalidJournalError: If the journal cannot be read.
         """
         values = {"run_id": run_id}
@@ -198,7 +198,7 @@ class JournalStore:
         """Read a run and its journal, the budget that it shall take, and the rows of its `decisions`.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             InvalidJournalError: If the journal cannot be read.
             StoreError: If the budget is damaged.
         """
@@ -217,7 +217,7 @@ class JournalStore:
             now: The current time, in seconds since the epoch.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             InvalidJournalError: If the facts cannot be read.
         """
         run = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
@@ -295,7 +295,7 @@ class JournalStore:
         """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
         """
         statement = f"SELECT {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
         if not (rows := await self._rows(statement, run_id=run_id, now=now)):
@@ -480,7 +480,7 @@ class JournalStore:
             paused: Whether the run may also be paused.
 
         Raises:
-            UnknownRunError: If there is no such run.
+            UnknownRunError: If the store has no such run.
             RunConflictError: If the run is unfinished, or a living worker drives it.
         """
         statuses = (*AT_REST, "paused") if paused else AT_REST

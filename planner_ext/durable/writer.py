@@ -265,7 +265,7 @@ async def cancel_run(store: JournalStore, run_id: str, *, by: str, reason: str, 
     The new rows of the journal fence the worker that drives the run.
 
     Raises:
-        UnknownRunError: If there is no such run.
+        UnknownRunError: If the store has no such run.
     """
     stored = await store.load(run_id)
     read, state = stored.facts, fold_journal(run_id, stored.facts)

@@ -151,7 +151,7 @@ async def in_time(
 
     At the limit the work is cancelled; what it returns or raises from then on is dropped. Work that does not end
     within ``GRACE`` seconds after that is abandoned: it continues, and is not awaited. So this returns at most
-    ``GRACE`` seconds after the limit, whatever the work does with its cancellation.
+    ``GRACE`` seconds after the limit, even if the work ignores its cancellation.
 
     Args:
         work: The work, which runs in a new task.

@@ -191,7 +191,7 @@ class ResultReady(EventLine):
 
 
 PlannerEvent: TypeAlias = TextDelta | Fact | ResultReady
-"""Whatever ``invoke_stream`` yields."""
+"""An event that ``invoke_stream`` yields."""
 
 
 logger = logging.getLogger(__name__)
@@ -360,7 +360,7 @@ class KeptRun(PlannerRun):
             raise RunRefusedError(
                 f"Run {self.activation.run_id!r} cannot be continued here: it began under what this process lacks: "
                 f"{'; '.join(missing)}. Nothing ran and nothing was recorded. Continue it with a planner that has "
-                "this; on the command line, --policy and --ask-all give a planner more of a say."
+                "this; on the command line, --policy and --ask-all add guards."
             )
 
     def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:

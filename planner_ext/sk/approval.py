@@ -86,7 +86,7 @@ class PendingCall:
         arguments: What it will get from the model, converted to its parameters' types; neither the application's own
             arguments nor the function's defaults are in it.
         fingerprint: Digest of run, iteration, call, function and arguments; an `Approve` may name it.
-        expires_at: When the question is no longer open, or None.
+        expires_at: When the question expires, or None.
         prompt: The question to the person; "" asks for a plain approval.
         in_doubt: Whether it had started when its process ended, and may have taken effect: `Approve` runs it again,
             `Supply` tells the model its result, `Deny` leaves the model with the doubt.

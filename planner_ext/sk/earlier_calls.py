@@ -1,7 +1,7 @@
 """The functions after whose calls a call comes: what `planner_ext.approval.policy.ApprovalRule.after` compares.
 
 For the calls of a run they are counted in the states of the run and of those around it. Only what came with a history
-is read from messages, and only if somebody asks.
+is read from messages, and only when it is asked for.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set

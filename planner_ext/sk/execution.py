@@ -79,7 +79,7 @@ class ToolExecution:
             and the application's function-invocation filters around it. Its auto-function-invocation filters are not
             counted, since they may wait for a person. Checked while the function runs; then it is cancelled, the
             model reads that it did not answer in time and that its effect is not known, and the run continues. One that
-            does not end within a second of its cancellation is left behind. None is no timeout but the run's own
+            does not end within a second of its cancellation is left behind. None leaves only the run's own
             (``deadline``, ``max_active_seconds``).
         on_error: What becomes of a function that raises: ``"report"`` tells the model that it failed and the run
             continues, ``"raise"`` ends the run with ``ToolExecutionError``. Checked when all calls of the batch ended.

@@ -116,7 +116,7 @@ ACCEPTED_ID = re.compile("[!-~]+")
 
 
 def name_of(call: FunctionCallContent | FunctionResultContent) -> str:
-    """Name the function as the kernel would, whatever separator the connector uses."""
+    """Name the function as the kernel would, with any separator of the connector."""
     if call.plugin_name and call.function_name:
         return f"{call.plugin_name}-{call.function_name}"
     return call.name or call.function_name

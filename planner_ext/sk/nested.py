@@ -1,8 +1,8 @@
 """What a function of a run learns of that run, how its own requests are paid, and under whose gate its own calls stand.
 
-The call of a function is found through a context variable, which holds for whatever the call awaits or starts. A prompt
-function, and a function that takes ``kernel`` or ``service``, also gets a view of the kernel: the same functions and
-filters, and services that are charged to the run.
+The call of a function is found through a context variable, which holds for everything that the call awaits or starts. A
+prompt function, and a function that takes ``kernel`` or ``service``, also gets a view of the kernel: the same functions
+and filters, and services that are charged to the run.
 
 - Each request to a chat or text completion service is charged to the run before it is sent, tokens and cost after it;
   functions that are called for it stand under the run's gate. When nothing is left of the budget, less the request that
@@ -161,7 +161,7 @@ def _limit_reached(limit: str, problem: str) -> LimitReachedError:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """Find what a function was refused inside of a run, behind whatever its error became on the way; None otherwise."""
+    """Find the refusal of a run behind the error of a function, among its causes; None otherwise."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NestedRunRefusedError | LimitReachedError):

@@ -155,7 +155,7 @@ class PlannerPrompts:
             rendered = await template.render(self.kernel, arguments)
         except KernelException as error:
             raise PlannerException(
-                f"The template of {option} could not be rendered: {error}. Mend it, or what it calls, and resume."
+                f"The template of {option} could not be rendered: {error}. Correct it, or what it calls, and resume."
             ) from error
         messages = ChatHistory.from_rendered_prompt(rendered).messages
         for item in (item for message in messages for item in message.items if isinstance(item, TextContent)):

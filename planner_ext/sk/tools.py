@@ -1,8 +1,8 @@
 """Calling the kernel's functions: one call resolved and checked, one call run through the application's filters.
 
 Promises that only a function that was offered runs, under the name that was decided on, with arguments it declares to
-the model; that what the application gave (kernel, functions, arguments) is not changed; and that whatever happens,
-except cancellation, is returned as a value that says what the model reads. Must not know the loop, nor decide whether a
+the model; that what the application gave (kernel, functions, arguments) is not changed; and that every outcome
+except cancellation is returned as a value that says what the model reads. Must not know the loop, nor decide whether a
 call may run.
 """
 

@@ -397,7 +397,7 @@ def parse_arguments(text: str, tool: Tool) -> dict[str, Any] | InvalidArguments:
     """Parse, check and convert the arguments of one call.
 
     Args:
-        text: JSON text of one object, as the model sent it; "" is no arguments.
+        text: JSON text of one object, as the model sent it; "" means no arguments.
         tool: The function.
 
     Returns:

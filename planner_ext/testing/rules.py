@@ -58,7 +58,7 @@ def tool_names(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class CallPairing:
-    """Pairs the calls and results of a history, whatever the type of its messages.
+    """Pairs the calls and results of a history, of any message type.
 
     OpenAI's rule: each call has one result, right after the message that makes the call.
     """

@@ -71,7 +71,7 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedReply:
-    """One answer of the model, always with one choice, whatever number the request asked for.
+    """One answer of the model, always with one choice, also if the request asked for more.
 
     Attributes:
         text: The message's text; None sends no content.
