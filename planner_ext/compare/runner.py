@@ -45,7 +45,7 @@ __all__ = ["Live", "Outcome", "Progress", "run_comparison", "run_program", "run_
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called before each run with the number of runs done, the number of all, and the name of the next one."""
 
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 180.0
 """How long a run in another process may take."""
 
 
