@@ -29,7 +29,7 @@ from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.nested import Charge, ChargedTextCompletion, ParentRun, charged, current_parent_run
-from planner_ext.sk.options import RunOptions, RunSettings, takes_run_options
+from planner_ext.sk.options import RunOptions, RunSettings, instance_of, takes_run_options
 from planner_ext.sk.questions import own_function
 from planner_ext.sk.run_context import RunContext, checked_messages, unwrapped
 from planner_ext.sk.service_run import RequestContext, ServiceRun, pass_through, pass_through_streaming
@@ -152,7 +152,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 of the outer run is used up.
             NestedRunRefusedError: Inside a function whose call has ended, or whose run is stopping.
         """
-        if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
+        if (behavior := _invoking_behavior(chat_history, settings, kwargs.get("kernel"))) is None:
             request = self._charged(chat_history, settings, kwargs)
             return await pass_through(self._inner, chat_history, settings, kwargs, request)
         run = self._start(chat_history, settings, behavior, kwargs, streaming=False)
@@ -168,7 +168,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             batch has its results, a chunk with its calls and a tool message with the results. Last, a chunk with the
             final message's metadata. Closing the stream early cancels the run.
         """
-        if (behavior := _invoking_behavior(settings, kwargs.get("kernel"))) is None:
+        if (behavior := _invoking_behavior(chat_history, settings, kwargs.get("kernel"))) is None:
             request = self._charged(chat_history, settings, kwargs)
             async with aclosing(pass_through_streaming(self._inner, chat_history, settings, kwargs, request)) as passed:
                 async for group in passed:
@@ -296,6 +296,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         streaming: bool,
     ) -> ServiceRun:
         own, key = self._options, self._options.checkpoint_key
+        _check_request(chat_history, settings)
+        if not isinstance(checkpoint, Checkpoint | str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            expected = "checkpoint must be a Checkpoint, or its JSON text: metadata['checkpoint']"
+            raise InvalidOptionError(f"{expected}; got {shown(checkpoint)}.")
         loaded = (
             checkpoint.verified(key) if isinstance(checkpoint, Checkpoint) else Checkpoint.from_json(checkpoint, key)
         )
@@ -355,11 +359,22 @@ def charged_service(service: AIServiceClientBase, tab: Tab) -> AIServiceClientBa
     return ChargedTextCompletion(service, tab) if isinstance(service, TextCompletionClientBase) else service
 
 
-def _invoking_behavior(settings: PromptExecutionSettings, kernel: Kernel | None) -> FunctionChoiceBehavior | None:
+def _check_request(chat_history: ChatHistory, settings: PromptExecutionSettings) -> None:
+    instance_of("chat_history", chat_history, ChatHistory)
+    instance_of("settings", settings, PromptExecutionSettings)
+
+
+def _invoking_behavior(
+    chat_history: ChatHistory, settings: PromptExecutionSettings, kernel: Kernel | None
+) -> FunctionChoiceBehavior | None:
     """Return the behaviour under which functions are invoked; None if the request passes through.
 
     Without functions to invoke, a request for several answers passes through too.
+
+    Raises:
+        PlannerInvalidConfigurationError: If history or settings are of another class.
     """
+    _check_request(chat_history, settings)
     behavior = settings.function_choice_behavior
     if behavior is None or not behavior.auto_invoke_kernel_functions:
         return None

@@ -86,13 +86,14 @@ class Approve:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Do not run the call; the model reads that it was refused, and why. A blank reason becomes ""."""
+    """Do not run the call; the model reads that it was refused, and why. A blank reason, or None, becomes ""."""
 
     reason: str = ""
     by: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.reason, str) and not self.reason.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = cast("object", self.reason)
+        if given is None or (isinstance(given, str) and not given.strip()):
             object.__setattr__(self, "reason", "")
 
 

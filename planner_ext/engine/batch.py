@@ -23,7 +23,7 @@ from planner_ext.approval.decisions import (
     takes_no_more,
 )
 from planner_ext.core.accounts import Account, Tab
-from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.errors import InvalidLimitError, PlannerExtError, shown
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -171,7 +171,13 @@ class StopHandle:
         self.reason: str | None = None
 
     def stop(self, reason: str = "The caller asked the run to stop.") -> None:
-        """Ask the run to stop; the first reason stays."""
+        """Ask the run to stop; the first reason stays.
+
+        Raises:
+            PlannerInvalidConfigurationError: If the reason is not a text.
+        """
+        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidLimitError.public(f"reason must be a text; got {shown(reason)}. Leave it out, or say why.")
         if self.reason is None:
             self.reason = reason
 

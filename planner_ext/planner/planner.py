@@ -111,7 +111,7 @@ class FunctionCallingStepwisePlanner:
         Raises:
             PlannerInvalidConfigurationError: If the options are invalid; names the problem.
         """
-        self.service_id = service_id
+        self.service_id = None if service_id is None else instance_of("service_id", service_id, str)
         given = FunctionCallingStepwisePlannerOptions() if options is None else options
         self.options = instance_of("options", given, FunctionCallingStepwisePlannerOptions)
         plan, step = self.options.get_initial_plan, self.options.get_step_prompt

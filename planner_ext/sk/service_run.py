@@ -38,10 +38,10 @@ from planner_ext.engine.ports import Emit, Event, TextDelta
 from planner_ext.sk.approval import NOTHING_TAKEN, Taking
 from planner_ext.sk.chat import named_errors, no_reply
 from planner_ext.sk.connectors import received, whole_text
-from planner_ext.sk.errors import InvalidOptionError
 from planner_ext.sk.history import accepted_reply, bring_up_to_date
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of
 from planner_ext.sk.nested import Charge
+from planner_ext.sk.options import instance_of
 from planner_ext.sk.outcome import final_message, raise_at_limit, returned_message
 from planner_ext.sk.run_context import FunctionNames, RunContext, check_service
 from planner_ext.sk.toolset import ToolSet
@@ -70,10 +70,11 @@ class RequestContext:
     store_final: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("kernel", Kernel), ("arguments", KernelArguments), ("stop", StopHandle)):
-            value: object = getattr(self, name)
-            if not isinstance(value, kind) and (value is not None or name == "kernel"):
-                raise InvalidOptionError(f"{name}= must be a {kind.__name__}; got a {type(value).__name__}.")
+        instance_of("kernel", self.kernel, Kernel)
+        instance_of("store_final", self.store_final, bool)
+        for name, kind in (("arguments", KernelArguments), ("stop", StopHandle)):
+            if (value := getattr(self, name)) is not None:
+                instance_of(name, value, kind)
 
 
 @dataclass(kw_only=True, eq=False)

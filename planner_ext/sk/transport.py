@@ -59,7 +59,7 @@ def select_service(
 
     Raises:
         PlannerInvalidConfigurationError: If there is no such service, it is not a chat completion service, it does not
-            take the settings, or kernel or arguments are of another class.
+            take the settings, or kernel, arguments or settings are of another class.
     """
     instance_of("kernel", kernel, Kernel)
     asked = copy(instance_of("arguments", arguments, KernelArguments))
@@ -67,6 +67,7 @@ def select_service(
         raise _not_found(kernel, service_id)
     given = {key: value.model_copy(deep=True) for key, value in (arguments.execution_settings or {}).items()}
     if settings is not None:
+        instance_of("settings", settings, PromptExecutionSettings)
         given = {service_id or settings.service_id or DEFAULT_SERVICE_NAME: settings.model_copy(deep=True)}
     elif service_id is not None:
         own = given.get(service_id) or given.get(DEFAULT_SERVICE_NAME)

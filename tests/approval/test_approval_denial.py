@@ -203,3 +203,12 @@ async def test_denied_beside_deferred_waits_with_it(door: Door) -> None:
     assert (outcome.waiting, here.ran) == (["call_2"], [])
     resumed = await door.resume(here, outcome.checkpoint, {"call_2": Approve()}, **options)
     assert (here.ran, results(resumed.history)) == ([("look", "7")], [REFUSED, "sent"])
+
+
+@three_doors
+async def test_a_denial_may_have_no_reason(door: Door) -> None:
+    """None as the reason is as good as none at all: the model reads the refusal, and the record can be read."""
+    here = world([REFUND, say("Sorry.")])
+    outcome = await door.ask(here, interceptors=[only("refund", Deny(None))])  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    assert results(outcome.history) == ["The call was refused and did not run."]
+    assert Deny(None, by="ann") == Deny(by="ann")  # pyright: ignore[reportArgumentType]  # junk, on purpose

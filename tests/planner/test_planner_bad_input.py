@@ -4,11 +4,24 @@ import math
 from typing import Any
 
 import pytest
+from semantic_kernel import Kernel
+from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 from semantic_kernel.exceptions import KernelException
 
-from planner_ext import Budget, FunctionCallingStepwisePlanner, FunctionCallingStepwisePlannerOptions, UserInteraction
+from planner_ext import (
+    BoundedFunctionChoiceBehavior,
+    Budget,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+    FunctionInvokingChatCompletion,
+    StopHandle,
+    ToolCallHandler,
+    ToolUseSession,
+    UserInteraction,
+)
 from planner_ext.errors import PlannerException, PlannerExtError, PlannerInvalidConfigurationError
-from support.planner import GOAL, PLAN, both_ways, final, invoke, never_stops, planner_with, scripted
+from support.planner import GOAL, PLAN, both_ways, drained, final, invoke, never_stops, planner_with, scripted
 
 
 def check_error(error: PlannerInvalidConfigurationError, *words: str) -> None:
@@ -201,6 +214,61 @@ async def test_an_argument_of_a_wrong_type_is_refused_by_name(name: str, value: 
 
     check_error(raised.value, name)
     assert service.requests == []
+
+
+MISTAKEN: dict[str, Any] = {
+    "chat_history": "go",
+    "settings": {"temperature": 0},
+    "kernel": Kernel,
+    "arguments": {"tenant": "a"},
+    "stop": True,
+    "store_final": "yes",
+    "checkpoint": ChatMessageContent(role=AuthorRole.ASSISTANT, content="This run waits for a decision."),
+}
+"""What a newcomer may take for the arguments of a request."""
+
+
+@both_ways
+@pytest.mark.parametrize("name", MISTAKEN)
+async def test_an_argument_of_a_request_of_a_wrong_type_is_refused_by_name(name: str, streamed: bool) -> None:
+    """By a service, which handler and session ask; before anything is sent."""
+    kernel, inner = scripted([final()])
+    settings = PromptExecutionSettings(function_choice_behavior=BoundedFunctionChoiceBehavior.Auto())
+    given = {"chat_history": ChatHistory(), "settings": settings, "kernel": kernel, name: MISTAKEN[name]}
+    service: Any = FunctionInvokingChatCompletion(inner)
+    plain, stream = service.get_chat_message_contents, service.get_streaming_chat_message_contents
+    if name == "checkpoint":
+        given["decisions"] = {}
+        plain, stream = service.resume, service.resume_streaming
+    with pytest.raises(PlannerInvalidConfigurationError) as raised:
+        await (drained(stream(**given)) if streamed else plain(**given))
+    check_error(raised.value, f"{name} must be", "got ")
+    assert inner.requests == []
+
+
+@pytest.mark.parametrize("door", [ToolCallHandler, ToolUseSession])
+def test_settings_of_a_wrong_type_are_refused_by_name(door: Any) -> None:
+    """When handler or session is made."""
+    kernel, _ = scripted([final()])
+    with pytest.raises(PlannerInvalidConfigurationError) as raised:
+        door(kernel, settings={"temperature": 0})
+    check_error(raised.value, "settings must be", "got {'temperature': 0}")
+
+
+def test_a_kernel_is_no_service_id() -> None:
+    """The first argument of the planner is the service's id; handler and session begin with the kernel."""
+    kernel, _ = scripted([final()])
+    with pytest.raises(PlannerInvalidConfigurationError) as raised:
+        FunctionCallingStepwisePlanner(kernel)  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    check_error(raised.value, "service_id must be", "got a Kernel")
+
+
+@pytest.mark.parametrize("reason", [None, 5])
+def test_a_reason_to_stop_is_a_text(reason: Any) -> None:
+    """None would not stop the run, and another value damages its journal."""
+    with pytest.raises(PlannerInvalidConfigurationError) as raised:
+        StopHandle().stop(reason)
+    check_error(raised.value, "reason must be a text", f"got {reason}")
 
 
 @both_ways
