@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ __all__ = [
     "decisions_of",
     "digest_of",
     "digests_of",
+    "edited_text",
     "fingerprint_of",
     "is_duration",
     "only_asks",
@@ -70,7 +72,8 @@ class Approve:
     change its arguments, but never its function.
 
     Attributes:
-        arguments: Arguments to use in place of the model's; validated like those. None keeps the model's.
+        arguments: Arguments to use in place of the model's, as JSON values; copied, and validated like those. None
+            keeps the model's.
         always: Approve the same for the rest of the run without asking: every call of this ``"function"``, or only this
             function with these ``"arguments"``. None approves this call alone. Does not cover what functions call
             themselves.
@@ -82,6 +85,10 @@ class Approve:
     always: Literal["function", "arguments"] | None = None
     by: str | None = None
     fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arguments, Mapping):
+            object.__setattr__(self, "arguments", dict(self.arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +157,26 @@ _LONGEST_WAIT = 1e9
 """Seconds, some thirty years: anything longer is a mistake."""
 
 
+def edited_text(arguments: Mapping[str, Any]) -> str:
+    """Write the arguments of an `Approve` as the JSON text that replaces the model's.
+
+    Raises:
+        ValueError: If they are no JSON.
+    """
+    try:
+        return json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"They are no JSON: {error}.") from error
+
+
 def _text_problem(name: str, value: object) -> str | None:
-    return None if value is None or isinstance(value, str) else f"{name} must be text; got {shown(value)}"
+    if value is None or (isinstance(value, str) and not _LONE_SURROGATE.search(value)):
+        return None
+    return f"{name} must be text, without lone surrogates; got {shown(value)}"
+
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What no request and no journal can hold: UTF-8 cannot encode it."""
 
 
 def _roles_problem(value: object) -> str | None:
@@ -303,8 +328,8 @@ def requires_approval(
             names.
         NotAFunctionError: If something other than a function is marked, or one that cannot be: it is written in C.
     """
-    if prompt is not None and not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidLimitError(f"prompt must be a text, or None; got {shown(prompt)}.")
+    if (problem := _text_problem("prompt", prompt)) is not None:
+        raise InvalidLimitError(f"{problem}.")
     if expires_in is not None and not is_duration(expires_in):
         raise InvalidLimitError(f"expires_in must be a number of seconds above 0, or None; got {shown(expires_in)}.")
     if (problem := _roles_problem(roles)) is not None:

@@ -1,7 +1,6 @@
 """The calls of the open batch: all are reviewed before any runs, and all run to their end, also where one fails."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -19,6 +18,7 @@ from planner_ext.approval.decisions import (
     ToolCall,
     digest_of,
     digests_of,
+    edited_text,
     fingerprint_of,
     takes_no_more,
 )
@@ -135,10 +135,11 @@ def _edited(
     fact: CallDecided, decision: Approve, functions: Functions, request: RequestedCall
 ) -> dict[str, str] | Deny:
     """Return the fields that the edited arguments change, or the denial if they are invalid."""
+    assert decision.arguments is not None, "an approval with an edit"
     try:
-        text = json.dumps(decision.arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        problem = f"They are no JSON: {error}"
+        text = edited_text(decision.arguments)
+    except ValueError as error:
+        problem = str(error)
     else:
         resolved = functions.check(request, text)
         if resolved.kind == "function" and resolved.function == fact.function:

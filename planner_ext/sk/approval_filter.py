@@ -57,7 +57,7 @@ from planner_ext.sk.execution import (
     watch,
 )
 from planner_ext.sk.options import check_returns
-from planner_ext.sk.toolset import Tool, convert_arguments, parse_arguments, tool_of
+from planner_ext.sk.toolset import Tool, convert_arguments, parse_edited, tool_of
 from planner_ext.sk.waiting_results import (
     DecidedCall,
     arguments_text,
@@ -199,7 +199,7 @@ class ApprovalFilter:
         """Run a call with the arguments that were decided on; an approval binds it, silence does not."""
         tool, given = tool_of(context.function), call.arguments
         if decision is not None and decision.arguments is not None:
-            edited = parse_arguments(arguments_text(decision.arguments), tool)
+            edited = parse_edited(decision.arguments, tool)
             if isinstance(edited, InvalidArguments):
                 _answer(context, _refusal(edited.message))
                 return

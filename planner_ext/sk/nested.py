@@ -49,11 +49,11 @@ from planner_ext.sk.approval_filter import ApprovalFilter, approval_filters, con
 from planner_ext.sk.conversion import InvalidArguments
 from planner_ext.sk.earlier_calls import GivenMessages, before_batch
 from planner_ext.sk.errors import LimitReachedError, NestedRunRefusedError
-from planner_ext.sk.execution import Next, result_text
+from planner_ext.sk.execution import Next
 from planner_ext.sk.messages import merge_reported, read_iterations, usage_in
 from planner_ext.sk.options import RunSettings
 from planner_ext.sk.prices import RequestMeter
-from planner_ext.sk.toolset import INJECTED, parse_arguments, tool_of
+from planner_ext.sk.toolset import INJECTED, parse_edited, tool_of
 
 __all__ = [
     "Charge",
@@ -530,7 +530,7 @@ class RunGate:
             return decision
         function = self.functions()[call.fully_qualified_name]
         if isinstance(decision, Approve) and decision.arguments is not None:
-            edited = parse_arguments(result_text(dict(decision.arguments)), tool_of(function))
+            edited = parse_edited(decision.arguments, tool_of(function))
             if isinstance(edited, InvalidArguments):
                 return decision  # which is refused where it is applied
             call = replace(call, arguments=edited)
@@ -581,7 +581,7 @@ async def _decide_and_run(context: FunctionInvocationContext, next: Next, parent
                 context.result = FunctionResult(function=function.metadata, value=result)
                 return
             case Approve(arguments=edited) if edited is not None:
-                checked = parse_arguments(json.dumps(dict(edited), default=str), tool_of(function))
+                checked = parse_edited(edited, tool_of(function))
                 if isinstance(checked, InvalidArguments):
                     raise NestedRunRefusedError(f"{name} did not run: {checked.message}")
                 cast("dict[str, Any]", context.arguments).update(checked)

@@ -34,6 +34,7 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
+from planner_ext.approval.decisions import edited_text
 from planner_ext.core.results import READ_RESULT
 from planner_ext.engine.effects import effect_of, injected
 from planner_ext.sk.conversion import (
@@ -56,7 +57,7 @@ __all__ = [
     "ToolSet",
     "conversion_problem",
     "convert_arguments",
-    "parse_arguments",
+    "parse_edited",
     "read_result",
     "tool_of",
     "unconverted_parameter",
@@ -393,17 +394,12 @@ def _undescribed(schema: Any) -> Any:
     return schema
 
 
-def parse_arguments(text: str, tool: Tool) -> dict[str, Any] | InvalidArguments:
-    """Parse, check and convert the arguments of one call.
-
-    Args:
-        text: JSON text of one object, as the model sent it; "" means no arguments.
-        tool: The function.
-
-    Returns:
-        The arguments as the function gets them, or what is wrong with them.
-    """
-    return convert_arguments(parse_object(text), tool)
+def parse_edited(arguments: Mapping[str, Any], tool: Tool) -> dict[str, Any] | InvalidArguments:
+    """Check and convert the arguments of an `Approve` as those of a call; or return what is wrong with them."""
+    try:
+        return convert_arguments(parse_object(edited_text(arguments)), tool)
+    except ValueError as error:
+        return InvalidArguments(message=str(error))
 
 
 def convert_arguments(given: dict[str, Any] | InvalidArguments, tool: Tool) -> dict[str, Any] | InvalidArguments:

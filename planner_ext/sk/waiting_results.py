@@ -41,7 +41,7 @@ from planner_ext.sk.approval import DecisionRefusedError, PendingCall
 from planner_ext.sk.conversion import InvalidArguments, parse_object
 from planner_ext.sk.execution import result_text
 from planner_ext.sk.messages import calls_of, text_of
-from planner_ext.sk.toolset import parse_arguments, tool_of
+from planner_ext.sk.toolset import parse_edited, tool_of
 
 __all__ = ["DecidedCall", "arguments_text", "decided_calls", "replace_result", "waiting_result", "waiting_results"]
 
@@ -142,7 +142,7 @@ def _approved(kernel: Kernel, name: str, decision: Approve, waiting: WaitingResu
         )
     if decision.arguments is None:
         return DecidedCall(waiting, decision, function, pending.arguments)
-    edited = parse_arguments(arguments_text(decision.arguments), tool_of(function))
+    edited = parse_edited(decision.arguments, tool_of(function))
     if isinstance(edited, InvalidArguments):
         raise DecisionRefusedError(f"The arguments of {name!r} cannot be used: {edited.message}")
     return DecidedCall(waiting, decision, function, edited)

@@ -1,5 +1,6 @@
 """ApprovalFilter without an approver: the stock loop terminates, and the history is brought to its end later."""
 
+import math
 from typing import Any
 
 import pytest
@@ -161,6 +162,8 @@ async def test_decisions_are_taken_all_or_none(streamed: bool) -> None:
     await refused(here, by, history, {**good, "call_9": Approve()}, "call_9")
     await refused(here, by, history, {**good, "call_2": Approve(fingerprint=first.fingerprint)}, "call_2")
     await refused(here, by, history, {**good, "call_2": Approve(arguments={"order": "7"})}, "call_2")
+    nan = Approve(arguments={"order": "7", "amount": 1, "note": math.nan})
+    await refused(here, by, history, {**good, "call_2": nan}, "call_2.*no JSON")
     await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")  # pyright: ignore[reportArgumentType]  # junk, on purpose
     for junk in (None, True, "approve", Defer()):
         await refused(here, by, history, {**good, "call_2": junk}, "call_2")

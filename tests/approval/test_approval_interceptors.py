@@ -146,6 +146,7 @@ JUNK: dict[str, Any] = {
     "prompt": Defer(prompt=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "reason": Deny(5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "by": Deny("No.", by=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "reason-surrogate": Deny("No \ud800."),
 }
 
 
@@ -156,6 +157,7 @@ async def test_a_decision_with_junk_in_it_runs_nothing(door: Door, kind: str) ->
     here = world([REFUND, DONE])
     outcome = await door.ask(here, interceptors=[lambda call: JUNK[kind]])
     assert (here.ran, outcome.status in ("answered", "paused")) == ([], True)
+    outcome.history.model_dump_json()
     if outcome.checkpoint:
         again = world([DONE])
         if outcome.status == "paused":

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -174,7 +175,9 @@ async def test_a_person_may_edit(door: Door) -> None:
     """Edited arguments run; the transcript's call shows them, and the model reads them beside the result."""
     paused = await door.ask(world([calls(LOOK, REFUND)]), **ASK)
     here = world([DONE])
-    edit = Approve(arguments={"order": "7", "amount": 20, "note": "half"}, by="ann")
+    edited: dict[str, Any] = {"order": "7", "amount": 20, "note": "half"}
+    edit = Approve(arguments=MappingProxyType(edited), by="ann")
+    edited.clear()  # the decision has its own
     done = await door.resume(here, paused.checkpoint, {"call_2": edit}, **ASK)
     assert here.ran == [("look", "7"), ("refund", "7", 20.0, "half")]
     assert arguments_in(done.history)[1] == {"order": "7", "amount": 20, "note": "half"}

@@ -133,6 +133,7 @@ JUNK: dict[str, Any] = {
     "always": Approve(always="everything"),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "fingerprint": Approve(fingerprint=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
     "by": Approve(by=5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
+    "by-surrogate": Approve(by="\ud800"),
     "reason": Deny(5),  # pyright: ignore[reportArgumentType]  # junk, on purpose
 }
 

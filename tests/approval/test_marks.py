@@ -33,7 +33,7 @@ def test_only_functions_can_be_marked(given: Any) -> None:
 
 def test_a_prompt_is_a_text() -> None:
     """Another one is refused when the function is marked."""
-    with pytest.raises(InvalidLimitError, match="prompt must be a text"):
+    with pytest.raises(InvalidLimitError, match="prompt must be text"):
         requires_approval(prompt=7)  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 

@@ -14,8 +14,8 @@ from semantic_kernel.functions import (
 )
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.sk.conversion import InvalidArguments
-from planner_ext.sk.toolset import parse_arguments, tool_of
+from planner_ext.sk.conversion import InvalidArguments, parse_object
+from planner_ext.sk.toolset import convert_arguments, tool_of
 
 
 class Colour(enum.Enum):
@@ -60,7 +60,7 @@ def declaring(**parameter: Any) -> KernelFunction:
 
 
 def parse(function: KernelFunction, text: str) -> dict[str, Any] | InvalidArguments:
-    return parse_arguments(text, tool_of(function))
+    return convert_arguments(parse_object(text), tool_of(function))
 
 
 def message_of(function: KernelFunction, text: str) -> str:
