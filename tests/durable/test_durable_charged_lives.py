@@ -14,7 +14,19 @@ from planner_ext.core.facts import CallStarted, ModelAsked, RequestFailed
 from planner_ext.durable import effect
 from planner_ext.testing import ScriptedAnswer, ScriptedChatCompletion, ScriptedReply, ScriptedRequest, call, calls, say
 from planner_ext.testing.crash import CRASH_POINTS
-from support.durable import BATCH, GOAL, PAY, Shop, decide_all, effects_in, open_runs, planner_of, turn, world
+from support.durable import (
+    BATCH,
+    GOAL,
+    PAY,
+    Shop,
+    decide_all,
+    effects_in,
+    open_runs,
+    planner_of,
+    store_neutral,
+    turn,
+    world,
+)
 from support.processes import Lives
 
 KILLED = -9
@@ -56,12 +68,10 @@ def spending_life(store: str, folder: Path, point: str) -> None:
     asyncio.run(spend(store, folder, point))
 
 
-@pytest.mark.parametrize("point", CRASH_POINTS)
-async def test_five_deaths_at_a_point_make_no_request_too_many(
-    point: str, lives: Lives, store: str, tmp_path: Path
-) -> None:
-    """With ``max_iterations=2`` the service counts two at most, and the run is charged for each of them."""
-    codes = [lives.live(spending_life, store, tmp_path, point, PLANNER_EXT_CRASH_AT=point) for _ in range(5)]
+@store_neutral("point", CRASH_POINTS)
+async def test_deaths_at_a_point_make_no_request_too_many(point: str, lives: Lives, store: str, tmp_path: Path) -> None:
+    """With ``max_iterations=2`` three lives make two at most, and the run is charged for each of them."""
+    codes = [lives.live(spending_life, store, tmp_path, point, PLANNER_EXT_CRASH_AT=point) for _ in range(2)]
     result = await spend(store, tmp_path, point)
     assert codes[0] == KILLED
     assert result.status in ("answered", "limit_reached")
@@ -93,7 +103,7 @@ def nesting_life(store: str, folder: Path) -> None:
     asyncio.run(nest(store, folder))
 
 
-@pytest.mark.parametrize("points", [["mid_tool"] * 3, ["after_intent"] * 2, ["after_model", "mid_tool", "after_tool"]])
+@store_neutral("points", [["mid_tool"] * 2, ["after_intent"] * 2, ["after_model", "mid_tool", "after_tool"]])
 async def test_nested_runs_that_die_spend_no_more_than_the_run_around_them_may(
     points: Sequence[str], lives: Lives, store: str, tmp_path: Path
 ) -> None:
@@ -150,7 +160,7 @@ async def think(store: str, folder: Path) -> FunctionCallingStepwisePlannerResul
     kernel = Kernel()
     kernel.add_service(ScriptedChatCompletion(script))
     kernel.add_plugin(Thinker(), "mind")
-    return await driven(store, planner_of(budget=Budget(max_iterations=9)), kernel)
+    return await driven(store, planner_of(budget=Budget(max_iterations=6)), kernel)
 
 
 def thinking_life(store: str, folder: Path) -> None:
@@ -158,13 +168,13 @@ def thinking_life(store: str, folder: Path) -> None:
 
 
 async def test_the_requests_of_functions_that_die_are_charged(lives: Lives, store: str, tmp_path: Path) -> None:
-    """Each is recorded before it is sent: five processes that die amid a function make no request too many."""
-    codes = [lives.live(thinking_life, store, tmp_path, PLANNER_EXT_CRASH_AT="mid_tool") for _ in range(5)]
+    """Each is recorded before it is sent: processes that die amid a function make no request too many."""
+    codes = [lives.live(thinking_life, store, tmp_path, PLANNER_EXT_CRASH_AT="mid_tool") for _ in range(3)]
     result = await think(store, tmp_path)
     assert codes[0] == KILLED
     assert result.status in ("answered", "limit_reached")
     requests = effects_in(tmp_path / "requests")
-    assert 5 <= len(requests) <= result.iterations <= 9
+    assert 5 <= len(requests) <= result.iterations <= 6
 
 
 async def test_a_recorded_request_of_a_function_is_charged_once(store: str, tmp_path: Path) -> None:

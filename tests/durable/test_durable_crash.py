@@ -12,7 +12,7 @@ from planner_ext.core.facts import CallDecided, CallFinished, Clarified, Fact, R
 from planner_ext.durable import Runs
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing.crash import CRASH_POINTS, CrashingStore
-from support.durable import check_history, effects_in, run_life, see_through
+from support.durable import check_history, effects_in, run_life, see_through, store_neutral
 from support.processes import Lives
 
 KILLED = -9
@@ -47,18 +47,18 @@ async def test_the_second_life_finishes_what_the_first_began(
     assert len(finished) == len(set(finished))
 
 
-@pytest.mark.parametrize("point", ["after_intent", "mid_tool", "after_outcome"])
+@store_neutral("point", ["after_intent", "mid_tool", "after_outcome"])
 async def test_a_run_survives_being_killed_again_and_again(
     point: str, lives: Lives, store: str, tmp_path: Path
 ) -> None:
-    """Three lives die at the same point; what is finished stays finished, and the fourth ends the run."""
+    """Two lives die at the same point; what is finished stays finished, and the third ends the run."""
     effects = tmp_path / "effects"
     seconds = 0.2 if point == "mid_tool" else 0.0
 
-    codes = [lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) for _ in range(3)]
+    codes = [lives.live(run_life, store, effects, "order-7", seconds, PLANNER_EXT_CRASH_AT=point) for _ in range(2)]
     result = await see_through(store, effects, "order-7")
 
-    assert codes == [KILLED] * 3
+    assert codes == [KILLED] * 2
     assert result.status == "answered"
     check_history(result, CALLS)
     assert counted(effects)["book"] <= 1
