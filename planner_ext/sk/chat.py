@@ -165,9 +165,9 @@ class KernelChat:
         update: dict[str, Any] = {"function_choice_behavior": None}
         if request.iteration < 0:
             update |= {k: v for k, v in self.plan_settings.items() if k in type(self.settings).model_fields}
-        if request.structured and not (request.offer and self.tools.available):
-            update |= self.answer_settings
         messages = self._written(transcript)
+        if request.structured and not (request.offer and self.tools.available) and self._may_ask_for_form(messages):
+            update |= self.answer_settings
         choice, tools = request.tool_choice, self.tools
         if choice == "none" and not self._connector.takes_none:
             choice = None
@@ -185,6 +185,12 @@ class KernelChat:
             functions=functions,
             schemas=tools.schemas if offered else (),
         )
+
+    def _may_ask_for_form(self, messages: Sequence[ChatMessageContent]) -> bool:
+        """Whether the answer's settings may be sent: OpenAI refuses ``json_object`` where no message speaks of JSON."""
+        if self.answer_settings.get("response_format") != {"type": "json_object"}:
+            return True
+        return any("json" in text_of(message).lower() for message in messages)
 
     async def _send(self, request: ChatRequest, iteration: int, emit: Emit | None) -> ChatMessageContent:
         if not self.streaming:

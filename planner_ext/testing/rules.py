@@ -1,8 +1,9 @@
 """Rules of OpenAI's chat completion API that an agent loop can break.
 
-Checked: the model; the messages, with each call answered once, right after it, and no answer without a call; the names,
-ids and arguments of calls; the tools and the tool choice. Unknown keys pass. The wording follows OpenAI's, with the
-index of the message and the ids in it. Pure; knows neither HTTP nor scripts.
+Checked: the model; the messages, with each call answered once, right after it, and no answer without a call; the names
+of speakers; the names, ids and arguments of calls; the tools and the tool choice; that JSON is spoken of where it is
+the response format. Unknown keys pass. The wording follows OpenAI's, with the index of the message and the ids in it.
+Pure; knows neither HTTP nor scripts.
 """
 
 import re
@@ -12,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 __all__ = ["CallPairing", "Violation", "find_violation", "is_object", "object_of", "tool_names"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_SPEAKER = re.compile(r"[^\s<|\\/>]{1,64}")
 _MAXIMUM_ID_LENGTH = 40
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 _CONTENT_SUBSTITUTES = ("tool_calls", "function_call", "refusal", "audio")
@@ -94,6 +96,9 @@ def _violations(body: Mapping[str, Any]) -> Iterator[Violation]:
     if not _array(messages):
         yield _invalid("messages", "a non-empty array", messages)
     yield from _in_messages(_array(messages))
+    if object_of(body.get("response_format")).get("type") == "json_object" and "json" not in str(messages).lower():
+        word = "'messages' must contain the word 'json' in some form, to use 'response_format' of type 'json_object'."
+        yield Violation("messages", word)
     yield from _in_tools(body.get("tools"))
     yield from _in_tool_choice(body)
 
@@ -105,6 +110,8 @@ def _in_messages(messages: list[Any]) -> Iterator[Violation]:
         if role not in _ROLES:
             yield Violation(path, f"Invalid '{path}': expected a message with role {', '.join(_ROLES)}.")
         yield from _in_content(path, message)
+        if not _SPEAKER.fullmatch(str(name := message.get("name") or "_")):
+            yield Violation(f"{path}.name", f"Invalid '{path}.name': {name!r} does not match ^[^\\s<|\\\\/>]+$.")
         if role == "tool":
             yield from _in_answer(path, message.get("tool_call_id"), pairing)
             continue

@@ -286,6 +286,16 @@ def test_a_schema_may_refer_to_itself() -> None:
     assert "NaN is not a number of JSON" in form.problem('{"leaf": NaN}')
 
 
+async def test_json_is_not_demanded_in_a_conversation_that_does_not_speak_of_it() -> None:
+    """OpenAI refuses ``json_object`` without the word: the first answer is free text, the next is asked for as JSON."""
+    async with openai_kernel([say("Three."), say('{"total": 3}')]) as (kernel, server):
+        planner = planner_with("chat", plan=False, response_format={"type": "json_object"}, max_iterations=2)
+        kernel.plugins.clear()
+        result = await invoke(planner, kernel, streamed=False)
+    assert [request.body.get("response_format") for request in server.requests] == [None, {"type": "json_object"}]
+    assert (result.status, result.value) == ("answered", {"total": 3})
+
+
 def test_any_object_is_a_form() -> None:
     """``json_object`` takes every JSON object, and nothing else."""
     form = response_form({"type": "json_object"})

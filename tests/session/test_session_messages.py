@@ -126,7 +126,7 @@ async def test_an_open_loop_takes_a_response_format_for_one_prompt(streamed: boo
     """A model class or OpenAI's mapping is sent with this prompt, and not with the next."""
     async with served([say('{"value": 3}'), say("Plain.")], Tools()) as (kernel, server):
         session = ToolUseSession(kernel, tool_use_config=OPEN)
-        assert await ask(session, "?", streamed=streamed, response_format=given) == '{"value": 3}'
+        assert await ask(session, "As JSON?", streamed=streamed, response_format=given) == '{"value": 3}'
         assert await ask(session, "And now?", streamed=streamed) == "Plain."
         first, second = (request.body.get("response_format") for request in server.requests)
         assert isinstance(first, dict)

@@ -179,6 +179,19 @@ def test_names_have_the_pattern_of_openai(name: object) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["Ann Lee", "<ann>", "a" * 65])
+def test_a_speaker_has_a_name_of_openais_pattern(name: str) -> None:
+    """A name with a space or a bracket, as agents have, is refused by the place of its message."""
+    assert refusal(request({**USER, "name": name}))[0] == "messages[0].name"
+
+
+def test_json_is_asked_for_in_words_too() -> None:
+    """The response format json_object alone is refused."""
+    wanted = {"response_format": {"type": "json_object"}}
+    assert refusal(request(USER, **wanted))[0] == "messages"
+    assert find_violation(request({**USER, "content": "As JSON."}, **wanted)) is None
+
+
 @pytest.mark.parametrize("arguments", [None, {"a": 1}])
 def test_arguments_are_text(arguments: object) -> None:
     """Arguments that are no string are refused by the place of their call."""
