@@ -10,6 +10,9 @@ def main() -> None:
     """Run the command line; without its extra, say how to install it and exit with 2."""
     try:
         from planner_ext.cli.app import app  # noqa: PLC0415  (so that a missing extra is a message)
+        from planner_ext.cli.streams import standard_streams  # noqa: PLC0415  (as above)
+        from planner_ext.cli.text import Terminal  # noqa: PLC0415  (as above)
+        from planner_ext.core.errors import PlannerExtError  # noqa: PLC0415  (as above)
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
@@ -20,7 +23,12 @@ def main() -> None:
     # Semantic Kernel logs, with tracebacks, the faults that the progress shows. Only the last-resort handler is
     # silenced: a kernel's own module may still configure logging.
     logging.lastResort = logging.NullHandler()
-    app(prog_name="planner-ext")
+    try:
+        with standard_streams():
+            app(prog_name="planner-ext")
+    except PlannerExtError as error:
+        Terminal(sys.stderr).complain(str(error))
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The commands; each imports its implementation when it is called, since importing Semantic Kernel is slow."""
 
-import io
-import sys
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -75,13 +73,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[  # noqa: ARG001  (its callback does it)
+    version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
-) -> None:
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows ? and the run continues
+) -> None: ...
 
 
 @cli.command(app)

@@ -7,6 +7,8 @@ Ctrl-C works as in any program.
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -91,6 +93,7 @@ class CliRun:
         self.progress = Progress(self.console)
         self.progress.catch_up(facts)
         self._runner = asyncio.Runner()
+        self._working = False
         self._service: OpenAIChatCompletion | None = None
 
     def open(self, *, plan: bool | None = None, **options: Any) -> None:
@@ -143,7 +146,9 @@ class CliRun:
         )
 
     def close(self) -> None:
-        """Close the service that was made for the run, and the event loop."""
+        """Close the service that was made for the run, and the event loop, unless the run still works in it."""
+        if self._working:
+            return
         with self._runner:
             if self._service is not None:
                 self._runner.run(self._service.client.close())
@@ -169,6 +174,7 @@ class CliRun:
                 result = self.finish(first)
                 code = _EXIT_CODES.get(result.status, ExitCode.NO_ANSWER)
             except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest is short, and stores the run
                 result, code = self.interrupted(), ExitCode.INTERRUPTED
             except Exception as error:
                 if _is_unusable(error):
@@ -180,6 +186,9 @@ class CliRun:
                 self.explain_pause(result)
         if result is not None:
             print_result(result, out, self.console, as_json=self.options.as_json, run_id=self.run_id)
+        if self._working:  # a second Ctrl-C came while a call did not let itself be cancelled
+            sys.stderr.flush()
+            os._exit(code)
         return code
 
     def finish(self, first: Callable[[], Result]) -> Result:
@@ -217,6 +226,7 @@ class CliRun:
         began, scope = time.monotonic(), asyncio.timeout(self._seconds_left)
         if self._seconds_left is not None:
             self.progress.until = time.time() + self._seconds_left
+        self._working = True
         try:
             with self.progress:
                 async with scope:
@@ -225,6 +235,7 @@ class CliRun:
             if not scope.expired():
                 raise
         finally:
+            self._working = False
             if self._seconds_left is not None:
                 self._seconds_left -= time.monotonic() - began
         return self.stopped(f"The timeout of {self._timeout:g} s was reached.")

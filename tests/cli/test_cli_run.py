@@ -194,7 +194,7 @@ def test_a_timeout_stops_the_run_and_keeps_what_happened(command: Command) -> No
 
 def test_a_person_gets_the_answer_in_a_frame(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stdout is a terminal."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("planner_ext.cli.streams._Output.isatty", lambda stream: stream is sys.stdout)
     monkeypatch.setenv("TERM", "dumb")  # no colours in between
     outcome = command("run", "What is a lamp?", "--kernel", "shop:with_service", "--no-plan")
     assert outcome.code == 0

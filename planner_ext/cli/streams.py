@@ -1,0 +1,86 @@
+"""The command's standard streams: a run must not end because nobody reads its output."""
+
+import io
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import cast
+
+from planner_ext.core.errors import PlannerExtError
+
+__all__ = ["standard_streams"]
+
+
+class _Output(io.TextIOWrapper):
+    """A standard stream that discards its output from the first error on.
+
+    Attributes:
+        error: The first error; None without one.
+    """
+
+    error: OSError | None = None
+
+    def write(self, text: str, /) -> int:
+        """Write a text."""
+        with self._discarding():
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._discarding():
+            super().flush()
+
+    @contextmanager
+    def _discarding(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = error
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+
+
+@contextmanager
+def standard_streams() -> Generator[None]:
+    """Replace stdout and stderr inside; a closed stream becomes one that discards its output.
+
+    A terminal that lacks a character shows a question mark.
+
+    Raises:
+        PlannerExtError: At the end, if stdout could not be written, for another reason than that its reader left.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes this number, which a store's file would take otherwise
+    if isinstance(reader := cast("object", sys.stdin), io.TextIOWrapper):
+        reader.reconfigure(errors="replace")
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = outputs = [_output(stream, number) for number, stream in enumerate(before, 1)]
+    try:
+        yield
+    finally:
+        for output in outputs:
+            output.flush()
+            output.detach()
+        sys.stdout, sys.stderr = before
+        if (error := outputs[0].error) is not None and not isinstance(error, BrokenPipeError):
+            raise PlannerExtError(f"The output cannot be written to stdout: {error.strerror}.")
+
+
+def _output(given: object, number: int) -> _Output:
+    if not isinstance(given, io.TextIOWrapper):  # None, for a closed one
+        return _Output(open(number, "wb", closefd=False), encoding="utf-8")
+    stream = cast("io.TextIOWrapper", given)
+    stream.flush()
+    return _Output(
+        stream.buffer,
+        stream.encoding,
+        "replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

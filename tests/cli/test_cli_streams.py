@@ -1,0 +1,100 @@
+"""A command whose output has no reader, and one that is interrupted twice: separate processes with real pipes."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.command_line import Command, command_line
+
+RUN = ("run", "What is a lamp?", "--kernel", "shop:with_service", "--no-plan", "--checkpoint", "run.json")
+
+
+def redirected(here: Path, redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with a shell's redirection."""
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command_line(*arguments)]
+    return subprocess.run(shell, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=60)
+
+
+def test_a_run_whose_reader_leaves_reaches_its_end(here: Path) -> None:
+    """With a broken pipe on stderr, functions finish, and the answer is on stdout."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command_line(*RUN), cwd=here, stdout=subprocess.PIPE, stderr=writer, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, b"It is 42.\n")
+    assert (here / "run.json").exists()
+
+
+@pytest.mark.parametrize(("redirection", "out"), [("2>&-", "It is 42.\n"), ("<&- >&- 2>&-", "")])
+def test_a_closed_stream_ends_no_run(here: Path, command: Command, redirection: str, out: str) -> None:
+    """What would go to a closed stream goes nowhere: not into a file that the run opened, nor to the other stream."""
+    done = redirected(here, redirection, *RUN[:-2], "--store", "runs.db")
+    assert (done.returncode, done.stdout) == (0, out)
+    assert "Traceback" not in done.stderr
+    assert json.loads(command("runs", "stats", "--store", "runs.db", "--json").out)["by_status"]["answered"] == 1
+
+
+def test_a_full_disk_is_an_error_after_the_run(here: Path, command: Command) -> None:
+    """Exit code 2, with the reason on stderr; the run is in its file."""
+    done = redirected(here, ">/dev/full", *RUN)
+    assert done.returncode == 2
+    assert done.stderr.endswith("Error: The output cannot be written to stdout: No space left on device.\n")
+    assert "Traceback" not in done.stderr
+    assert "was answered" in command("resume", "run.json", "--kernel", "shop:with_service").err
+
+
+def test_help_reports_a_full_disk(here: Path) -> None:
+    """Exit code 2 and a line on stderr."""
+    done = redirected(here, ">/dev/full", "--help")
+    problem = "Error: The output cannot be written to stdout: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (2, problem)
+
+
+STUBBORN = '''
+import asyncio
+
+from semantic_kernel import Kernel
+from semantic_kernel.functions import kernel_function
+
+from planner_ext.testing import ScriptedChatCompletion, call
+
+
+class Stubborn:
+    @kernel_function
+    async def wait(self) -> None:
+        """Wait, whoever cancels."""
+        print("waits")
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                print("waits on")
+
+
+def make():
+    kernel = Kernel()
+    kernel.add_plugin(Stubborn(), "stubborn")
+    kernel.add_service(ScriptedChatCompletion([call("stubborn-wait")]))
+    return kernel
+'''
+
+
+@pytest.mark.parametrize("keeps", [("--checkpoint", "run.json"), ("--store", "runs.db")])
+def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(here: Path, keeps: tuple[str, str]) -> None:
+    """Exit code 130; the run is kept."""
+    (here / "stubborn.py").write_text(STUBBORN)
+    line = command_line("run", "Wait", "--kernel", "stubborn:make", "--no-plan", *keeps)
+    running = subprocess.Popen(line, cwd=here, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    assert running.stderr is not None
+    for signalled in ("waits\n", "waits on\n"):
+        assert signalled in iter(running.stderr.readline, "")
+        running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in err
+    assert "Interrupted from the keyboard." in err or "The run is kept." in err
+    assert (here / keeps[1]).stat().st_size
