@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar, cast
 
@@ -17,8 +18,10 @@ __all__ = [
     "OUT_OF_TIME",
     "STEP",
     "OutOfTime",
+    "Raised",
     "SystemClock",
     "called",
+    "caught",
     "end_tasks",
     "in_thread",
     "in_time",
@@ -107,6 +110,34 @@ def run_sync(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         raise
     finally:
         thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The exception that a piece of work raised, as a value."""
+
+    error: BaseException
+
+
+async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
+    """Return what work raises, except the cancellation of this task and what ends the program.
+
+    The application's code may also raise ``CancelledError`` itself, after waiting for something that was cancelled:
+    that is an ordinary error. If it suppresses the cancellation of this task, the cancellation is raised anyway.
+    """
+    task = asyncio.current_task()
+    cancelling = task.cancelling() if task else 0
+    ended: _T | Raised
+    try:
+        ended = await work
+    except (Exception, asyncio.CancelledError) as error:
+        ended = Raised(error)
+    if task is not None and task.cancelling() > cancelling:
+        error = ended.error if isinstance(ended, Raised) else None
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        raise asyncio.CancelledError from error
+    return ended
 
 
 GRACE: Final = 1.0

@@ -1,6 +1,5 @@
 """The interceptors of a run, asked in order before a call runs; the first decision wins."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
@@ -24,7 +23,7 @@ from planner_ext.core.errors import shown
 from planner_ext.core.fold import sticky_keys
 from planner_ext.core.state import State
 from planner_ext.core.values import updated
-from planner_ext.engine.concurrency import OUT_OF_TIME, called, in_time, seconds_from_now
+from planner_ext.engine.concurrency import OUT_OF_TIME, Raised, called, caught, in_time, seconds_from_now
 
 __all__ = ["Approver", "CheckForIntervention", "InterceptorChain", "PreInvoke", "with_approval"]
 
@@ -153,18 +152,12 @@ class InterceptorChain:
 
         A policy, which is quick, runs at once, and has no timeout.
         """
-        task, seconds = asyncio.current_task(), self.options.interceptor_timeout
-        cancelling = task.cancelling() if task is not None else 0
-        answer: Any = None
-        try:
-            if isinstance(getattr(ask, "__self__", None), ApprovalPolicy):
-                return ask(*arguments)
-            asked = called(ask, *arguments)
-            answer = await (asked if seconds is None else in_time(asked, seconds_from_now(seconds)))
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > cancelling:
-                raise  # the run is cancelled, and not what the interceptor was waiting for
-            _logger.exception("%s failed; the call is denied.", _name(ask))
+        is_policy = isinstance(getattr(ask, "__self__", None), ApprovalPolicy)
+        seconds = None if is_policy else self.options.interceptor_timeout
+        asked = _evaluated(ask, *arguments) if is_policy else called(ask, *arguments)
+        answer = await caught(asked if seconds is None else in_time(asked, seconds_from_now(seconds)))
+        if isinstance(answer, Raised):
+            _logger.error("%s failed; the call is denied.", _name(ask), exc_info=answer.error)
             return Deny("It could not be decided.", by=_name(ask))
         if answer is OUT_OF_TIME:
             _logger.error("%s did not decide in time; the call is denied.", _name(ask))
@@ -183,6 +176,10 @@ class InterceptorChain:
             expires_in=self.options.expires_in if seconds is None else seconds,
             roles=decision.roles or (mark.roles if mark is not None else ()),
         )
+
+
+async def _evaluated(rule: Callable[..., Any], *arguments: Any) -> Any:
+    return rule(*arguments)
 
 
 def _name(ask: object) -> str:

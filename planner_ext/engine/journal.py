@@ -34,7 +34,7 @@ from planner_ext.core.machine import (
 from planner_ext.core.results import cut_of
 from planner_ext.core.state import State
 from planner_ext.core.values import EditedReply, Message, updated
-from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, SystemClock, in_time
+from planner_ext.engine.concurrency import GRACE, STEP, OutOfTime, Raised, SystemClock, caught, in_time
 from planner_ext.engine.ports import Emit, Ports, RunInfo
 
 __all__ = [
@@ -411,13 +411,15 @@ class Recorder:
 
     async def _observe(self, observer: tuple[Any, bool], fact: facts.Fact) -> None:
         observe, takes_run = observer
-        try:
-            more = (RunInfo(run_id=self.state.run_id, goal=self.state.goal),) if takes_run else ()
-            waiting = observe(fact, *more)
-            if waiting is not None:
+        more = (RunInfo(run_id=self.state.run_id, goal=self.state.goal),) if takes_run else ()
+
+        async def observed() -> None:
+            if (waiting := observe(fact, *more)) is not None:
                 await waiting
-        except Exception:
-            logger.exception("The observer %r failed on %s; the run continues.", observe, fact.type)
+
+        if isinstance(outcome := await caught(observed()), Raised):
+            problem = "The observer %r failed on %s; the run continues."
+            logger.error(problem, observe, fact.type, exc_info=outcome.error)
 
     def _apply(self, fact: facts.Fact) -> None:
         self.state = apply(self.state, fact)

@@ -39,6 +39,7 @@ from planner_ext.approval.policy import ApprovalPolicy
 from planner_ext.core.accounts import current_tab
 from planner_ext.core.errors import InvalidLimitError, shown
 from planner_ext.core.state import State
+from planner_ext.engine.concurrency import Raised, caught
 from planner_ext.engine.gate import Approver, InterceptorChain
 from planner_ext.sk.approval import PendingCall
 from planner_ext.sk.conversion import InvalidArguments, parse_object
@@ -49,9 +50,7 @@ from planner_ext.sk.execution import (
     CallGuard,
     Next,
     NotRunAgainError,
-    Raised,
     behind_filters,
-    caught,
     guard_of,
     result_text,
     watch,

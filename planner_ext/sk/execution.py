@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -35,10 +35,8 @@ __all__ = [
     "CallGuard",
     "Next",
     "NotRunAgainError",
-    "Raised",
     "ToolExecution",
     "behind_filters",
-    "caught",
     "guard_of",
     "result_text",
     "runnable",
@@ -172,34 +170,6 @@ async def _run_in_thread(method: Callable[..., Any], absent: Mapping[str, None],
     if inspect.isawaitable(result):
         return await result
     return list(cast("Generator[Any, None, None]", result)) if inspect.isgenerator(result) else result
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The exception that a piece of work raised, as a value."""
-
-    error: BaseException
-
-
-async def caught(work: Coroutine[Any, Any, _T]) -> _T | Raised:
-    """Return what work raises, except the cancellation of this task and what ends the program.
-
-    A function may also raise ``CancelledError`` itself, after waiting for something that was cancelled: that is
-    an ordinary error. If it suppresses the cancellation of this task, the cancellation is raised anyway.
-    """
-    task = asyncio.current_task()
-    cancelling = task.cancelling() if task else 0
-    ended: _T | Raised
-    try:
-        ended = await work
-    except (Exception, asyncio.CancelledError) as error:
-        ended = Raised(error)
-    if task is not None and task.cancelling() > cancelling:
-        error = ended.error if isinstance(ended, Raised) else None
-        if isinstance(error, asyncio.CancelledError):
-            raise error
-        raise asyncio.CancelledError from error
-    return ended
 
 
 def result_text(value: Any) -> str:

@@ -28,7 +28,7 @@ from planner_ext.core.facts import CallDecided
 from planner_ext.core.results import READ_RESULT
 from planner_ext.core.state import State
 from planner_ext.core.values import RequestedCall, ResolvedCall
-from planner_ext.engine.concurrency import OutOfTime, in_time, seconds_from_now, time_left
+from planner_ext.engine.concurrency import OutOfTime, Raised, caught, in_time, seconds_from_now, time_left
 from planner_ext.engine.effects import KEY_PARAMETER, TIME_PARAMETER, idempotency_key
 from planner_ext.engine.ports import Finished
 from planner_ext.sk.conversion import InvalidArguments, parse_object, quoted
@@ -36,9 +36,7 @@ from planner_ext.sk.execution import (
     ApprovedArgumentsChangedError,
     CallGuard,
     NotRunAgainError,
-    Raised,
     ToolExecution,
-    caught,
     result_text,
     runnable,
     sendable,

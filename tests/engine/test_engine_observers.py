@@ -1,7 +1,11 @@
 """An observer can tell which run a fact is of; one that takes the fact alone stays as it is."""
 
+import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import pytest
 
 from planner_ext.engine.ports import Observer
 from planner_ext.events import RunInfo
@@ -56,3 +60,35 @@ async def test_an_observer_without_a_signature_is_called_with_the_fact_alone() -
     await engine.run()
     assert engine.state.ended is not None
     assert engine.state.ended.status == "answered"
+
+
+async def test_what_an_observer_waits_for_may_be_cancelled() -> None:
+    """Its ``CancelledError`` is an exception like any other: the run was not cancelled, and goes on."""
+
+    async def observer(_: Any) -> None:
+        waiting = asyncio.ensure_future(asyncio.Event().wait())
+        waiting.cancel()
+        await waiting
+
+    state = await engine_of(["f"], "done", observers=(observer,)).run()
+    assert state.ended is not None
+    assert state.ended.status == "answered"
+
+
+async def test_an_observer_cannot_suppress_the_cancellation_of_the_run() -> None:
+    """The run ends at the fact that the observer was busy with."""
+    watches = asyncio.Event()
+
+    async def observer(_: Any) -> None:
+        if not watches.is_set():
+            watches.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    engine = engine_of("done", observers=(observer,))
+    run = asyncio.create_task(engine.run())
+    await watches.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert engine.state.ended is None

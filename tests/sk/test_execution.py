@@ -12,9 +12,9 @@ from semantic_kernel import Kernel
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionFromPrompt, kernel_function
 from semantic_kernel.functions.kernel_function_from_method import KernelFunctionFromMethod
 
-from planner_ext.engine.concurrency import in_thread
+from planner_ext.engine.concurrency import Raised, caught, in_thread
 from planner_ext.sk.errors import PlannerInvalidConfigurationError
-from planner_ext.sk.execution import Raised, ToolExecution, caught, runnable
+from planner_ext.sk.execution import ToolExecution, runnable
 from planner_ext.sk.toolset import tool_of
 
 
