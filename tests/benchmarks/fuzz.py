@@ -4,13 +4,15 @@
     python tests/benchmarks/fuzz.py all --minutes 1 --keep found/
 
 Parsers: checkpoint, journal, policy, cassette, reply, webhook, inbox. Minutes are of processor time. Each text that
-breaks a promise is printed with its trace, and written to a file in ``--keep``. Exits with 1 if there is one.
+breaks a promise is printed with its trace, and written to a file in ``--keep``. Exits with 1 if there is one. SIGINT
+and SIGTERM end it after the text at hand; the figures up to then are printed.
 """
 
 import argparse
 import asyncio
 import json
 import logging
+import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzzing.mutation import Report, fuzz
 from fuzzing.subjects import SUBJECTS
+
+ENDED: list[int] = []
+"""The signals that ended the fuzzing."""
 
 
 async def fuzzed(name: str, options: argparse.Namespace) -> Report:
@@ -33,7 +38,8 @@ async def fuzzed(name: str, options: argparse.Namespace) -> Report:
 
     with TemporaryDirectory() as folder:
         async with SUBJECTS[name](Path(folder)) as subject:
-            return await fuzz(subject, seed=options.seed, minutes=options.minutes, found=found)
+            minutes, ended = options.minutes, lambda: bool(ENDED)
+            return await fuzz(subject, seed=options.seed, minutes=minutes, found=found, ended=ended)
 
 
 def main() -> int:
@@ -45,7 +51,12 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the texts that break a promise")
     options, broken = parser.parse_args(), 0
     logging.disable(logging.CRITICAL)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, lambda number, _: ENDED.append(number))
     for name in SUBJECTS if options.parser == "all" else [options.parser]:
+        if ENDED:
+            break
+        print(f"Fuzzes {name}.", file=sys.stderr, flush=True)
         report = asyncio.run(fuzzed(name, options))
         broken += len(report.findings)
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in report.outcomes.most_common())

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias, cast
 
-__all__ = ["Fuzzed", "Report", "Subject", "TooLongError", "fuzz", "mutated"]
+__all__ = ["Fuzzed", "Report", "Subject", "TooLongError", "as_text", "fuzz", "mutated"]
 
 CPU_SECONDS = 2.0
 """The most processor time of one execution."""
@@ -126,6 +126,14 @@ def mutated(random: Random, text: str, others: Sequence[str]) -> str:
         return json.dumps(box[0])
     except (RecursionError, ValueError):  # nested too deeply, or a number too long to write
         return text
+
+
+def as_text(value: object) -> str:
+    """Write a value as JSON, a text as it is; "" for one that is nested too deeply to be written by the fuzzer."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        return ""
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
@@ -301,19 +309,20 @@ async def fuzz(
     executions: int | None = None,
     minutes: float | None = None,
     found: Callable[[str, str, str], None] = lambda *_: None,
+    ended: Callable[[], bool] = lambda: False,
 ) -> Report:
-    """Check the seeds, then changed texts, for a number of executions or minutes of processor time."""
+    """Check the seeds, then changed texts, for a number of executions or minutes of processor time, or until ended."""
     random, report, seen = Random(seed), Report(), set[str]()
     accepted, other = [*fuzzed.seeds], [*fuzzed.seeds]
     start, number = time.process_time(), 0
     while (number < executions) if executions is not None else (report.cpu_seconds < 60 * (minutes or 0)):
+        if ended():
+            break
         texts = accepted if random.random() < _FROM_ACCEPTED else other
         text = fuzzed.seeds[number] if number < len(fuzzed.seeds) else mutated(random, random.choice(texts), texts)
         number += 1
         try:
             outcome = await executed(fuzzed.check, text)
-        except (KeyboardInterrupt, asyncio.CancelledError):  # an interrupt: the figures so far
-            break
         except BaseException as error:
             where, trace = _place(error), "".join(traceback.format_exception(error, limit=-8, chain=False))
             outcome = f"broken {where}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from fuzzing.mutation import MARKER, Fuzzed
+from fuzzing.mutation import MARKER, Fuzzed, as_text
 from fuzzing.texts import refused
 from planner_ext import Approve, Deny
 from planner_ext.core.errors import PlannerExtError
@@ -99,11 +99,11 @@ def _write(rows: sqlite3.Connection, data: Mapping[str, Any]) -> str:
         listed = data.get(table)
         for one in cast("list[Any]", listed if isinstance(listed, list) else [])[:60]:
             values = {name: value for name, value in (one.items() if isinstance(one, dict) else ()) if name in columns}
-            written = {n: json.dumps(v) if isinstance(v, list | dict) else v for n, v in values.items()}
-            names = ", ".join(written)
-            marks = ", ".join("?" * len(written))
-            if written:
-                rows.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(written.values()))
+            values = {n: as_text(v) if isinstance(v, list | dict) else v for n, v in values.items()}
+            names = ", ".join(values)
+            marks = ", ".join("?" * len(values))
+            if values:
+                rows.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
     first = rows.execute("SELECT run_id FROM planner_runs LIMIT 1").fetchone()
     return "" if first is None else str(first[0]).encode(errors="replace").decode()
 

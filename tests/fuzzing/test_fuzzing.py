@@ -3,7 +3,11 @@
 ``python tests/benchmarks/fuzz.py`` looks longer.
 """
 
+import inspect
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +28,27 @@ async def test_the_promises_of_a_parser_hold(parser: str, tmp_path: Path) -> Non
         report = await fuzz(subject, seed=7, executions=len(subject.seeds) + 60)
     assert not report.findings, "\n".join(trace for _, trace in report.findings.values())
     assert report.outcomes["read"], "every text was refused"
+
+
+async def test_a_fuzzer_writes_whatever_it_reads(tmp_path: Path) -> None:
+    """A text that is nested as deeply as can be read is no finding about the inbox."""
+    here = len(inspect.stack(0))
+    async with SUBJECTS["inbox"](tmp_path) as subject:
+        for depth in range(sys.getrecursionlimit() - here - 25, sys.getrecursionlimit() - here):
+            await executed(subject.check, f'{{"method": "GET", "target": {"[" * depth}{"]" * depth}}}')
+
+
+def test_a_fuzzer_that_is_ended_prints_its_figures() -> None:
+    """SIGTERM, as a limit of time sends it, ends the fuzzing after the text at hand."""
+    script = Path(__file__).parents[1] / "benchmarks" / "fuzz.py"
+    line, pipe = [sys.executable, str(script), "all"], subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as running:
+        try:
+            assert running.stderr is not None
+            assert running.stderr.readline() == "Fuzzes checkpoint.\n"
+            running.send_signal(signal.SIGTERM)
+            out, _ = running.communicate(timeout=120)
+        finally:
+            running.kill()
+    assert running.returncode == 0
+    assert out.startswith("checkpoint: 0.") and out.count("\n") == 1

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from semantic_kernel import Kernel
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion
 
-from fuzzing.mutation import MARKER, Fuzzed
+from fuzzing.mutation import MARKER, Fuzzed, as_text
 from fuzzing.texts import refused
 from planner_ext import Budget, ToolUseSession
 from planner_ext.core.errors import PlannerExtError
@@ -65,11 +65,11 @@ def _response(answer: Any) -> HttpResponse:
     given = cast("dict[str, Any]", answer if isinstance(answer, dict) else {"body": answer})
     status = given.get("status")
     headers = given.get("headers") if isinstance(given.get("headers"), dict) else {}
-    kind, parts = "application/json", (_text(given.get("body")).encode(errors="replace"),)
+    kind, parts = "application/json", (as_text(given.get("body")).encode(errors="replace"),)
     if isinstance(events := given.get("events"), list):
         kind = "text/event-stream"
-        parts = tuple(b for one in events if (b := f"data: {_text(one)}\n\n".encode(errors="replace")))
-    sent = {_header(name): _header(_text(value)) for name, value in cast("dict[str, Any]", headers).items()}
+        parts = tuple(b for one in events if (b := f"data: {as_text(one)}\n\n".encode(errors="replace")))
+    sent = {_header(name): _header(as_text(value)) for name, value in cast("dict[str, Any]", headers).items()}
     return HttpResponse(
         status=status if type(status) is int and 200 <= status <= 599 else 200,
         content_type=kind,
@@ -78,10 +78,6 @@ def _response(answer: Any) -> HttpResponse:
         streamed=isinstance(events, list) and given.get("drop") is not True,
         dropped=given.get("drop") is True,
     )
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _header(text: str) -> str:
@@ -347,7 +343,7 @@ def _request(given: Mapping[str, Any], known: Mapping[str, str], cookie: str) ->
     """Write a request as a text says; ``{name}`` stands for what the page holds."""
 
     def filled(text: object) -> str:
-        written = _text(text)
+        written = as_text(text)
         for name, value in known.items():
             written = written.replace(f"{{{name}}}", value)
         return written
