@@ -59,8 +59,8 @@ class Connector:
         takes_none: Whether its requests can send the tool choice "none".
         needs_tools: Whether its provider refuses calls and results in a request that offers no function.
         needs_description: Whether its SDK refuses a function without a description.
-        takes_developer: Whether it sends messages of the role "developer"; else they are sent as the system's.
-        takes_systems: Whether it sends system messages wherever they are; else one is sent first.
+        instructions: How it sends messages of the roles system and developer: as they ``differ``, all as the
+            ``system``'s, or as ``one`` message of the system, before all others.
         takes_blank: Whether its provider accepts blank text.
         ids: The ids of calls that its provider accepts, if each occurs once; None accepts all.
         separator: Between plugin and function in the names of calls, which it would write otherwise than those of the
@@ -75,8 +75,7 @@ class Connector:
     takes_none: bool = True
     needs_tools: bool = False
     needs_description: bool = False
-    takes_developer: bool = True
-    takes_systems: bool = True
+    instructions: Literal["differ", "system", "one"] = "differ"
     takes_blank: bool = True
     ids: re.Pattern[str] | None = None
     separator: str | None = None
@@ -96,8 +95,7 @@ _KNOWN = {
         provider="anthropic",
         takes_none=False,
         needs_tools=True,
-        takes_developer=False,
-        takes_systems=False,
+        instructions="one",
         takes_blank=False,
         ids=re.compile("[a-zA-Z0-9_-]+"),
         first_text="always",
@@ -110,8 +108,7 @@ _KNOWN = {
         takes_none=False,
         needs_tools=True,
         needs_description=True,
-        takes_developer=False,
-        takes_systems=False,
+        instructions="one",
         takes_blank=False,
         ids=re.compile("[a-zA-Z0-9_-]{1,64}"),
         joins=_ROLES | {(_TOOL, _USER)},
@@ -120,8 +117,7 @@ _KNOWN = {
     # Semantic Kernel joins results here, too, but it changes the caller's messages.
     "google": Connector(
         provider="google",
-        takes_developer=False,
-        takes_systems=False,
+        instructions="one",
         takes_blank=False,
         separator="__",
         joins=_ROLES,
@@ -130,13 +126,12 @@ _KNOWN = {
     ),
     "mistral_ai": Connector(
         provider="mistral",
-        takes_developer=False,
-        takes_systems=False,
+        instructions="one",
         takes_blank=False,
         ids=re.compile("[a-zA-Z0-9]{9}"),
         between={(_TOOL, _USER): _NOTED, (_ASSISTANT, None): _CONTINUE},
     ),
-    "ollama": Connector(takes_none=False, takes_developer=False, separator="-", first_text="always", says_calls=False),
+    "ollama": Connector(takes_none=False, instructions="system", separator="-", first_text="always", says_calls=False),
     "open_ai": Connector(provider="openai"),
 }
 
@@ -163,10 +158,10 @@ def sent(messages: Sequence[ChatMessageContent], connector: Connector) -> list[C
 
     What needs no change is not copied. A message is written alike in every request, so that prompt caches keep it.
     """
-    written = list(messages)
-    if not connector.takes_developer:
+    written = messages
+    if connector.instructions != "differ":
         written = [_as_system(message) if message.role == AuthorRole.DEVELOPER else message for message in written]
-    if not connector.takes_systems:
+    if connector.instructions == "one":
         written = _one_system_first(written)
     return [_one_text(message, connector) for message in _ordered(_written(written, connector), connector)]
 

@@ -347,6 +347,8 @@ async def test_a_history_of_another_provider_is_accepted_and_sent_whole(connect:
     assert history.model_dump_json() == before
     for body in map(str, world.api.bodies):
         assert all(f"{name}." in body for name in (*(f"Text {n}" for n in range(1, 11)), "Result 1", "Result 2"))
+    first, second = (body.get("messages") or body["contents"] for body in world.api.bodies)
+    assert second[: len(first)] == first  # a prompt cache keeps it
     kept = session.history().messages[: len(history)]
     assert ChatHistory(messages=kept).model_dump_json() == before
 
