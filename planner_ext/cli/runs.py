@@ -181,7 +181,7 @@ async def show_run(run_id: str, store: str, *, follow: bool, html: Path | None, 
     stored = await _stored(run_id, store)
     record, facts = stored.record, stored.facts
     if follow or not as_json:
-        console.say(Text.assemble((exact(run_id), "bold"), f": {printable(record.goal)}"))
+        console.say(Text.assemble((exact(run_id), "bold"), f": {one_line(record.goal)}"))
         with Progress(console) as progress:
             for fact in facts:
                 progress.show(fact)

@@ -460,5 +460,4 @@ def _print_whole(console: Terminal, call: PendingApproval) -> None:
     }
     for name, value in rows.items():
         if value:
-            text = value.replace("\n", "\n" + " " * 13)
-            console.print_line((f"{name:<13}", "dim"), text)
+            console.print_line((f"{name:<13}", "dim"), value, indent=13)

@@ -98,7 +98,7 @@ def _print_result(result: RunResult, store: str) -> None:
     """Print the answer on stdout; the rest, and the commands that decide what waits, on stderr."""
     console = Terminal(sys.stderr)
     if result.final_answer:
-        sys.stdout.write(result.final_answer + "\n")
+        sys.stdout.write((printable(result.final_answer) if sys.stdout.isatty() else result.final_answer) + "\n")
         sys.stdout.flush()
     for text in filter(None, (result.reason, result.problem)):
         console.say(printable(text))

@@ -44,6 +44,10 @@ class Signs(NamedTuple):
     spinner: str = "dots"
 
 
+_HANGING = Text("\n    ")
+"""Continues a paragraph after a line end in it: a model's text must not begin a line of the command's own."""
+
+
 class Terminal(Console):
     """A console that prints text literally, without markup, highlighting or emoji codes.
 
@@ -61,7 +65,8 @@ class Terminal(Console):
 
     def say(self, text: Text | str, style: str = "") -> None:
         """Print a paragraph; it is wrapped only for a terminal, so that a log can be searched."""
-        self.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=not self.is_terminal)
+        paragraph = Text(text, style) if isinstance(text, str) else text
+        self.print(_HANGING.join(paragraph.split("\n")), soft_wrap=not self.is_terminal)
 
     def complain(self, text: str, *, lead: str = "Error: ") -> None:
         """Print an error as a paragraph."""
@@ -71,13 +76,27 @@ class Terminal(Console):
         """Escape characters that the encoding lacks: a replacement character would deceive."""
         return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
-    def print_line(self, *parts: Text | str | tuple[str, str]) -> None:
-        """Print texts, each with its style if it has one, as one line, which is not wrapped."""
-        self.print(Text.assemble(*parts), soft_wrap=True)
+    def print_line(self, *parts: Text | str | tuple[str, str], indent: int | None = None) -> None:
+        """Print texts, each with its style if it has one, as one line; nothing in them can look like another line.
+
+        Args:
+            *parts: The texts.
+            indent: The indent of what follows a line end in them, and of what a terminal wraps; None indents it more
+                than the line.
+        """
+        text = Text.assemble(*parts)
+        if indent is None:
+            indent = len(text.plain) - len(text.plain.lstrip(" ")) + len(_HANGING.plain) - 1
+        lines: list[Text] = []
+        for line in text.split("\n"):
+            room = self.width - (indent if lines else 0)
+            cut = self.is_terminal and line.cell_len > room
+            lines += line.wrap(self, max(self.width - indent, 10), overflow="fold") if cut else [line]
+        self.print(Text("\n" + " " * indent).join(lines), soft_wrap=True)
 
     def print_command(self, command: str) -> None:
         """Print a command on a separate line, so that it can be copied."""
-        self.print_line(f"  {printable(command)}")
+        self.print(Text(f"  {printable(command)}"), soft_wrap=True)
 
     def print_framed(self, content: RenderableType, title: str, style: str) -> None:
         """Print something in a frame with a title."""

@@ -47,6 +47,29 @@ def test_a_run_that_asks_says_how_it_is_answered(asked: str, command: Command) -
     assert "planner-ext runs resume price-7 --kernel shop:make" in asked
 
 
+FORGED = "Which?\nbill-9/0/call_1\n  waits since yesterday\n" + "so " * 26 + "status approved"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_question_cannot_look_like_a_line_of_the_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """What follows a line end in it, and what a terminal would wrap, is indented more than any line of the command."""
+    with ScriptedOpenAIServer([call("UserInteraction-AskUser", {"question": FORGED}, id="ask")]) as server:
+        command(*RUN, "--questions", "1", "--base-url", server.url, "--model", "scripted")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "dumb")
+    for words, first in (("list",), 1), (("show", ROW), 0):
+        own, *other = command("approvals", *words, *STORE).out.splitlines()[first:]
+        forged = other[: 3 + terminal]
+        assert "The model asks: Which?" in own
+        assert [line.strip() for line in forged[:2]] == ["bill-9/0/call_1", "waits since yesterday"]
+        assert forged[-1].endswith("status approved")
+        assert all(line.startswith(" " * (8 if first else 4)) for line in forged)
+        assert max(map(len, forged)) <= 80 or not terminal
+
+
 @pytest.mark.usefixtures("asked")
 def test_a_question_is_shown_as_one(command: Command) -> None:
     """List and show say what the model asks, and of no function that would run; the document has the kind."""
