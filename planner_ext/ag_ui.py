@@ -40,7 +40,11 @@ from contextlib import aclosing
 from copy import copy
 from datetime import UTC, datetime
 from hashlib import sha256
+from importlib.util import find_spec
 from typing import Any, cast
+
+if find_spec("ag_ui") is None:
+    raise ImportError("planner_ext.ag_ui needs the extra ag-ui: pip install 'planner-ext[ag-ui]'")
 
 from ag_ui.core import (
     PROTOCOL_VERSION,

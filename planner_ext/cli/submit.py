@@ -83,7 +83,7 @@ def _arguments(given: Sequence[str]) -> dict[str, object]:
     """Read ``NAME=VALUE``; a value is JSON, or else text.
 
     Raises:
-        InvalidLimitError: If there is no name.
+        InvalidLimitError: If the name is missing.
     """
     arguments: dict[str, object] = {}
     for item in given:

@@ -34,13 +34,13 @@ class Scenario:
         functions: The functions offered, of those of the desk.
         streaming: Whether replies are streamed.
         reports: Whether replies carry metadata: the number of round trips, and of tokens.
-        needs: What a loop must offer to run here; None is no more than a budget of round trips.
+        needs: What a loop must offer to run here; None needs only a budget of round trips.
         limits: The limits beside ``max_iterations``: fields of a `Budget`; ``seconds`` is the time from now.
         vetoed: The function that must not run, or "".
         gated: The function that needs a person's consent, which is given when the first process has ended, or "".
         kills_at: The function that takes effect and in which the first process is then killed, or "".
         stops_at: The function whose start makes the caller cancel the run, or "".
-        cut: Whether the reply breaks off, so that it is no answer.
+        cut: Whether the reply breaks off, and so is not an answer.
         delegates: Whether the model may hand a goal to a second run: ``helper-reach_goal``.
     """
 

@@ -265,7 +265,7 @@ def _require(condition: bool, fact: _NamesCalls, problem: str) -> None:
 
 
 def _with_call(batch: Batch, index: int, call: Call) -> Batch:
-    """Put a changed call in its place, and update the counts; a call that has its result is not changed."""
+    """Replace a call by its changed copy, and update the counts; a call that has its result is not changed."""
     return updated(
         batch,
         calls=with_item(batch.calls, index, call),

@@ -156,7 +156,7 @@ def tightest(first: Budget, second: Budget | None) -> Budget:
 
 
 def _least(one: Any, other: Any) -> Any:
-    """Return the smaller of two values, of which None is no limit."""
+    """Return the smaller of two values; None means no limit."""
     return min((value for value in (one, other) if value is not None), default=None)
 
 

@@ -61,7 +61,7 @@ Statuses: TypeAlias = str | Collection[str] | None
 
 
 class RunFilters(TypedDict, total=False):
-    """Which runs to list or count, besides their status. None is no filter.
+    """Which runs to list or count, besides their status. None does not filter.
 
     Times are in seconds since the epoch, as in `RunRecord`.
 

@@ -337,7 +337,7 @@ def _run_name(run_id: str | None) -> str:
     """Return the name of a new run; None generates one.
 
     Raises:
-        StoreError: If it is no name.
+        StoreError: If it is invalid.
     """
     expected = "run_id must be 1 to 200 characters, without / and control characters"
     return checked_name(uuid.uuid4().hex if run_id is None else run_id, RUN_ID, expected)

@@ -127,7 +127,9 @@ class ApprovalFilter:
         """
         for name, value in (("policy", policy), ("approver", approver)):
             if not callable(value) and not (name == "approver" and value is None):
-                raise InvalidOptionError(f"{name} must be something that decides a call; got {shown(value)}.")
+                raise InvalidOptionError(
+                    f"{name} must be a function of the call, or an ApprovalPolicy; got {shown(value)}."
+                )
             check_returns(name, value)
         try:
             self._options = ApprovalSettings(interceptor_timeout=timeout)

@@ -64,7 +64,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A function of this run; ``runnable`` is invoked in its place. It is kept alive: no other one gets its id."""
+    """A function of this run; ``runnable`` is invoked instead. It is kept alive: no other one gets its id."""
 
     function: KernelFunction
     tool: Tool
@@ -357,7 +357,7 @@ def _unfiltered(ended: FunctionResult | Finished | None) -> Finished:
 
 
 def _after_filters(result: FunctionResult | None, outcomes: Sequence[FunctionResult | Finished | None]) -> Finished:
-    """Say what the model reads after the filters: the function's result, or what one of them put in its place."""
+    """Say what the model reads after the filters: the function's result, or what a filter replaced it by."""
     last = outcomes[-1] if outcomes else None
     failure = last if isinstance(last, Finished) else None
     if failure is not None and result is not None and result.value is failure.text:

@@ -451,7 +451,7 @@ def _name_problems(given: Mapping[str, Any], by_name: Mapping[str, Parameter]) -
 def conversion_problem(error: BaseException, tool: Tool, given: Mapping[str, Any]) -> str | None:
     """Tell the model which of its arguments Semantic Kernel could not convert, if that is what an error says.
 
-    The error is recognised by the place it was raised at: its class is used for everything, its text is no interface.
+    The error is recognised by the place it was raised at: its class is used for everything, and its text may change.
 
     Args:
         error: What the call raised.

@@ -200,7 +200,7 @@ def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def differences(number: int, expected: Asked, got: Asked) -> Iterator[Difference]:
-    """List the differences between a recorded request and the one in its place."""
+    """List the differences between a recorded request and the one at its position."""
 
     def one(what: str, before: Any, now: Any, function: str = "") -> Difference:
         return Difference(request=number, what=what, function=function, expected=_text(before), got=_text(now))

@@ -38,8 +38,9 @@ def page_of(timelines: Sequence[Timeline], *, title: str = "") -> str:
         PlannerExtError: If jinja2 is not installed.
         ValueError: If the number of timelines is neither one nor two.
     """
-    if len(timelines) not in (1, 2):
-        raise ValueError(f"A page shows one run, or two side by side; got {len(timelines)}.")
+    if isinstance(timelines, Timeline) or len(timelines) not in (1, 2):
+        given = "a Timeline" if isinstance(timelines, Timeline) else f"{len(timelines)} timelines"
+        raise ValueError(f"A page shows one run, or two side by side: [timeline] or [timeline, fork]; got {given}.")
     title = title or one_line(timelines[0].goal) or "Run"
     return _templates().get_template("page.html.jinja").render(title=title, timelines=timelines)
 

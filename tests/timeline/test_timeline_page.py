@@ -8,6 +8,7 @@ import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from semantic_kernel import Kernel
@@ -258,3 +259,10 @@ def test_the_goal_is_the_title() -> None:
     started = run.facts[0]
     assert isinstance(started, RunStarted)
     assert "<title>Do this. Then that.</title>" in page_of([timeline_of([replace(started, run_id="r")])])
+
+
+def test_a_single_timeline_is_refused_with_the_way_out() -> None:
+    """A page takes a list of timelines: the error says what to write."""
+    single: Any = timeline_of([])
+    with pytest.raises(ValueError, match=r"\[timeline\].*got a Timeline"):
+        page_of(single)
