@@ -16,6 +16,7 @@ from planner_ext.core.values import RequestedCall
 
 __all__ = [
     "IN_DOUBT_PROMPT",
+    "LONGEST_WAIT",
     "ApprovalSettings",
     "Approve",
     "Decision",
@@ -146,14 +147,14 @@ def problem_of(decision: Decision) -> str | None:
             return _text_problem("by", by)
         case Defer(prompt=prompt, expires_in=expires_in, roles=roles):
             if expires_in is not None and not is_duration(expires_in):
-                expected = f"a number of seconds above 0 and below {_LONGEST_WAIT:g}"
+                expected = f"a number of seconds above 0 and below {LONGEST_WAIT:g}"
                 return f"expires_in must be {expected}; got {shown(expires_in)}"
             return _text_problem("prompt", prompt) or _roles_problem(roles)
         case _:
             assert_never(decision)
 
 
-_LONGEST_WAIT = 1e9
+LONGEST_WAIT = 1e9
 """Seconds, some thirty years: anything longer is a mistake."""
 
 
@@ -192,7 +193,7 @@ def _is_object(value: object) -> bool:
 
 def is_duration(value: object) -> bool:
     """Return whether a value is a number of seconds that a question can wait for."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_WAIT
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_WAIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,14 +22,14 @@ from typing import Annotated, Any, Final, Literal, Self, cast
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from planner_ext.approval.decisions import Approve, Decision, Defer, Deny, ToolCall, with_plain_numbers
+from planner_ext.approval.decisions import LONGEST_WAIT, Approve, Decision, Defer, Deny, ToolCall, with_plain_numbers
 from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.facts import Guards
 
 __all__ = ["ApprovalPolicy", "ApprovalRule", "InvalidPolicyError", "guard_name", "missing_guards"]
 
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(gt=0, le=LONGEST_WAIT)]
 _NonEmpty = Annotated[str, Field(min_length=1)]
 _Names = Annotated[list[_NonEmpty], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
@@ -199,6 +199,8 @@ class ApprovalPolicy(_Data):
         Raises:
             InvalidPolicyError: Naming the place, what was expected and what was seen.
         """
+        if not isinstance(data, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (or a file's text)
+            raise InvalidPolicyError(f"Expected a policy with the keys default and rules; got {shown(data)}.")
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
@@ -227,9 +229,7 @@ class ApprovalPolicy(_Data):
             raise InvalidPolicyError("Expected a policy as YAML; it is nested too deeply to be read.") from None
         except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: of a date, or a number
             raise InvalidPolicyError(f"Expected a policy as YAML; it cannot be read: {error}") from error
-        if not isinstance(data, dict):
-            raise InvalidPolicyError(f"Expected a policy with the keys default and rules; got {type(data).__name__}.")
-        return cls.from_dict(data)  # pyright: ignore[reportUnknownArgumentType]
+        return cls.from_dict(data)
 
     def __call__(self, call: ToolCall) -> Decision:
         """Decide a call, by the rules or else by the default."""

@@ -215,7 +215,8 @@ def plain_fact(action: WithholdCalls | CompleteIteration | Pause | Finish, *, at
 def cancellation_reason(by: str, reason: str) -> str:
     """Say who cancelled a run and why, as far as that is known: for the record and for the model."""
     who = f"Cancelled by {by}" if by else "Cancelled"
-    return f"{who}: {reason}" if reason else f"{who}."
+    text = f"{who}: {reason}" if reason else f"{who}."
+    return text.encode(errors="replace").decode()  # neither can hold a lone surrogate
 
 
 REQUEST_LOST = "The process that made the request has ended."

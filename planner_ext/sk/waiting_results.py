@@ -91,6 +91,8 @@ def decided_calls(
     Raises:
         DecisionRefusedError: If a decision cannot be taken, naming the call.
     """
+    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DecisionRefusedError(f"decisions must map call ids to decisions; got {shown(decisions)}.")
     decided: list[DecidedCall] = []
     waiting = waiting_results(history)
     for name, decision in decisions.items():

@@ -167,6 +167,7 @@ async def test_decisions_are_taken_all_or_none(streamed: bool) -> None:
     await refused(here, by, history, {**good, "call_2": Approve(arguments="all")}, "call_2")  # pyright: ignore[reportArgumentType]  # junk, on purpose
     for junk in (None, True, "approve", Defer()):
         await refused(here, by, history, {**good, "call_2": junk}, "call_2")
+    await refused(here, by, history, [Approve()], "must map call ids to decisions; got")
     await by.resume(here.kernel, history, good)
     await refused(here, by, history, good, "call_1")
 

@@ -115,6 +115,9 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "rules-null": ({"default": "ask", "rules": None}, "rules"),
     "expires-zero": ({"default": "ask", "rules": [{"action": "ask", "expires_in": 0}]}, "expires_in"),
     "expires-text": ({"default": "ask", "rules": [{"action": "ask", "expires_in": "60"}]}, "expires_in"),
+    "expires-never": ({"default": "ask", "rules": [{"action": "ask", "expires_in": 1e12}]}, "expires_in"),
+    "list": ([{"function": "x", "action": "ask"}], "keys default and rules; got"),
+    "path": ("policy.yaml", "keys default and rules; got 'policy.yaml'"),
     "expires-nan": ({"default": "ask", "rules": [{"action": "ask", "expires_in": float("nan")}]}, "expires_in"),
 }
 
