@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from semantic_kernel import Kernel
 from semantic_kernel.contents import ChatHistory, FunctionCallContent, FunctionResultContent
@@ -141,6 +141,10 @@ class ApprovalFilter:
         self._approver = approver
         self._taken: set[str] = set()
         self._reported = False
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Share: a kernel's clone copies each filter, and a copy would ask again, and forget what it decided."""
+        return self
 
     async def __call__(self, context: Any, next: Next) -> None:
         """Decide a call, then run it or answer it. The signature is Semantic Kernel's for filters."""

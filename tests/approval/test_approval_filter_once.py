@@ -1,6 +1,7 @@
 """ApprovalFilter.resume decides what was shown, once: no id is guessed, no approved call runs twice."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ from semantic_kernel.functions import kernel_function
 
 from planner_ext import ApprovalFilter, Approve, Deny
 from planner_ext.errors import DecisionRefusedError
-from planner_ext.hitl_manager import Supply
+from planner_ext.hitl_manager import Supply, ToolCall
 from planner_ext.testing import ScriptedReply, call, calls
 from planner_ext.testing.script import ScriptedCall
 from support.approval import DONE, REFUND, REFUNDED, Shop, World, asked, both_ways, check_sendable, results, world
-from support.approval_filter import POLICY, chat, guarded
+from support.approval_filter import BOTH, POLICY, chat, guarded
 from support.stock import add_filter
 
 
@@ -46,6 +47,19 @@ async def waiting(*script: Any, shop: Any = None, streamed: bool = False) -> tup
 def same_id(*amounts: float) -> ScriptedReply:
     given = [{"order": "7", "amount": amount} for amount in amounts]
     return ScriptedReply(calls=tuple(ScriptedCall(name="shop-refund", arguments=one, id="same") for one in given))
+
+
+async def test_a_clone_of_the_kernel_has_the_same_filter() -> None:
+    """Under both types it still asks once."""
+    seen: list[str] = []
+
+    def ask(call: ToolCall) -> Approve:
+        seen.append(call.id)
+        return Approve()
+
+    here = guarded([REFUND, DONE], by=ApprovalFilter(POLICY, approver=ask), under=BOTH)
+    await chat(replace(here, kernel=here.kernel.clone()), asked())
+    assert (seen, here.ran) == (["call_1"], [REFUNDED])
 
 
 @pytest.mark.parametrize("amounts", [(1, 9999), (50, 50)], ids=["different", "equal"])
