@@ -141,6 +141,7 @@ class _Inbox:
             ("/runs/{id}/cancel", "POST", self._cancel_run),
             ("/events", "GET", self._stream_events),
             ("/sign-out", "POST", self._sign_out),
+            ("/{path:path}", "GET", self._show_no_page),
         ]
         return [
             Route("/sign-in", self._show_sign_in, methods=["GET"]),
@@ -403,6 +404,9 @@ class _Inbox:
         )
 
     # Pages
+
+    async def _show_no_page(self, request: Request) -> Response:
+        return self._problem_page(request, 404, "Not found", "There is no such page.")
 
     async def _send_static(self, request: Request) -> Response:
         if (found := _STATIC.get(request.path_params["name"])) is None:

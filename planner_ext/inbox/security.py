@@ -100,10 +100,18 @@ class Token:
             hosts: The names, without port, under which the inbox is reached. Default: those of this machine.
 
         Raises:
-            PlannerExtError: If the token is too short.
+            PlannerExtError: If the token is too short, the user cannot be a name, or a host is not one.
         """
         if value is not None and len(value) < _SHORTEST_TOKEN:
             raise PlannerExtError(f"A token must have at least {_SHORTEST_TOKEN} characters; got {len(value)}.")
+        if user is not None and person_name(user) is None:
+            raise PlannerExtError(f"user must be a name of 1 to {_LONGEST_NAME} visible characters; got {shown(user)}.")
+        for host in hosts:
+            if _name_of(f"[{host}]" if ":" in host else host) != host.lower():
+                raise PlannerExtError(
+                    "A host must be a name without scheme, port and path, such as inbox.example.com; got "
+                    f"{shown(host)}."
+                )
         self.value, self.user = value or secrets.token_urlsafe(32), user
         self.hosts = tuple(host.lower() for host in hosts)
 

@@ -92,6 +92,30 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
     assert len(Token().value) == 43 and Token().value != Token().value
 
 
+@pytest.mark.parametrize("options", [{"user": ""}, {"user": "a\u202eb"}, {"user": "a" * 201}])
+def test_a_fixed_name_is_one_that_could_be_entered(options: dict[str, str]) -> None:
+    """Otherwise nobody could sign in."""
+    with pytest.raises(PlannerExtError, match="user must be a name of 1 to 200 visible characters; got "):
+        Token(**options)
+
+
+@pytest.mark.parametrize("host", ["", "https://inbox.example.com", "inbox.example.com:8443", "inbox.example.com/x"])
+def test_an_allowed_name_is_a_name_alone(host: str) -> None:
+    """What no Host header can match is refused at the start, not each request later."""
+    with pytest.raises(PlannerExtError, match=r"must be a name without scheme, port and path, such as inbox\.example"):
+        Token(hosts=[host])
+
+
+async def test_an_address_without_a_page_has_the_navigation(store: str) -> None:
+    """For a visitor who is signed in: 404, with the way back; a stranger gets the sign-in."""
+    async with inbox(store) as base, visitor_at(base) as ann, visitor_at(base, None) as stranger:
+        for path in ("nothing", "runs/a/nothing", "approvals"):
+            response = await ann.get(path)
+            assert response.status_code == 404 and "There is no such page." in response.text
+            assert re.search("<nav.*<bdi>ann</bdi>", response.text, re.DOTALL)
+            assert (await stranger.get(path)).status_code == 401
+
+
 async def test_the_address_with_the_token_signs_nobody_in_by_itself(store: str) -> None:
     """A preview or prefetch of the printed address opens no session: the form does, with the token in it."""
     async with inbox(store) as base, visitor_at(base, None) as stranger:
