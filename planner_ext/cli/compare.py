@@ -159,7 +159,8 @@ def print_comparison(console: Console, comparison: Comparison, *, details: bool 
     for sentence in comparison.verdict:
         console.print(Padding(Text(sentence), (0, 0, 0, 2)))
     _print_verdict(console, comparison)
-    console.print(Text(one_line(f"Answered by {comparison.endpoint}."), _QUIET))
+    took = f"{counted(len(comparison.runs), 'run')} in {seconds(comparison.wall_seconds)} seconds"
+    console.print(Text(one_line(f"Answered by {comparison.endpoint}. {took}."), _QUIET))
 
 
 _LEGEND = (
@@ -273,11 +274,7 @@ def _print_summary(console: Console, comparison: Comparison) -> None:
 
 def _print_verdict(console: Console, comparison: Comparison) -> None:
     """Print whether the corrected options keep their promises."""
-    runs = len(comparison.corrected_runs)
-    if not runs:
-        console.print(Text("No corrected option was compared.", _POOR))
-    elif comparison.holds:
-        text = f"The corrected options: none over budget, no history broken, in {counted(runs, 'run')}"
-        console.print(Text(f"{text} ({seconds(comparison.wall_seconds)} s for everything).", "bold green"))
+    style = ("bold green" if comparison.holds else _BAD) if comparison.corrected_runs else _POOR
+    console.print(Text(comparison.summary, style))
     for failure in comparison.failures:
         console.print(Text(one_line(failure), _BAD))

@@ -5,6 +5,7 @@ independently of the option. The check of a history, too, is independent of the 
 results is the scripted server's (`planner_ext.testing.rules`).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -305,6 +306,18 @@ class Run:
         return not self.history_valid
 
     @property
+    def finished(self) -> bool:
+        """Whether it ended with the model's answer, within the budget, and with every promise kept."""
+        kept = not (self.over_budget or self.broken or self.breaches)
+        return self.status == "answered" and bool(self.answer) and kept
+
+    @property
+    def left_behind(self) -> str:
+        """What the caller has after the run, in words."""
+        answer = "with an answer" if self.answer else "without an answer"
+        return f"{answer} and with a history that OpenAI {'refuses' if self.broken else 'accepts'}"
+
+    @property
     def first_violation(self) -> str:
         """The first fault of the history, or ""."""
         return next(iter((*(violation.text for violation in self.violations), *self.refused)), "")
@@ -347,6 +360,21 @@ class Run:
             "first_violation": self.first_violation or None,
             **last,
         }
+
+
+_NOT_MADE = Run(
+    option="",
+    script="",
+    budget=0,
+    trips=0,
+    charged=0,
+    tools_run=0,
+    tools_past_budget=0,
+    tokens_summed=0,
+    tokens_past_budget=0,
+    tokens_told=None,
+    status="not offered",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,8 +438,7 @@ class Comparison:
 
     def unfinished(self, run: Run) -> bool:
         """Whether the budget ran out in this run, although another option finished the same work within it."""
-        others = (other for other in self.of_script(run.script) if other.status == "answered" and not other.breaches)
-        return run.status == "limit_reached" and any(not other.over_budget for other in others)
+        return run.status == "limit_reached" and any(other.finished for other in self.of_script(run.script))
 
     def findings(self, run: Run) -> tuple[Finding, ...]:
         """List the faults of a run, the worst first."""
@@ -433,23 +460,66 @@ class Comparison:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """What the numbers decide, a sentence each; empty where a run that they need was not made."""
-        runs = {(run.option, run.script): run for run in self.runs}
-        try:
-            closing, chained = (runs[f"option-{number}-corrected", "chain"] for number in (1, 2))
-            written, alone = runs["option-2", "never-ending"], runs["option-3-alone", "asks-a-model-inside"]
-            inside, veto = runs["option-2-corrected", "asks-a-model-inside"], runs["option-3-corrected", "veto"]
-        except KeyError:
+        """What the runs show of the ADR's options, a sentence each; without one that they do not bear out."""
+        if self.live:  # a real model does not follow the scripts
             return ()
+        shown = {(run.option, run.script): run for run in self.runs if run.offered}
+
+        def run(option: str, script: str) -> Run:
+            return shown.get((f"option-{option}", script), _NOT_MADE)
+
+        first, second = run("1-corrected", "chain"), run("2-corrected", "chain")
+        written, kept = run("2", "never-ending"), run("2-corrected", "never-ending")
+        callback, counted_too = run("3", "never-ending"), run("3-counted", "never-ending")
+        alone, inside = run("3-alone", "asks-a-model-inside"), run("2-corrected", "asks-a-model-inside")
+        veto, unasked = run("3-corrected", "veto"), run("2-corrected", "veto")
+        possible = (
+            (
+                first.status == "limit_reached" and first.tools_run < second.tools_run and second.finished,
+                f"Option 1 pays for a reply after each call: of the chain's {second.tools_run} calls it had made "
+                f"{first.tools_run} after {first.trips} round trips; option 2 needed {second.trips} for all of it.",
+            ),
+            (
+                written.over_budget and kept.answer and not kept.over_budget,
+                f"Option 2 as written makes {written.trips} round trips of {written.budget}. So the last one is kept "
+                f"for the answer: {kept.trips}, with {kept.tools_run} instead of {written.tools_run} functions run.",
+            ),
+            (
+                callback.over_budget and counted_too.trips and not counted_too.over_budget,
+                f"Option 3 as written makes {callback.trips} round trips of {callback.budget}: each request counts "
+                f"from 1. With option 2's metadata it makes {counted_too.trips}, {counted_too.left_behind}.",
+            ),
+            (
+                alone.over_budget and inside.trips and inside.charged == inside.trips and not inside.over_budget,
+                f"Option 3's callback is not asked about requests that functions make: alone it let {alone.trips} "
+                f"round trips pass where {alone.budget} were allowed. Option 2 charged them, and made {inside.trips}.",
+            ),
+            (
+                veto.finished and veto.tools_run == 1 and not unasked.trips,
+                "Option 3's callback forbade one function and let the other run, which a budget cannot.",
+            ),
+        )
+        borne_out = tuple(sentence for holds, sentence in possible if holds)
+        if len(borne_out) < len(possible) or not self.holds:
+            return borne_out
+        chosen = "So option 2, corrected, is the budget, option 3's callback a gate on top of it, option 1 a preset."
+        return (*borne_out, chosen)
+
+    @property
+    def summary(self) -> str:
+        """Whether the corrected options kept their promises, in a sentence."""
+        runs = self.corrected_runs
+        if not runs:
+            return "No corrected option was compared."
+        if not self.holds:
+            return "Corrected options broke promises:"
+        kinds = Counter(finding.kind for run in runs for finding in self.findings(run))
+        text = (
+            f"The corrected options: no budget exceeded, no history and no limit broken, in {counted(len(runs), 'run')}"
+        )
+        notes = {"unfinished": "ran out of budget where another option finished", "silent": "gave no answer"}
         return (
-            "Chosen: the corrected option 2 is the budget, option 3's callback a gate on top of it, option 1 a preset.",
-            f"Option 1 pays for a reply after each call: of the chain of three calls it had {closing.tools_run} after "
-            f"{closing.trips} round trips; option 2 needed {chained.trips} for the whole of it.",
-            f"Option 3's callback is not asked about requests that functions make: alone it let {alone.trips} round "
-            f"trips pass where {alone.budget} were allowed. Option 2 charged them, and made {inside.trips}.",
-            f"Only that callback can forbid one function and let the others run: {veto.tools_run} of 2 started.",
-            f"Option 2 as written makes {written.trips} round trips of {written.budget}. So the last one is kept for "
-            "the answer; the price is one round of functions.",
+            "; ".join([text, *(f"{kinds[kind]} of them {note}" for kind, note in notes.items() if kinds[kind])]) + "."
         )
 
     @property

@@ -45,8 +45,8 @@ __all__ = ["Live", "Outcome", "Progress", "run_comparison", "run_program", "run_
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called before each run with the number of runs done, the number of all, and the name of the next one."""
 
-_PATIENCE_SECONDS = 180.0
-"""How long a run in another process may take."""
+_PATIENCE_SECONDS = 600.0
+"""How long a run in another process may take, on a machine that has other work."""
 
 
 async def run_comparison(
@@ -116,7 +116,11 @@ def _chosen(
         if key not in known:
             raise PlannerInvalidConfigurationError(f"There is no {kind} {key!r}; there are {', '.join(known)}.")
     built_in = tuple(item for key, item in known.items() if not keys or key in keys)
-    return (*built_in, *(each for each in wanted if isinstance(each, own)))
+    added = [each for each in wanted if isinstance(each, own)]
+    for key, times in Counter(each.info.key for each in added).items():
+        if key in known or times > 1:
+            raise PlannerInvalidConfigurationError(f"There is another {kind} {key!r}; give your own another name.")
+    return (*built_in, *added)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,9 +78,15 @@ async def _option_2(trial: Trial) -> None:
 @option("option-3", "option 3, as written", short="3", offers=("veto",))
 async def _option_3(trial: Trial) -> None:
     """A callback lets calls proceed while iterations remain. When it says no, the calls are returned as they are."""
+    await _take_steps(trial, lambda remaining: _chat_request(trial, proceed=_callback(trial, remaining)))
+
+
+@option("option-3-counted", "option 3, counted", short="3 counted", offers=("veto",))
+async def _option_3_counted(trial: Trial) -> None:
+    """Option 3's callback, and option 2's metadata, which tell how many round trips a chat request made."""
 
     async def step(remaining: int) -> _StepReply:
-        return await _chat_request(trial, proceed=lambda turn, name: turn < remaining and name != trial.vetoed)
+        return await _chat_request(trial, proceed=_callback(trial, remaining), counted=trial.reports)
 
     await _take_steps(trial, step)
 
@@ -173,13 +179,13 @@ async def _iterations_metadata(trial: Trial) -> None:
 @option("option-3-corrected", "option 3, corrected", short="3 corr.", offers=(*_OURS, "veto"), corrected=True)
 async def _pre_invoke(trial: Trial) -> None:
     """This package, control pre_invoke: the same budget, and the callback on top of it. A refused call is answered."""
-    await _planner(trial, "pre_invoke", _callback_of(trial))
+    await _planner(trial, "pre_invoke", _callback(trial, trial.max_iterations))
 
 
 @option("option-3-alone", "option 3, alone", short="3 alone", offers=("veto",))
 async def _callback_alone(trial: Trial) -> None:
     """This package without its budget: the callback lets calls proceed while iterations are left, and nothing else."""
-    await _planner(trial, "pre_invoke", _callback_of(trial), limits=Budget())
+    await _planner(trial, "pre_invoke", _callback(trial, trial.max_iterations), limits=Budget())
 
 
 class _StepReply(NamedTuple):
@@ -220,7 +226,7 @@ async def _chat_request(
     trial: Trial,
     *,
     attempts: int | None = None,
-    proceed: Callable[[int, str], bool] = lambda _turn, _name: True,
+    proceed: Callable[[int, str, object], bool] = lambda _turn, _name, _arguments: True,
     counted: bool = False,
 ) -> _StepReply:
     """Loop inside one chat request, as the .NET connector does.
@@ -228,7 +234,7 @@ async def _chat_request(
     Args:
         trial: Its history gets the messages with calls and their results.
         attempts: Maximum number of tool rounds; None means no limit.
-        proceed: Whether a call of this iteration, to this function, is invoked.
+        proceed: Whether a call of this iteration, to this function, with these arguments, is invoked.
         counted: Whether the metadata report the iterations.
     """
     for iteration in count(1):
@@ -237,7 +243,7 @@ async def _chat_request(
         if counted:
             message.metadata = {**message.metadata, _ITERATIONS: iteration}
         calls = calls_of(message)
-        if not all(proceed(iteration, call.name or "") for call in calls) or not calls:
+        if not all(proceed(iteration, call.name or "", call.arguments) for call in calls) or not calls:
             return _StepReply(message, free)
         trial.history.add_message(message)
         for call in calls:
@@ -245,8 +251,9 @@ async def _chat_request(
     raise AssertionError("counting has no end")
 
 
-def _callback_of(trial: Trial) -> Callable[[int, str, object], bool]:
-    return lambda iteration, name, _: iteration < trial.max_iterations and name != trial.vetoed
+def _callback(trial: Trial, remaining: int) -> Callable[[int, str, object], bool]:
+    """Make the ADR's callback: a call may proceed while iterations remain, unless its function is forbidden."""
+    return lambda iteration, name, _: iteration < remaining and name != trial.vetoed
 
 
 async def _planner(

@@ -122,8 +122,8 @@ def test_every_round_trip_is_a_reply_in_the_history(comparison: Comparison) -> N
 
 
 def test_every_option_meets_every_situation(comparison: Comparison) -> None:
-    """All 220 runs are there."""
-    assert len(comparison.runs) == len(OPTIONS) * len(SCRIPTS) == 220
+    """All 242 runs are there."""
+    assert len(comparison.runs) == len(OPTIONS) * len(SCRIPTS) == 242
 
 
 def test_the_work_of_the_chain_is_done_within_four_round_trips(comparison: Comparison) -> None:
@@ -204,7 +204,7 @@ def test_what_happens_inside_functions_separates_the_options(comparison: Compari
 def test_only_a_callback_can_forbid_a_function(comparison: Comparison) -> None:
     """Of the corrected options the third alone offers it; as written, it leaves a history that servers refuse."""
     offered = {run.option: run for run in comparison.of_script("veto") if run.offered}
-    assert set(offered) == {"option-3", "stock-loop", "option-3-corrected", "option-3-alone"}
+    assert set(offered) == {"option-3", "option-3-counted", "stock-loop", "option-3-corrected", "option-3-alone"}
     assert (offered["option-3-corrected"].tools_run, offered["option-3"].tools_run) == (1, 0)
     assert offered["option-3"].broken
 
@@ -219,21 +219,79 @@ def test_a_second_process_continues(comparison: Comparison, script: str) -> None
 def test_a_cancelled_run_leaves_a_history_that_can_be_continued(comparison: Comparison) -> None:
     """Of the loops that keep their history as they go, none does."""
     broken = {run.option for run in comparison.of_script("cancelled") if run.broken}
-    assert broken == {"option-1", "option-2", "option-3", "stock-loop", "removed-planner", "while-loop"}
+    assert broken == {
+        "option-1",
+        "option-2",
+        "option-3",
+        "option-3-counted",
+        "stock-loop",
+        "removed-planner",
+        "while-loop",
+    }
 
 
 def test_a_cut_reply_is_no_answer(comparison: Comparison) -> None:
     """A loop that does not look at the finish reason takes it for one."""
     taken = {run.option for run in comparison.of_script("cut-short") if run.breaches}
-    assert taken == {"option-1", "option-2", "option-3", "stock-loop", "while-loop"}
+    assert taken == {"option-1", "option-2", "option-3", "option-3-counted", "stock-loop", "while-loop"}
+
+
+def test_option_3_with_the_metadata_keeps_the_budget_and_no_more(comparison: Comparison) -> None:
+    """Charged by option 2's metadata the callback lets 5 of 5 pass; its refusal still leaves no answer."""
+    run = found(comparison, "option-3-counted", "never-ending")
+    assert (run.trips, run.charged, run.answer, run.broken) == (5, 5, "", True)
 
 
 def test_the_numbers_decide_in_words(comparison: Comparison) -> None:
-    """The verdict names the figures of the runs; without those runs there is none."""
-    said = " ".join(comparison.verdict)
-    assert "the chain of three calls it had 2 after 5 round trips; option 2 needed 4" in said
-    assert "alone it let 10 round trips pass where 5 were allowed" in said
-    assert replace(comparison, runs=comparison.runs[:5]).verdict == ()
+    """The verdict names the figures of the runs, and what follows from all of them."""
+    said = comparison.verdict
+    assert "of the chain's 3 calls it had made 2 after 5 round trips; option 2 needed 4" in said[0]
+    assert "Option 2 as written makes 6 round trips of 5" in said[1]
+    assert "Option 3 as written makes 15 round trips of 5" in said[2]
+    assert "makes 5, without an answer and with a history that OpenAI refuses" in said[2]
+    assert "alone it let 10 round trips pass where 5 were allowed" in said[3]
+    assert len(said) == 6
+    assert "; 5 of them ran out of budget where another option finished." in comparison.summary
+
+
+@pytest.mark.parametrize(
+    ("script", "option", "change", "gone"),
+    [
+        ("chain", "option-2-corrected", {"answer": ""}, 0),
+        ("chain", "option-1-corrected", {"status": "failed", "tools_run": 0}, 0),
+        ("never-ending", "option-2", {"trips": 5}, 1),
+        ("never-ending", "option-3", {"trips": 5}, 2),
+        ("never-ending", "option-3-counted", {"trips": 6}, 2),
+        ("asks-a-model-inside", "option-2-corrected", {"charged": 4}, 3),
+        ("veto", "option-3-corrected", {"tools_run": 2}, 4),
+    ],
+)
+def test_a_sentence_that_the_runs_do_not_bear_out_is_not_said(
+    comparison: Comparison, script: str, option: str, change: dict[str, Any], gone: int
+) -> None:
+    """Nor what would follow from it."""
+    kept = [sentence for place, sentence in enumerate(comparison.verdict[:5]) if place != gone]
+    there = (script, option)
+    runs = tuple(replace(run, **change) if (run.script, run.option) == there else run for run in comparison.runs)
+    assert list(replace(comparison, runs=runs).verdict) == kept
+    assert (
+        list(replace(comparison, runs=tuple(run for run in runs if (run.script, run.option) != there)).verdict) == kept
+    )
+    assert replace(comparison, live=True).verdict == ()
+
+
+def test_one_round_trip_bears_out_less() -> None:
+    """With one round trip allowed nobody finishes the chain, so nothing is said of it."""
+    compared = asyncio.run(run_comparison(max_iterations=1, scripts=["chain", "never-ending"]))
+    assert not [sentence for sentence in compared.verdict if "chain" in sentence or sentence.startswith("So ")]
+
+
+def test_your_own_option_or_situation_takes_no_key_of_another() -> None:
+    """It would be taken for the other one, in tables and in the verdict."""
+    mine = option("option-3")(greedy)
+    for options, scripts in (([mine], []), ([], [two_lamps, two_lamps])):
+        with pytest.raises(PlannerInvalidConfigurationError, match=r"another (option 'option-3'|script 'two-lamps')"):
+            asyncio.run(run_comparison(options=["option-2", *options], scripts=["chain", *scripts]))
 
 
 def test_each_situation_says_what_a_user_is_entitled_to() -> None:
