@@ -1,6 +1,7 @@
-"""Which small defects the tests find: a mutation score of the pure core, or of other modules.
+"""Which small defects the tests find: a mutation score of the pure core, or of other packages and modules.
 
     python tests/benchmarks/mutations.py                                     a sample of planner_ext/core
+    python tests/benchmarks/mutations.py engine approval                     a sample of both, judged by their tests
     python tests/benchmarks/mutations.py --sample 0 planner_ext/core/fold.py    every mutation of one module
     python tests/benchmarks/mutations.py --again survivors.txt               those that a saved output calls SURVIVED
 
@@ -9,8 +10,8 @@ A mutation changes one place inside a function: a comparison, ``and`` and ``or``
 statement, or what is returned. One process imports the tests and runs them once, with the lines that each executes. For
 each mutation it forks; the child replaces the code of the live functions, and runs the tests that execute the changed
 statement until one fails, first those that found much for little time. A test that takes far more processor time than
-it should is caught in a loop: the mutation is found. Property tests draw the same examples every time, and do
-not shrink them.
+it should is caught in a loop, and one that does not end waits for nothing: the mutation is found. Property tests draw
+the same examples every time, and do not shrink them.
 
 A mutation that no test notices survives: it is a promise without a test, or a change without an effect.
 
@@ -42,7 +43,6 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parents[2]
-CORE = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "planner_ext/core").glob("*.py"))
 PAIRS: list[tuple[type[Any], type[Any]]] = [
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
     *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.Div, ast.Mod)),
@@ -56,6 +56,8 @@ NOT_RUN = ("annotation", "returns", "args", "decorator_list", "type_params")
 """The fields of a function that its calls do not execute."""
 MOST_MEMORY = 8 << 30
 """Bytes of address space; a mutation that asks for more was caught in a loop."""
+MOST_SECONDS = 120.0
+"""How long a child may take; a test that takes longer waits for what never comes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +283,9 @@ def judged(
     if not child:
         try:
             resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
+            for ending in (signal.SIGPROF, signal.SIGALRM):
+                signal.signal(ending, signal.SIG_DFL)  # ends the process
+            signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
             for stream in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
             install(mutation, functions)
@@ -310,17 +314,27 @@ def passes(item: pytest.Item) -> bool:
     return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
+def modules_of(name: str) -> list[str]:
+    """List the modules of a package, or the one with this path."""
+    files = [ROOT / name] if name.endswith(".py") else sorted((ROOT / "planner_ext" / name).glob("*.py"))
+    if not files:
+        raise SystemExit(f"planner_ext/{name} has no modules; expected a package, such as engine, or a module's path")
+    return [str(file.relative_to(ROOT)) for file in files]
+
+
 def main() -> None:
     """Draw mutations, and judge them."""
     parser = argparse.ArgumentParser(description="Print the mutation score of modules.")
-    parser.add_argument("files", nargs="*", default=CORE, help="modules; those of planner_ext/core by default")
-    parser.add_argument("--tests", nargs="+", default=["tests/core"], help="the tests that judge")
+    parser.add_argument("judged", nargs="*", default=["core"], help="packages, core by default, or paths of modules")
+    parser.add_argument("--tests", nargs="+", help="the tests that judge; those of the packages by default")
     parser.add_argument("--sample", type=int, default=100, help="how many mutations, drawn at random; 0 for all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", type=Path, help="an output of this program; only its survivors are judged")
     options = parser.parse_args()
-    drawn = [mutation for file in options.files for mutation in mutations(file)]
-    print(f"{len(drawn)} mutations in {len(options.files)} modules")
+    files = [file for name in options.judged for file in modules_of(name)]
+    tests = options.tests or sorted({f"tests/{Path(file).parent.name}" for file in files})
+    drawn = [mutation for file in files for mutation in mutations(file)]
+    print(f"{len(drawn)} mutations in {len(files)} modules")
     if options.again is not None:
         before = set(re.findall(r"(?:SURVIVED|NO TEST) (\S+?):\d+: (.*)", options.again.read_text("utf-8")))
         drawn = [mutation for mutation in drawn if (mutation.file, mutation.change) in before]
@@ -328,7 +342,7 @@ def main() -> None:
         drawn = random.Random(options.seed).sample(drawn, min(options.sample or len(drawn), len(drawn)))
     os.chdir(ROOT)
     arguments = ["-q", "-s", "-n0", "-p", "no:cacheprovider", "-m", "fast"]
-    sys.exit(pytest.main([*arguments, *options.tests], plugins=[Judge(drawn)]))
+    sys.exit(pytest.main([*arguments, *tests], plugins=[Judge(drawn)]))
 
 
 if __name__ == "__main__":
