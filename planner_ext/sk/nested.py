@@ -427,7 +427,8 @@ def _is_inline(context: FunctionInvocationContext) -> bool:
     """Whether a prompt runs that is not a function of the kernel, as of ``invoke_prompt``: a request, not a call."""
     function = context.function
     plugin = context.kernel.plugins.get(function.plugin_name)
-    return function.is_prompt and (plugin is None or function.name not in plugin.functions)
+    unknown = plugin is None or function.name not in plugin.functions
+    return function.is_prompt and unknown and approval_required(function) is None
 
 
 @dataclass(eq=False, repr=False)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 from semantic_kernel import Kernel
-from semantic_kernel.functions import kernel_function
+from semantic_kernel.functions import KernelFunctionFromPrompt, kernel_function
 
 from planner_ext import ApprovalFilter, ApprovalPolicy, requires_approval
 from planner_ext.durable import effect
@@ -15,7 +15,7 @@ from planner_ext.engine.effects import Effect, effect_of
 from planner_ext.errors import InvalidLimitError, NotAFunctionError
 from planner_ext.sk.toolset import tool_of
 from planner_ext.testing import ScriptedChatCompletion, call, calls, say
-from support.approval import DOORS, World, world
+from support.approval import DOORS, World, results, world
 from support.approval_filter import ENTRIES, guarded
 
 
@@ -75,6 +75,21 @@ async def test_a_function_of_a_kernel_can_be_marked(copied: Callable[[Kernel], K
     assert [(one["fully_qualified_name"], one["prompt"]) for one in outcome.pending] == [
         (name, "Sure?") for name in ("bank-pay", "text-sum-up", "mcp-fetch-page")
     ]
+
+
+async def test_a_marked_prompt_that_a_function_runs_is_decided() -> None:
+    """A prompt that is no function of the kernel is a request, and no call, unless it is marked."""
+    prompt = requires_approval(KernelFunctionFromPrompt("say", prompt="Say it."))
+
+    class Outer:
+        @kernel_function
+        async def run(self, kernel: Kernel) -> str:
+            return str(await kernel.invoke(prompt))
+
+    here = world([call("outer-run"), say("Done.")], outer=Outer())
+    outcome = await DOORS[0].ask(here)
+    assert (outcome.status, here.requests) == ("answered", 2)
+    assert "needs a person's decision" in results(outcome.history)[0]
 
 
 async def test_a_filter_sees_the_mark_of_a_kernels_function() -> None:
