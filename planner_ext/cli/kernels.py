@@ -64,7 +64,7 @@ def imported_object(path: str, *, option: str) -> object:
         PlannerInvalidConfigurationError: If there is no such module or name, or the module fails.
     """
     module_name, _, name = path.partition(":")
-    if not module_name or not name:
+    if not module_name or not name or module_name.startswith(".") or "/" in module_name:
         raise PlannerInvalidConfigurationError(
             f"{option} must be module:factory, for instance shop.kernel:make_kernel; got {shown(path)}."
         )
@@ -74,10 +74,12 @@ def imported_object(path: str, *, option: str) -> object:
     with _blamed(f"{given}: the module"):
         module = _imported(module_name)
     if module is None:
-        problem = f"{given}: there is no module {module_name!r}, neither installed nor in {here}."
+        hint = f" Leave .py out: {module_name[:-3]}:{name}." if module_name.endswith(".py") else ""
+        problem = f"{given}: there is no module {module_name!r}, neither installed nor in {here}.{hint}"
         raise PlannerInvalidConfigurationError(problem)
     try:
-        return attrgetter(name)(module)
+        with _blamed(f"{given}: the module", AttributeError):
+            return attrgetter(name)(module)
     except AttributeError:
         near = difflib.get_close_matches(name, [known for known in vars(module) if not known.startswith("_")])
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -121,10 +123,12 @@ async def kernel_of(made: object, path: str) -> Kernel:
 
 
 @contextmanager
-def _blamed(what: str) -> Generator[None]:
-    """Name the user's code that raised, and the line."""
+def _blamed(what: str, *passed: type[Exception]) -> Generator[None]:
+    """Name the user's code that raised, and the line; some exceptions pass as they are."""
     try:
         yield
+    except passed:
+        raise
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".rstrip(": .")
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]

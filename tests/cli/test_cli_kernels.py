@@ -1,5 +1,6 @@
 """The kernel of a run: made as the user says, and never changed."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from semantic_kernel.filters import FilterTypes
 from semantic_kernel.services.ai_service_selector import AIServiceSelector
 
 from planner_ext.cli.demo_shop import order_kernel
-from planner_ext.cli.kernels import SERVICE_ID, openai_service, with_service
+from planner_ext.cli.kernels import SERVICE_ID, imported_object, openai_service, with_service
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.testing import ScriptedChatCompletion, say
 
@@ -96,3 +97,29 @@ def test_a_dotenv_file_is_read_as_semantic_kernel_reads_it(here: Path) -> None:
     """The key may stand in .env of the current directory."""
     (here / ".env").write_text("OPENAI_API_KEY=sk-file\n")
     assert openai_service(None, "m").client.api_key == "sk-file"
+
+
+LAZY = """
+def __getattr__(name):
+    if name == "make":
+        raise ImportError("install it first")
+    raise AttributeError(name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("lazy:make", r"--app lazy:make: the module raised ImportError: install it first \(.*lazy.py, line 4\)"),
+        ("lazy.py:make", r"there is no module 'lazy.py', .* Leave .py out: lazy:make\."),
+        ("../lazy:make", r"--app must be module:factory, for instance shop.kernel:make_kernel; got '../lazy:make'"),
+        ("apps/lazy:make", r"--app must be module:factory"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, path: str, problem: str) -> None:
+    """With the way out; a module that makes its attributes when they are asked for may fail then."""
+    (here / "lazy.py").write_text(LAZY)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.delitem(sys.modules, "lazy", raising=False)
+    with pytest.raises(PlannerInvalidConfigurationError, match=problem):
+        imported_object(path, option="--app")
