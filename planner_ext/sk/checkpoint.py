@@ -75,7 +75,7 @@ class SigningKey(SharedByCopies, bytes):
         return signature_of({"schema": schema, "facts": facts}, self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
     """A run's journal. It holds the run's messages and its budget, and never the application's arguments.
 
@@ -88,8 +88,11 @@ class Checkpoint:
     """
 
     facts: tuple[Fact, ...]
-    _signature: str | None = field(default=None, kw_only=True, repr=False, compare=False)
-    _stays_signed: bool = field(default=False, kw_only=True, repr=False, compare=False)
+    _signature: str | None = field(default=None, kw_only=True, compare=False)
+    _stays_signed: bool = field(default=False, kw_only=True, compare=False)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint(run_id={self.run_id!r}, {len(self.facts)} facts)"  # short, and without the conversation
 
     @classmethod
     def of_run(cls, facts: Sequence[Fact], key: SigningKey | None) -> Self:

@@ -45,6 +45,12 @@ async def text(history: ChatHistory, tools: Tools) -> str:
     return (await limited(history, tools)).metadata["checkpoint"]
 
 
+async def test_a_printed_checkpoint_names_its_run_and_shows_no_message(text: str) -> None:
+    """In a log or a traceback a checkpoint is one short line: the conversation in it stays out."""
+    checkpoint = Checkpoint.from_json(text)
+    assert repr(checkpoint) == f"Checkpoint(run_id={checkpoint.run_id!r}, {len(checkpoint.facts)} facts)"
+
+
 async def test_a_checkpoint_comes_back_as_it_was(text: str) -> None:
     """Text to checkpoint to text is the same text, and the state is the same to the last count."""
     checkpoint = Checkpoint.from_json(text)
