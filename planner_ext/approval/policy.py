@@ -214,6 +214,8 @@ class ApprovalPolicy(_Data):
             InvalidPolicyError: If it is not a policy, or has a key twice.
             OSError: If the file cannot be read.
         """
+        if "\n" in str(path):
+            raise InvalidPolicyError("from_yaml takes the path of a file; got YAML text. Use from_yaml_text.")
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

@@ -378,6 +378,8 @@ class Runs(RunsClient):
 
     def __init__(self, pool: WorkerPool, notifier: Notifier | None = None) -> None:
         """@private Called by `sqlite` and `dbos`."""
+        is_pool = isinstance(pool, WorkerPool)  # pyright: ignore[reportUnnecessaryIsInstance]  (of untyped code)
+        check(is_pool, f"Open runs with async with Runs.sqlite(path) as runs, or Runs.dbos(url); got {shown(pool)}.")
         super().__init__(pool.runner.store, clock=pool.runner.clock, poll_seconds=pool.poll_seconds)
         self._pool, self._notifier = pool, notifier
         self._closing = asyncio.Lock()

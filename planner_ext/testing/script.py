@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 from semantic_kernel.contents import ChatMessageContent
 
-from planner_ext.core.errors import PlannerExtError
+from planner_ext.core.errors import PlannerExtError, shown
 from planner_ext.core.values import Usage
 
 __all__ = [
@@ -219,6 +219,8 @@ class ScriptReader:
             raise ValueError(
                 f"chunk_size is the number of characters per streamed piece, at least 1, not {chunk_size!r}."
             )
+        if isinstance(script, ScriptedReply):
+            raise TypeError(f"A script is a list of replies, or a function of the request; got {shown(script)}.")
         self.chunk_size = chunk_size
         self._steps: Iterator[object] = iter(lambda: script, None) if callable(script) else iter(script)
         self._answers_given = 0

@@ -273,6 +273,12 @@ def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
         ApprovalPolicy.from_yaml(tmp_path / "policy.yaml")
 
 
+def test_text_in_the_place_of_a_path_is_refused_with_the_way_out() -> None:
+    """``from_yaml`` takes a path; for YAML text there is another method."""
+    with pytest.raises(InvalidPolicyError, match="from_yaml_text"):
+        ApprovalPolicy.from_yaml("default: ask\nrules: []\n")
+
+
 def test_ten_thousand_keys_are_read_in_seconds() -> None:
     """Equal keys are found in time that grows with their number."""
     text = "default: ask\n" + "".join(f"k{n}: {n}\n" for n in range(10_000))

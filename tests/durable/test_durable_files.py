@@ -33,6 +33,13 @@ async def test_a_store_that_was_not_opened_says_how(connect: Any, tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
+def test_a_store_is_opened_and_not_constructed() -> None:
+    """``Runs(path)`` says which functions open a store."""
+    path: Any = "runs.db"
+    with pytest.raises(PlannerInvalidConfigurationError, match=r"Runs\.sqlite\(path\).*got 'runs\.db'"):
+        Runs(path)
+
+
 async def test_values_in_each_others_place_are_refused_by_name(tmp_path: Path) -> None:
     """A kernel for the planner, and a pending call for its id, are refused before the store is asked."""
     planner, kernel = world(tmp_path / "effects", [PAY])

@@ -104,8 +104,8 @@ def test_what_is_no_answer_is_refused_with_the_way_out(script: Script) -> None:
 
 
 def test_a_single_reply_is_no_script() -> None:
-    """A script that is neither iterable nor a function is refused at once."""
-    with pytest.raises(TypeError, match="not iterable"):
+    """A reply by itself is refused when the script is made, with what a script is."""
+    with pytest.raises(TypeError, match="A script is a list of replies"):
         ScriptReader(say("alone"))  # pyright: ignore[reportArgumentType]  # junk, on purpose
 
 
