@@ -149,7 +149,8 @@ class KernelChat:
         while cause is not None:
             if isinstance(cause, _NOT_SENT) or any(kind.__name__ in _NOT_CONNECTED for kind in type(cause).__mro__):
                 return False
-            cause = cause.__cause__
+            hidden = cause.__context__ if cause.__suppress_context__ else None  # raised "from None", as Ollama does
+            cause = cause.__cause__ or hidden
         return True
 
     def estimated(self, transcript: Sequence[TranscriptItem], request: AskModel) -> Usage:

@@ -32,8 +32,8 @@ from planner_ext import (
     ToolUseSession,
 )
 from planner_ext.engine.journal import dump_message
-from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError
-from planner_ext.events import ResultReady
+from planner_ext.errors import InvalidReplyError, PlannerInvalidConfigurationError, ServiceCallError
+from planner_ext.events import RequestFailed, ResultReady
 from planner_ext.iteration import Usage
 from planner_ext.session import AutomaticToolUseConfig
 from planner_ext.sk.messages import read_usage, text_of
@@ -103,10 +103,12 @@ def ollama(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
 
 def bedrock(api: Api, stack: AsyncExitStack) -> ChatCompletionClientBase:
     sdk = pytest.importorskip("boto3", reason="the boto3 SDK is not installed")
+    from botocore.config import Config
     from semantic_kernel.connectors.ai.bedrock import BedrockChatCompletion
 
     where = {"region_name": "us-east-1", "aws_access_key_id": "any", "aws_secret_access_key": "any"}
-    client = sdk.client("bedrock-runtime", endpoint_url=api.url, **where)
+    once = Config(retries={"total_max_attempts": 1})
+    client = sdk.client("bedrock-runtime", endpoint_url=api.url, config=once, **where)
     stack.callback(client.close)
     return BedrockChatCompletion("anthropic.claude-3-5-sonnet-20240620-v1:0", runtime_client=client, client=client)
 
@@ -448,6 +450,18 @@ async def test_settings_that_a_connector_does_not_take_are_named(connect: Callab
     with refused:
         await FunctionCallingStepwisePlanner(None).invoke(world.kernel, "Double 4.", arguments)
     assert world.api.bodies == []
+
+
+async def test_a_request_without_a_connection_is_not_charged(connect: Callable[..., World]) -> None:
+    """Each SDK has an error of its own for a server that is not there; it costs no round trip."""
+    world = connect(TEXT)
+    world.api.__exit__()
+    with pytest.raises(ServiceCallError) as caught:
+        await ask(world, asked(), streamed=False)
+    assert caught.value.checkpoint is not None
+    *_, failed = caught.value.checkpoint.facts
+    assert isinstance(failed, RequestFailed)
+    assert failed.iterations == 0
 
 
 async def test_a_reply_that_was_cut_is_no_answer(connect: Callable[..., World], streamed: bool) -> None:
