@@ -212,7 +212,7 @@ class _Charges:
         """Take in the journal with which an activation begins."""
         match facts:
             case [RunStarted(run_id=run_id, at=at), *more] if is_kept:
-                self._run, self._activation = f"{run_id} {at!r}", len(facts)  # a deleted run frees its name
+                self._run, self._activation = f"{run_id} {float(at)!r}", len(facts)  # a deleted run frees its name
                 self._used = bool(more)  # an earlier process may have left something reserved
             case _:
                 pass

@@ -135,7 +135,8 @@ def begun(budget: SharedBudget, clock: Any, run_id: str, length: int) -> SharedB
     """Begin an activation of a kept run with a journal of some length."""
     charges = charges_of([budget], {}, clock.now)
     assert charges is not None
-    started = RunStarted(run_id=run_id, rules=Rules(), messages=(), at=0.0)
+    at: float = 0 if length == 1 else 0.0  # a clock may give whole seconds, which are read back as a float
+    started = RunStarted(run_id=run_id, rules=Rules(), messages=(), at=at)
     charges.begin([started, *(SharedBudgetsChecked(at=0.0) for _ in range(length - 1))], is_kept=True)
     return charges
 
