@@ -5,7 +5,7 @@ import builtins
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
@@ -580,12 +580,13 @@ class Runs(RunsClient):
             Their handles; the runs are already running.
         """
         taken: list[RunHandle[R]] = []
-        for record in await self._store.due(self._clock.now()):
-            if len(taken) >= limit:
-                break
-            job = Job(run_id=record.run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
-            if (handle := await self._pool.take(record, job)) is not None:
-                taken.append(handle)
+        async with aclosing(self._store.due(self._clock.now())) as due:
+            async for record in due:
+                if len(taken) >= limit:
+                    break
+                job = Job(run_id=record.run_id, planner=planner, kernel=kernel, arguments_for=arguments_for)
+                if (handle := await self._pool.take(record, job)) is not None:
+                    taken.append(handle)
         return taken
 
     async def work(

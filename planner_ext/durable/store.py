@@ -52,6 +52,20 @@ _CONTINUES = """
     ) ELSE status IN ('queued', 'running') END
 """
 """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date."""
+_DUE = f"""
+    {_RUN} WHERE run_id IN (
+        SELECT run_id FROM (
+            SELECT run_id, created_at FROM planner_runs
+            WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now)
+            UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
+            UNION ALL SELECT run_id, created_at FROM planner_runs
+                WHERE status = 'paused'
+                      AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+        ) AS due ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
+    ) ORDER BY created_at, run_id
+"""
+_PAGE = 200
+"""The rows of due runs that are read at once: thousands may be queued, of which a worker takes a few."""
 _APPROVAL = """
     SELECT id, run_id, status, fingerprint, call, asked_at, expires_at, decision, decided_at, problem
     FROM planner_approvals
@@ -276,20 +290,16 @@ class JournalStore:
         )
         return StoreMarks(number=int(waiting[0][0] or 0), waiting=_mark(waiting[0]), runs=_mark(runs[0]))
 
-    async def due(self, now: float) -> list[RunRecord]:
-        """List queued, running, decided and expired runs of any owner; the caller skips those of a living worker.
+    async def due(self, now: float) -> AsyncGenerator[RunRecord]:
+        """Read queued, running, decided and expired runs of any owner, the oldest first, as far as they are needed.
 
-        A run that a fault interrupted is running, and due at its retry.
+        The caller skips those of a living worker. A run that a fault interrupted is running, and due at its retry.
         """
-        statement = f"""
-            {_RUN} WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now)
-            UNION {_RUN} WHERE status = 'paused' AND wake_at <= :now
-            UNION {_RUN}
-                  WHERE status = 'paused'
-                        AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
-            ORDER BY created_at, run_id
-        """
-        return _read_runs(await self._rows(statement, now=now))
+        read = 0
+        while rows := await self._rows(_DUE, now=now, limit=_PAGE, offset=read):
+            for record in _read_runs(rows):
+                yield record
+            read += len(rows)
 
     async def continues(self, run_id: str, now: float) -> bool:
         """Whether a run is driven, or is due: unless it has ended, or waits for a decision or a date.

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +238,22 @@ async def test_a_first_page_needs_no_sort(tmp_path: Path) -> None:
             plan = "\n".join(row[3] for row in rows)
             assert f"planner_runs USING INDEX planner_runs_by_{index}" in plan
             assert "waiting USING INDEX planner_approvals_by_run" in plan
+
+
+async def test_due_runs_are_read_as_far_as_a_worker_takes_them(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of a long queue comes first, and a worker that has room for one run reads one page of it."""
+    async with opened_store(store) as opened:
+        assert all([await opened.create(f"r{n}", GOAL, owner=None, at=n, status="queued") for n in range(5)])
+        monkeypatch.setattr("planner_ext.durable.store._PAGE", 2)
+        assert [record.run_id async for record in opened.due(9.0)] == [f"r{n}" for n in range(5)]
+        asked: list[Any] = []
+        transact = opened.database.transact
+
+        async def counting(*steps: Any) -> Any:
+            asked.extend(steps)
+            return await transact(*steps)
+
+        monkeypatch.setattr(opened.database, "transact", counting)
+        async with aclosing(opened.due(9.0)) as due:
+            assert (await anext(due)).run_id == "r0"
+        assert len(asked) == 1
