@@ -381,8 +381,10 @@ class _DbosHost:
         self._stopped = True
         for event in self._dbos.background_thread_stop_events:
             event.set()
-        for poller in (each for each in threading.enumerate() if each.name == f"queue-worker-{QUEUE}"):
-            await in_thread(partial(poller.join, _HAND_OVER_SECONDS))
+        for thread in threading.enumerate():
+            # one that has not started yet cannot be joined, and sees the event first
+            if thread.name == f"queue-worker-{QUEUE}" and thread.is_alive():
+                await in_thread(partial(thread.join, _HAND_OVER_SECONDS))
 
     async def interrupt(self) -> None:
         """Cancel and await the activations that run here; to DBOS they still run."""
