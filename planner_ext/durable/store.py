@@ -45,7 +45,7 @@ _RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM planner_runs"
 _TABLES_OF_RUNS = ("planner_journal", "planner_approvals", "planner_refusals", "planner_notices")
 _GET_RUN = f"{_RUN} WHERE run_id = :run_id"
 _GET_STORED = f"SELECT {', '.join(RUN_COLUMNS)}, inputs, new_budget FROM planner_runs WHERE run_id = :run_id"
-_JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id ORDER BY seq"
+_JOURNAL = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
 _CONTINUES = """
     CASE WHEN status = 'paused' THEN wake_at <= :now OR EXISTS (
         SELECT 1 FROM planner_approvals WHERE run_id = :run_id AND status = 'decided'
@@ -58,9 +58,9 @@ _DUE = f"""
             SELECT run_id, created_at FROM planner_runs
             WHERE status IN ('queued', 'running') AND (wake_at IS NULL OR wake_at <= :now)
             UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND wake_at <= :now
-            UNION ALL SELECT run_id, created_at FROM planner_runs
-                WHERE status = 'paused'
-                      AND run_id IN (SELECT run_id FROM planner_approvals WHERE status = 'decided')
+            UNION ALL SELECT run_id, created_at FROM planner_runs WHERE status = 'paused' AND run_id IN (
+                SELECT run_id FROM planner_approvals WHERE status = 'decided'
+            )
         ) AS due ORDER BY created_at, run_id LIMIT :limit OFFSET :offset
     ) ORDER BY created_at, run_id
 """
@@ -205,7 +205,7 @@ class JournalStore:
             UnknownRunError: If the store has no such run.
             InvalidJournalError: If the journal cannot be read.
         """
-        values = {"run_id": run_id}
+        values: dict[str, Value] = {"run_id": run_id, "seen": 0}
         return _read_stored(run_id, *await self.database.transact((_GET_STORED, values), (_JOURNAL, values)))
 
     async def load_driven(self, run_id: str) -> tuple[StoredRun, NewBudget | None, Sequence[Row]]:
@@ -216,7 +216,7 @@ class JournalStore:
             InvalidJournalError: If the journal cannot be read.
             StoreError: If the budget is damaged.
         """
-        values = {"run_id": run_id}
+        values: dict[str, Value] = {"run_id": run_id, "seen": 0}
         runs, facts, decided = await self.database.transact(
             (_GET_STORED, values), (_JOURNAL, values), (_DECIDED, values)
         )
@@ -235,10 +235,8 @@ class JournalStore:
             InvalidJournalError: If the facts cannot be read.
         """
         run = f"SELECT {', '.join(RUN_COLUMNS)}, {_CONTINUES} FROM planner_runs WHERE run_id = :run_id"
-        journal = "SELECT seq, schema, fact FROM planner_journal WHERE run_id = :run_id AND seq >= :seen ORDER BY seq"
-        rows, facts = await self.database.transact(
-            (run, {"run_id": run_id, "now": now}), (journal, {"run_id": run_id, "seen": seen})
-        )
+        values: dict[str, Value] = {"run_id": run_id, "now": now, "seen": seen}
+        rows, facts = await self.database.transact((run, values), (_JOURNAL, values))
         record = _read_run(run_id, [row[:-1] for row in rows])
         return record, bool(rows[0][-1]), read_facts(run_id, facts, first=seen)
 
