@@ -38,6 +38,26 @@ def test_a_guard_is_named_as_another_process_finds_it() -> None:
     assert json.loads(guard_name(ApprovalPolicy.model_validate({"default": "deny", "rules": []})))["default"] == "deny"
 
 
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"reason": "for people"}, True),
+        ({"plugin": "*"}, True),
+        ({"arguments": {"amount": {"le": 100.0}, "order": {"glob": "7*"}}}, True),
+        ({"arguments": {"amount": {"le": 101}, "order": {"glob": "7*"}}}, False),
+        ({"arguments": {"amount": {"le": 100}}}, False),
+        ({"expires_in": 60}, False),
+    ],
+)
+def test_a_policy_is_named_by_what_it_decides(change: dict[str, Any], same: bool) -> None:
+    """The order of keys, explicit defaults, 100.0 for 100 and what is for people make no difference; all else does."""
+    arguments = {"order": {"glob": "7*"}, "amount": {"le": 100}}
+    rule: dict[str, Any] = {"function": "refund", "action": "ask", "arguments": arguments}
+    names = [guard_name(ApprovalPolicy.from_dict({"default": "deny", "rules": [one]})) for one in (rule, rule | change)]
+    assert (names[0] == names[1]) is same
+
+
 def test_the_guard_of_a_program_has_the_name_of_its_file(tmp_path: Path) -> None:
     program = tmp_path / "till.py"
     lines = ["from planner_ext.approval.policy import guard_name", "def guard(): ...", "NAME = guard_name(guard)"]
@@ -62,8 +82,10 @@ def test_the_guard_of_a_program_has_the_name_of_its_file(tmp_path: Path) -> None
         ({"expires_in": 5.0}, {}, "expires_in is now None instead of 5.0"),
         ({"expires_in": 5.0}, {"expires_in": 6.0}, "expires_in is now 6.0 instead of 5.0"),
         ({"expires_in": 5.0}, {"expires_in": 5.0}, ""),
+        ({"expires_in": 5.0}, {"expires_in": 4.0}, ""),
+        ({}, {"expires_in": 5.0}, ""),
         ({"marked": ("shop-refund", "shop-gone")}, {}, "@requires_approval of shop-refund"),
-        ({"interceptors": ("a",)}, {"interceptors": (policy(LOOK), "a")}, "allows calls before that"),
+        ({"interceptors": ("a",)}, {"interceptors": (policy(LOOK), "a")}, ": rule 1 of a policy that"),
         ({"interceptors": ("a",)}, {"interceptors": ("a", policy(LOOK, default="allow"))}, ""),
         ({"checks": ("a",)}, {"checks": ("a",), "interceptors": (policy(LOOK),)}, "the say of what is asked later"),
         ({"marked": ("shop-look",)}, {"marked": ("shop-look",), "interceptors": (policy(LOOK),)}, "allows calls"),

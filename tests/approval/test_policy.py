@@ -88,7 +88,7 @@ def test_questions_carry_reason_and_expiry() -> None:
 
 
 UNUSABLE: dict[str, tuple[Any, str]] = {
-    "no-default": ({"rules": []}, "default"),
+    "no-default": ({"rules": []}, "lacks default"),
     "empty": ({}, "default"),
     "default-null": ({"default": None}, "default"),
     "default-other": ({"default": "approve"}, "default"),
