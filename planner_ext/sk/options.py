@@ -218,7 +218,10 @@ class RunSettings:
             TypeError: If there is no such option.
         """
         if unknown := options.keys() - _OPTIONS.keys():
-            raise TypeError(f"unexpected keyword argument {', '.join(sorted(map(repr, unknown)))}")
+            raise TypeError(
+                f"unexpected keyword argument {', '.join(sorted(map(repr, unknown)))}; the options are "
+                f"{', '.join(sorted(_OPTIONS))}. Limits are fields of the budget: budget=Budget(max_iterations=5)."
+            )
         given: Mapping[str, Any] = {**DEFAULTS, **options}
         return cls(taken=(taken,), **{name: option.read(name, given[name]) for name, option in _OPTIONS.items()})
 
