@@ -134,7 +134,7 @@ def apply_decision(
 def _edited(
     fact: CallDecided, decision: Approve, functions: Functions, request: RequestedCall
 ) -> dict[str, str] | Deny:
-    """Return the fields that the edited arguments change, or the denial if they are invalid."""
+    """Return the fields that the edited arguments change, empty for the same arguments, or a denial of invalid ones."""
     assert decision.arguments is not None, "an approval with an edit"
     try:
         text = edited_text(decision.arguments)
@@ -144,7 +144,8 @@ def _edited(
         resolved = functions.check(request, text)
         if resolved.kind == "function" and resolved.function == fact.function:
             edited = text if resolved.converted is None else resolved.converted
-            return {"edited": edited, "digest": digest_of(resolved.function, resolved.arguments)}
+            digest = digest_of(resolved.function, resolved.arguments)
+            return {} if digest == fact.digest else {"edited": edited, "digest": digest}
         problem = resolved.answer
     return Deny(f"The edited arguments cannot be used. {problem}", decision.by)
 

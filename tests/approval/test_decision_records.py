@@ -3,10 +3,19 @@
 from typing import Any
 
 import pytest
+from semantic_kernel import Kernel
+from semantic_kernel.functions import kernel_function
 
-from planner_ext.approval.decisions import ApprovalSettings, decisions_of
+from planner_ext import (
+    ApprovalSettings,
+    Approve,
+    FunctionCallingStepwisePlanner,
+    FunctionCallingStepwisePlannerOptions,
+)
+from planner_ext.approval.decisions import decisions_of
 from planner_ext.core.errors import InvalidLimitError
-from planner_ext.core.facts import Fact
+from planner_ext.core.facts import CallDecided, Fact
+from planner_ext.testing import ScriptedChatCompletion, call, say
 from support.core import calls, clarified, decided, replied, run_started
 
 BEGUN: list[Fact] = [run_started(), replied(calls("f"))]
@@ -60,3 +69,26 @@ def test_arguments_that_cannot_be_read_are_recorded_as_none() -> None:
     assert record.requested is None
     (record,) = decisions_of([*BEGUN, decided(0, verdict="deny", arguments="[1]")])
     assert record.requested is None
+
+
+class Shop:
+    @kernel_function
+    def refund(self, amount: float) -> str:
+        """Refund an amount."""
+        return f"refunded {amount}"
+
+
+@pytest.mark.parametrize(("amount", "edited"), [(50, False), (50.0, False), (20, True)])
+async def test_an_edit_that_changes_nothing_is_an_approval(amount: float, edited: bool) -> None:
+    """Nobody reads of edited arguments where a form returned those that it showed."""
+    kernel = Kernel()
+    kernel.add_plugin(Shop(), "shop")
+    kernel.add_service(ScriptedChatCompletion([call("shop-refund", {"amount": 50}), say("Done.")]))
+    options = FunctionCallingStepwisePlannerOptions(plan=False, approval=ApprovalSettings(unmatched="defer"))
+    planner = FunctionCallingStepwisePlanner(options=options)
+    paused = await planner.invoke(kernel, "Refund it.")
+    decision = Approve(arguments={"amount": amount}, by="ann")
+    done = await planner.resume(kernel, paused.checkpoint, {paused.pending[0].id: decision})
+    assert done.status == "answered"
+    (fact,) = [fact for fact in done.facts if isinstance(fact, CallDecided) and fact.person]
+    assert (fact.by, fact.approved, fact.edited is not None) == ("ann", True, edited)
