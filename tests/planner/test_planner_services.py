@@ -166,7 +166,7 @@ class Embeddings(AIServiceClientBase):
         (None, [Embeddings(ai_model_id="m", service_id="vectors")], "'vectors'"),
         ("vectors", [Embeddings(ai_model_id="m", service_id="vectors")], "Embeddings"),
         ("", [ScriptedChatCompletion([], service_id="other")], "'other'"),
-        (5, [ScriptedChatCompletion([], service_id="other")], "'other'"),
+        (5, [ScriptedChatCompletion([], service_id="other")], "service_id must be of the class str; got 5"),
     ],
     ids=["none-at-all", "none-by-id", "wrong-id", "no-chat", "no-chat-by-id", "empty-id", "number"],
 )
