@@ -16,14 +16,14 @@ RUN = ("run", "What is a lamp?", "--kernel", "shop:with_service", "--no-plan", "
 def redirected(here: Path, redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command with a shell's redirection."""
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command_line(*arguments)]
-    return subprocess.run(shell, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    return subprocess.run(shell, cwd=here, capture_output=True, text=True, encoding="utf-8", timeout=120)
 
 
 def test_a_run_whose_reader_leaves_reaches_its_end(here: Path) -> None:
     """With a broken pipe on stderr, functions finish, and the answer is on stdout."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(command_line(*RUN), cwd=here, stdout=subprocess.PIPE, stderr=writer, timeout=60)
+    done = subprocess.run(command_line(*RUN), cwd=here, stdout=subprocess.PIPE, stderr=writer, timeout=120)
     os.close(writer)
     assert (done.returncode, done.stdout) == (0, b"It is 42.\n")
     assert (here / "run.json").exists()
@@ -93,7 +93,7 @@ def test_a_second_ctrl_c_ends_a_run_whose_function_cannot_be_cancelled(here: Pat
     for signalled in ("waits\n", "waits on\n"):
         assert signalled in iter(running.stderr.readline, "")
         running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 130
     assert "Traceback" not in err
     assert "Interrupted from the keyboard." in err or "The run is kept." in err
