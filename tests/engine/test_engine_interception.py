@@ -102,7 +102,7 @@ async def test_an_approved_call_runs_and_says_who_approved() -> None:
     """The decider and the stickiness of an approval are recorded."""
     engine = engine_of(["f"], "done", gate=FakeGate({"f": Approve(by="ann", always="function")}))
     state = await engine.run()
-    assert (decision_of(engine).by, decision_of(engine).verdict) == ("ann", "run")
+    assert (decision_of(engine).by, decision_of(engine).verdict, decision_of(engine).approved) == ("ann", "run", True)
     assert state.sticky == {"function:f"}
     assert results_of(state) == ["f()"]
 

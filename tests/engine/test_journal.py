@@ -181,6 +181,7 @@ def test_facts_are_a_list(facts: str) -> None:
         (lambda facts: facts[3]["calls"][1].pop("name"), "3.ModelReplied.calls.1.name"),
         (lambda facts: facts[3].update(calls={}), "3.ModelReplied.calls"),
         (lambda facts: facts[4].update(verdict="allow"), "4.CallDecided.verdict"),
+        (lambda facts: facts[3].update(at=float("nan")), "3.ModelReplied.at"),
         (lambda facts: facts[5].update(indexes=[0, "x"]), "5.CallsWithheld.indexes.1"),
         (lambda facts: facts[7].update(result=None), "7.CallFinished.result"),
         (lambda facts: facts[10].update(type="Stopped"), "10"),
