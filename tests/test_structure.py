@@ -1,4 +1,4 @@
-"""The tree: imports only point down, every module says what it exports, no file is too long.
+"""The tree: imports only point down, and every module says what it exports and promises.
 
 One test for each rule; it lists every module that breaks it.
 """
@@ -16,7 +16,6 @@ SPEC = find_spec("planner_ext")
 assert SPEC is not None
 assert SPEC.submodule_search_locations
 PACKAGE = Path(SPEC.submodule_search_locations[0])
-LINES_OF_CODE = 400
 
 FLOORS: dict[str, float] = {
     "core": 0,
@@ -247,15 +246,6 @@ def test_a_module_says_what_it_promises() -> None:
     )
 
 
-def test_a_file_can_be_held_in_mind() -> None:
-    """No file has more than 400 lines of code: blank lines, comments and docstrings do not count."""
-    lengths = {name_of(file): lines_of_code(file) for file in FILES}
-    check(
-        f"A file has at most {LINES_OF_CODE} lines of code:",
-        (f"{name} has {length}" for name, length in lengths.items() if length > LINES_OF_CODE),
-    )
-
-
 def test_the_floors_are_those_of_the_tree() -> None:
     """The names in the floor plan are names of the package."""
     standing = {part_of(name_of(file)) for file in FILES}
@@ -263,18 +253,6 @@ def test_the_floors_are_those_of_the_tree() -> None:
         "These have a floor in FLOORS, or are free of Semantic Kernel, and do not exist:",
         (sorted({*FLOORS, *FREE_OF_SEMANTIC_KERNEL, *MAY_SCRIPT} - standing)),
     )
-
-
-def lines_of_code(file: Path) -> int:
-    """Count the lines that are neither blank, comment nor docstring."""
-    documented: set[int] = set()
-    for node in ast.walk(tree_of(file)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
-            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines = enumerate(map(str.strip, file.read_text("utf-8").splitlines()), 1)
-    return sum(bool(line) and number not in documented and not line.startswith("#") for number, line in lines)
 
 
 def exported_by(file: Path) -> list[str] | None:
