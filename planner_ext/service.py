@@ -236,7 +236,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             DecisionRefusedError: If a decision is invalid, or was taken before; then no decision is taken.
         """
         request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
-        run = self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=False)
+        run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=False)
         return await run.message()
 
     async def resume_streaming(
@@ -254,7 +254,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
         request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
-        run = self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=True)
+        run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=True)
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -284,7 +284,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         started = RunStarted(run_id=context.new_run_id(), rules=context.rules(), messages=messages, at=at)
         return ServiceRun(history=chat_history, context=context, request=request, first=(started,), known=len(messages))
 
-    def _resume(
+    async def _resume(
         self,
         chat_history: ChatHistory,
         checkpoint: Checkpoint | str,
@@ -310,7 +310,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         behavior = settings.function_choice_behavior or BoundedFunctionChoiceBehavior.Auto()
         parent = current_parent_run(self._tab)
         context = self._context(request, settings, behavior, options, parent, streaming=streaming)
-        first = given.facts(context.functions, context.options.clock.now())
+        first = await given.facts(context.functions, context.options.clock.now())
         return ServiceRun(
             history=chat_history,
             context=context,

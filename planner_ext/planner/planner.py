@@ -268,7 +268,7 @@ class FunctionCallingStepwisePlanner:
             Exception: As `invoke`.
         """
         given = ResumeRequest(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
-        run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=False)
+        run = await self._resume(kernel, given, _merged(arguments, {}), stop, streaming=False)
         return await run.result()
 
     async def resume_stream(
@@ -286,7 +286,7 @@ class FunctionCallingStepwisePlanner:
         A stream that is closed before a function has started releases its decisions.
         """
         given = ResumeRequest(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
-        run = self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
+        run = await self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
         async with aclosing(run.events()) as events:
             async for event in events:
                 yield event
@@ -383,7 +383,7 @@ class FunctionCallingStepwisePlanner:
         )
         return PlannerRun(context=context, new=(started,), stop=stop)
 
-    def _resume(
+    async def _resume(
         self,
         kernel: Kernel,
         given: ResumeRequest,
@@ -405,7 +405,7 @@ class FunctionCallingStepwisePlanner:
         if given.budget is not None:
             given = replace(given, budget=options.budget)
         before = given.checkpoint.verified(options.checkpoint_key).facts
-        facts = given.facts(context.functions, options.clock.now())
+        facts = await given.facts(context.functions, options.clock.now())
         taking = Taking(options.taken, calls_taken(before, facts))
         return PlannerRun(context=context, facts=before, new=facts, stop=stop, taking=taking)
 

@@ -343,7 +343,7 @@ class KeptRun(PlannerRun):
         self._check_guards()
         reopened = activation.reopen and (state.phase, "Resumed") in TRANSITIONS
         if reopened or state.phase in (Phase.PAUSED, Phase.ENDED):
-            return self._resumed(checkpoint)
+            return await self._resumed(checkpoint)
         check_calls(state)
 
         def declared(name: str) -> Effect:
@@ -363,7 +363,7 @@ class KeptRun(PlannerRun):
                 "this; on the command line, --policy and --ask-all add guards."
             )
 
-    def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
+    async def _resumed(self, checkpoint: Checkpoint) -> Sequence[Fact]:
         activation, options, state = self.activation, self.context.options, checkpoint.state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
@@ -374,7 +374,7 @@ class KeptRun(PlannerRun):
         given = ResumeRequest(
             checkpoint=checkpoint, decisions=activation.decisions, decided_at=activation.decided_at, budget=budget
         )
-        facts = given.facts(self.context.functions, options.clock.now())
+        facts = await given.facts(self.context.functions, options.clock.now())
         return facts if len(facts) > 1 or activation.budget is not None or activation.reopen else ()
 
 

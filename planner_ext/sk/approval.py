@@ -502,7 +502,7 @@ class ResumeRequest:
         check_record(state)
         return apply(state, self._resumed(at))
 
-    def facts(self, functions: Functions, at: float) -> tuple[Fact, ...]:
+    async def facts(self, functions: Functions, at: float) -> tuple[Fact, ...]:
         """Convert the request to facts: all decisions, or none.
 
         Raises:
