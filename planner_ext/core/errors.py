@@ -34,7 +34,7 @@ class PlannerExtError(Exception):
 
 
 class IllegalTransitionError(PlannerExtError):
-    """A fact was applied to a state in which it cannot happen: a damaged journal, or a defect of this package."""
+    """A fact cannot happen in a state, or what is done changes none: a damaged journal, or a defect of this package."""
 
 
 class InvalidLimitError(PlannerExtError):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, assert_never
 
 from planner_ext.core import facts, machine
 from planner_ext.core.accounts import Account
-from planner_ext.core.errors import InvalidJournalError
+from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
 from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Reply, TranscriptItem, Usage
 from planner_ext.engine.batch import BudgetHandle, CallFailedError, Calls, StopHandle
@@ -26,6 +26,9 @@ from planner_ext.engine.shared import Reservations
 __all__ = ["BudgetHandle", "CallFailedError", "Engine", "StopHandle", "watch"]
 
 logger = logging.getLogger(__name__)
+
+_MOST_REPEATS = 100
+"""How many actions in a row may record nothing: one that a time limit is just about to end starts nothing."""
 
 
 class Engine:
@@ -85,14 +88,20 @@ class Engine:
 
         Raises:
             CallFailedError: If a function failed and ``raise_errors`` is set.
+            IllegalTransitionError: If what is done changes nothing, and would be done for ever.
             Exception: Whatever the connector or the store raises.
         """
         tracing = self._ports.tracing
         perform = self._perform if tracing is None else tracing.around(self._perform)
         self._journal.lap()
+        recorded, repeats = len(self.facts), 0
         try:
             while (action := await self._next()) is not None:
                 await perform(action)
+                repeats = 0 if len(self.facts) > recorded else repeats + 1
+                recorded = len(self.facts)
+                if repeats > _MOST_REPEATS:
+                    raise _no_progress(action)
         except BaseException as error:
             await self._end_after(error)
             raise
@@ -118,25 +127,38 @@ class Engine:
         """Whether the run has begun, and neither waits nor has ended."""
         return self.state.phase not in (Phase.NEW, Phase.PAUSED, Phase.ENDED)
 
-    async def _next(self, *, waits: bool = True) -> machine.Action | None:
+    async def _next(self) -> machine.Action | None:
+        """Decide on the next action, and reserve what it needs; a refusal is recorded, and decides anew.
+
+        Raises:
+            IllegalTransitionError: If what was refused is refused once more, although the run took that in.
+        """
+        waits = self._ports.min_iteration_seconds > 0
+        while True:
+            await self._take_wishes()
+            action = self.account.decide(self._journal.as_of_now())
+            if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._kept_interval():
+                waits = False
+                continue  # a stop or a deadline may have come while it waited
+            if self._shared is None:
+                return action
+            respondent, earlier = self._ports.respondent, self.state.refused
+            asks_model = respondent is not None and respondent.is_model
+            if (refused := await self._shared.before(action, asks_model=asks_model)) is None:
+                return action
+            if earlier is not None and replace(earlier, at=refused.at) == refused:
+                raise _no_progress(action)
+            await self.record(refused)
+            waits = False
+
+    async def _take_wishes(self) -> None:
+        """Record a stop or other limits that the caller asked for meanwhile."""
         if self._stop.reason is not None and self.is_running and self.state.stopping is None:
             await self.record(facts.StopRequested(reason=self._stop.reason, at=self._journal.now()))
         if self._ports.new_budget is not None and self.is_running and (new := self._ports.new_budget()) is not None:
             at, seconds = self._journal.now(), self._journal.lap()
             limits, by = new
             await self.record(facts.BudgetChanged(limits=limits, by=by, at=at, seconds=seconds))
-        action = self.account.decide(self._journal.as_of_now())
-        waits = waits and self._ports.min_iteration_seconds > 0
-        if waits and isinstance(action, machine.AskPlan | machine.AskModel) and await self._kept_interval():
-            return await self._next(waits=False)  # a stop or a deadline may have come while it waited
-        if self._shared is None:
-            return action
-        respondent = self._ports.respondent
-        asks_model = respondent is not None and respondent.is_model
-        if (refused := await self._shared.before(action, asks_model=asks_model)) is None:
-            return action
-        await self.record(refused)
-        return await self._next(waits=False)
 
     async def _perform(self, action: machine.Action) -> None:  # noqa: C901  (one case for each action)
         match action:
@@ -333,6 +355,11 @@ class Engine:
             else:
                 asked = dict(completed)
         await self.record(plain_fact(action, at=self._journal.now(), seconds=self._journal.lap(), **asked))
+
+
+def _no_progress(action: machine.Action | None) -> IllegalTransitionError:
+    name = type(action).__name__
+    return IllegalTransitionError(f"The run would repeat {name} for ever: nothing that happened changed its state.")
 
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ class Reservations:
     """Reserves what the next action of a run needs, and charges what it used.
 
     A run that ends at a limit with an answer keeps one request for it: reserved with the first request of an
-    activation, used by the last one, released at a pause, a fault or another end.
+    activation, used by the last one, released at a pause, a fault or another end. If the period of a budget ends
+    meanwhile, the new one may refuse it: then the run ends without an answer. So each refusal changes what follows.
     """
 
     def __init__(self, shared: SharedBudgets, journal: Recorder) -> None:
@@ -80,6 +81,8 @@ class Reservations:
         kept = 0 if last else state.rules.limits.iterations_kept
         forced = state.refused is not None and self._kept > 0
         refused = await self._shared.reserve(requests=1, kept=kept - self._kept, forced=forced)
+        if refused is not None and forced:  # it was kept in a period that has ended
+            return replace(refused, answer=False, at=self._journal.now())
         if refused is not None:
             return await self._with_answer(refused)
         self._kept, self._requests = kept, 1

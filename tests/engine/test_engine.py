@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from planner_ext.core.errors import InvalidJournalError
+from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
 from planner_ext.core.facts import (
     CallFinished,
 )
 from planner_ext.core.fold import fold
-from planner_ext.core.machine import AskModel
+from planner_ext.core.machine import Action, AskModel
+from planner_ext.engine.ports import Perform
 from support.engine import (
     GOAL,
     PLAIN,
@@ -111,3 +112,20 @@ async def test_a_cap_of_one_is_one_after_the_other() -> None:
     functions = FakeFunctions(does=dict.fromkeys("fgh", _let_others_run))
     await engine_of(["f", "g", "h"], "done", functions=functions, max_concurrency=1).run()
     assert functions.trace == ["start f", "end f", "start g", "end g", "start h", "end h"]
+
+
+async def test_an_action_that_records_nothing_for_ever_ends_the_run_by_name() -> None:
+    """The loop ends where what surrounds the actions performs none of them, and says which one it would repeat."""
+
+    class Swallows:
+        trace = ""
+
+        def around(self, perform: Perform) -> Perform:
+            async def performs_nothing(action: Action) -> None:
+                await asyncio.sleep(0)
+
+            return performs_nothing
+
+    engine = engine_of("done", tracing=Swallows())
+    with pytest.raises(IllegalTransitionError, match="would repeat AskModel for ever"):
+        await engine.run()
