@@ -297,12 +297,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     ) -> ServiceRun:
         own, key = self._options, self._options.checkpoint_key
         _check_request(chat_history, settings)
-        if not isinstance(checkpoint, Checkpoint | str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            expected = "checkpoint must be a Checkpoint, or its JSON text: metadata['checkpoint']"
-            raise InvalidOptionError(f"{expected}; got {shown(checkpoint)}.")
-        loaded = (
-            checkpoint.verified(key) if isinstance(checkpoint, Checkpoint) else Checkpoint.from_json(checkpoint, key)
-        )
+        loaded = Checkpoint.given(checkpoint, key)
         given = ResumeRequest(checkpoint=loaded, decisions=decisions, budget=budget).within(own.outer_budget)
         state = given.resumed_state(own.clock.now())
         price = (budget and budget.price) or own.budget.price

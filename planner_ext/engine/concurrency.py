@@ -1,8 +1,10 @@
 """Work in threads, work against a time limit, and the machine's clock."""
 
 import asyncio
+import atexit
 import contextvars
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -11,7 +13,9 @@ from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
+
+from planner_ext.core.errors import InvalidLimitError
 
 __all__ = [
     "GRACE",
@@ -75,41 +79,140 @@ async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def run_sync(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+class _Background:
+    """The one event loop of this process for code that is not async, in a daemon thread of its own.
+
+    One loop for all: a client keeps its connections, and these belong to the loop that opened them. It starts with the
+    first use. A forked process, which has no such thread, starts another one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop; start it if it does not run."""
+        with self._lock:
+            if self._loop is None:
+                started: Future[asyncio.AbstractEventLoop] = Future()
+                self._thread = threading.Thread(
+                    target=self._run, args=(started,), name="planner_ext event loop", daemon=True
+                )
+                self._thread.start()
+                self._loop = started.result()
+            return self._loop
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the calling code runs on the loop."""
+        return threading.current_thread() is self._thread
+
+    def _run(self, started: "Future[asyncio.AbstractEventLoop]") -> None:
+        with asyncio.Runner() as runner:  # its end cancels what still runs, and closes the loop
+            try:
+                loop = runner.get_loop()
+            except Exception as error:  # the process has no file descriptor left, for instance
+                started.set_exception(error)
+                return
+            started.set_result(loop)
+            while not self._closing:
+                # SystemExit and KeyboardInterrupt of one task end the loop that runs it; they belong to its caller.
+                with suppress(BaseException):
+                    loop.run_forever()
+
+    def close(self) -> None:
+        """End the loop, and what runs on it, when the interpreter ends; what does not end in time is abandoned."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._closing = True
+        if loop is not None and thread is not None and thread.is_alive():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(AGAIN)
+
+    def forked(self) -> None:
+        """Forget the loop of the parent process; it is not closed, which would reach into the parent's."""
+        _of_parents.append(self._loop)
+        self.__init__()
+
+
+_background = _Background()
+_of_parents: list[asyncio.AbstractEventLoop | None] = []
+atexit.register(_background.close)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_background.forked)
+
+
+def run_sync(work: Coroutine[Any, Any, _T], *, door: str) -> _T:
     """Run a coroutine to its end from code that is not async, with the caller's context variables.
 
-    It runs on a new event loop: in this thread, or in another one if this thread already runs a loop, as a notebook
-    does. An exception that interrupts the wait cancels the coroutine.
+    It runs on the process's background loop; this thread waits, also where it runs an event loop, as a notebook does.
+    An exception that interrupts the wait, such as ``KeyboardInterrupt``, cancels the coroutine, waits for its end, and
+    gets the attributes of what that raised; a second one does not wait.
+
+    Args:
+        work: What to run.
+        door: The method that waits, for the message of the error.
+
+    Raises:
+        InvalidLimitError: If this is the background loop's own thread, which cannot wait for itself.
+        BaseException: What the coroutine raises.
     """
+    if _background.is_this_thread:
+        work.close()
+        raise InvalidLimitError.public(
+            f"{door} was called on the event loop that it would wait for: by an async function of a run that began "
+            f"with invoke_sync or resume_sync. Await {door.removesuffix('_sync')} there, or make the function a plain "
+            "def: it then runs in a thread."
+        )
+    waited = _Waited(_background.loop(), work)
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work())
-    tasks: list[asyncio.Task[_T]] = []
-    outcome: Future[_T] = Future()
-    context = copy_context()
-
-    async def run() -> _T:
-        tasks.append(cast("asyncio.Task[_T]", asyncio.current_task()))
-        return await work()
-
-    def run_all() -> None:
-        try:
-            outcome.set_result(context.run(asyncio.run, run()))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=run_all, name="planner_ext run")
-    try:
-        thread.start()
-        return outcome.result()
-    except BaseException:
-        for task in tasks:
-            with suppress(RuntimeError):  # its loop is closed: it has ended
-                task.get_loop().call_soon_threadsafe(task.cancel)
+        waited.loop.call_soon_threadsafe(waited.start)  # in a copy of the caller's context, as its task then is, too
+        return waited.outcome.result()
+    except BaseException as interrupt:
+        if not waited.ended_with(interrupt):
+            waited.loop.call_soon_threadsafe(waited.cancel)
+            vars(interrupt).update(vars(waited.outcome.exception() or interrupt))
         raise
-    finally:
-        thread.join()
+
+
+class _Waited(Generic[_T]):
+    """A coroutine on an event loop, for which another thread waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
+        self.loop = loop
+        self.outcome: Future[_T] = Future()
+        self._work = work
+        self._task: asyncio.Task[_T] | None = None
+
+    def start(self) -> None:
+        if self.outcome.done():
+            return
+        self._task = self.loop.create_task(self._work)
+        self._task.add_done_callback(self._settle)
+        _waited_for.add(self._task)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:  # the interrupt came before the start
+            self._work.close()
+            self.outcome.set_exception(asyncio.CancelledError())
+
+    def ended_with(self, error: BaseException) -> bool:
+        return self.outcome.done() and self.outcome.exception() is error
+
+    def _settle(self, task: asyncio.Task[_T]) -> None:
+        _waited_for.discard(task)
+        try:
+            self.outcome.set_result(task.result())
+        except BaseException as error:
+            self.outcome.set_exception(error)
+
+
+_waited_for: set[asyncio.Task[Any]] = set()
+"""The tasks of `run_sync`; a loop holds its tasks only weakly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,13 +201,21 @@ class FunctionCallingStepwisePlanner:
     ) -> FunctionCallingStepwisePlannerResult:
         """Reach a goal as `invoke` does, and wait for the result: for scripts and notebooks.
 
-        The run gets a new event loop. If a loop is already running, as in a notebook, the new one runs in a separate
-        thread, and this call blocks until the run ends. A service whose client belongs to the running loop, for
-        instance because it has made a request there, may not work in another loop; use ``await invoke(...)`` then.
-        Interrupting the call cancels the run. Async functions of the kernel run on the run's loop, not on the caller's.
+        All such runs of a process share one event loop, in a background thread, so that clients keep their connections
+        from one call to the next. Async functions of the kernel run on it. Context variables of the caller are seen by
+        the run. A service whose client has made requests on another event loop, for instance a notebook's own, may not
+        work on this one; use ``await invoke(...)`` then. A forked process needs clients of its own.
+
+        Interrupting the call cancels the run and waits for its end; the ``KeyboardInterrupt`` carries ``chat_history``
+        and ``checkpoint``.
+
+        Raises:
+            PlannerInvalidConfigurationError: As `invoke`; and if it is called by an async function of a run that
+                `invoke_sync` or `resume_sync` began, whose loop would wait for itself.
+            Exception: As `invoke`.
         """
         options: dict[str, Any] = {"chat_history": chat_history, "stop": stop, **kwargs}
-        return run_sync(partial(self.invoke, kernel, question, arguments, **options))
+        return run_sync(self.invoke(kernel, question, arguments, **options), door="invoke_sync")
 
     async def invoke_stream(
         self,
@@ -233,7 +241,7 @@ class FunctionCallingStepwisePlanner:
     async def resume(
         self,
         kernel: Kernel,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | str,
         decisions: Mapping[str, Decision] | None = None,
         *,
         arguments: KernelArguments | None = None,
@@ -251,8 +259,9 @@ class FunctionCallingStepwisePlanner:
 
         Args:
             kernel: Its functions may be called; it need not be the kernel that the run began with.
-            checkpoint: The run's checkpoint, from its result or its error. Anyone who can write an unsigned checkpoint
-                can put an approval in it; with a ``checkpoint_key``, only one signed with that key is accepted.
+            checkpoint: The run's checkpoint, from its result or its error, or its JSON text. Anyone who can write an
+                unsigned checkpoint can put an approval in it; with a ``checkpoint_key``, only one signed with that key
+                is accepted.
             decisions: Decisions on pending calls, by call id; some calls may be left undecided. No request is made
                 before every call is decided: without decisions a paused run stays paused, except for expired questions.
             arguments: The application's arguments again; a checkpoint does not hold them.
@@ -267,14 +276,27 @@ class FunctionCallingStepwisePlanner:
             InvalidCheckpointError: If the checkpoint contradicts itself, or is not signed with the ``checkpoint_key``.
             Exception: As `invoke`.
         """
-        given = ResumeRequest(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
-        run = await self._resume(kernel, given, _merged(arguments, {}), stop, streaming=False)
+        run = await self._resume(kernel, checkpoint, decisions, arguments, budget=budget, stop=stop, streaming=False)
         return await run.result()
+
+    def resume_sync(
+        self,
+        kernel: Kernel,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision] | None = None,
+        *,
+        arguments: KernelArguments | None = None,
+        budget: Budget | None = None,
+        stop: StopHandle | None = None,
+    ) -> FunctionCallingStepwisePlannerResult:
+        """Resume as `resume` does, and wait for the result, as `invoke_sync` does."""
+        resumed = self.resume(kernel, checkpoint, decisions, arguments=arguments, budget=budget, stop=stop)
+        return run_sync(resumed, door="resume_sync")
 
     async def resume_stream(
         self,
         kernel: Kernel,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | str,
         decisions: Mapping[str, Decision] | None = None,
         *,
         arguments: KernelArguments | None = None,
@@ -285,17 +307,18 @@ class FunctionCallingStepwisePlanner:
 
         A stream that is closed before a function has started releases its decisions.
         """
-        given = ResumeRequest(checkpoint=checkpoint, decisions=decisions or {}, budget=budget)
-        run = await self._resume(kernel, given, _merged(arguments, {}), stop, streaming=True)
+        run = await self._resume(kernel, checkpoint, decisions, arguments, budget=budget, stop=stop, streaming=True)
         async with aclosing(run.events()) as events:
             async for event in events:
                 yield event
 
-    def cancel(self, checkpoint: Checkpoint, *, by: str = "", reason: str = "") -> FunctionCallingStepwisePlannerResult:
+    def cancel(
+        self, checkpoint: Checkpoint | str, *, by: str = "", reason: str = ""
+    ) -> FunctionCallingStepwisePlannerResult:
         """End a paused run for good: every pending call is answered "not executed", and nothing runs.
 
         Args:
-            checkpoint: The run's checkpoint.
+            checkpoint: The run's checkpoint, or its JSON text.
             by: Who cancels, for the record and the model.
             reason: Why, for the record and the model.
 
@@ -309,7 +332,8 @@ class FunctionCallingStepwisePlanner:
                 there is no service that could have one.
         """
         options = self._settings()
-        state = instance_of("checkpoint", checkpoint, Checkpoint).verified(options.checkpoint_key).state()
+        loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
+        state = loaded.state()
         check_record(state)
         if state.ended is not None:
             raise RunEndedError(
@@ -319,8 +343,8 @@ class FunctionCallingStepwisePlanner:
         lost = lost_request(state, at=at)
         ended = stopping_facts(reduce(apply, lost, state), reason=cancellation_reason(by, reason), at=at)
         facts = (*lost, *ended)
-        Taking((self._taken,), calls_taken(checkpoint.facts, facts)).take()
-        journal = (*checkpoint.facts, *facts)
+        Taking((self._taken,), calls_taken(loaded.facts, facts)).take()
+        journal = (*loaded.facts, *facts)
         return result_of(fold(journal), journal, key=options.checkpoint_key)
 
     def journaled(
@@ -386,28 +410,32 @@ class FunctionCallingStepwisePlanner:
     async def _resume(
         self,
         kernel: Kernel,
-        given: ResumeRequest,
-        arguments: KernelArguments,
-        stop: StopHandle | None,
+        checkpoint: Checkpoint | str,
+        decisions: Mapping[str, Decision] | None,
+        arguments: KernelArguments | None,
         *,
+        budget: Budget | None,
+        stop: StopHandle | None,
         streaming: bool,
     ) -> PlannerRun:
         stop = None if stop is None else instance_of("stop", stop, StopHandle)
-        state = instance_of("checkpoint", given.checkpoint, Checkpoint).state()
+        loaded = Checkpoint.given(checkpoint)
+        state = loaded.state()
         if state.ended is not None and state.ended.status == "answered":
             raise RunEndedError(
                 "The run of this checkpoint was answered; there is nothing to resume. Invoke with a new goal."
             )
         context = self._prepare(
-            kernel, state.goal, arguments, streaming=streaming, budget=given.budget, kept=state.rules
+            kernel, state.goal, _merged(arguments, {}), streaming=streaming, budget=budget, kept=state.rules
         )
         options = context.options
-        if given.budget is not None:
-            given = replace(given, budget=options.budget)
-        before = given.checkpoint.verified(options.checkpoint_key).facts
+        if options.checkpoint_key is not None:
+            loaded = Checkpoint.given(checkpoint, options.checkpoint_key)
+        limits = None if budget is None else options.budget
+        given = ResumeRequest(checkpoint=loaded, decisions=decisions or {}, budget=limits)
         facts = await given.facts(context.functions, options.clock.now())
-        taking = Taking(options.taken, calls_taken(before, facts))
-        return PlannerRun(context=context, facts=before, new=facts, stop=stop, taking=taking)
+        taking = Taking(options.taken, calls_taken(loaded.facts, facts))
+        return PlannerRun(context=context, facts=loaded.facts, new=facts, stop=stop, taking=taking)
 
     def _prepare(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 from pydantic import ValidationError
 from semantic_kernel.exceptions import ContentException
 
-from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError
+from planner_ext.core.errors import IllegalTransitionError, InvalidJournalError, shown
 from planner_ext.core.facts import Fact, RunStarted
 from planner_ext.core.fold import fold
 from planner_ext.core.state import Phase, State
@@ -103,6 +103,24 @@ class Checkpoint:
     def signed_as(cls, facts: Sequence[Fact], signature: str | None) -> Self:
         """@private Make a checkpoint with the signature that its facts were given when they left a door."""
         return cls(tuple(facts), _signature=signature, _stays_signed=signature is not None)
+
+    @classmethod
+    def given(cls, value: object, key: SigningKey | None = None) -> Self:
+        """@private Read what a door was given as ``checkpoint``: a checkpoint, or its JSON text; see `verified`.
+
+        Raises:
+            PlannerInvalidConfigurationError: If it is neither; says where checkpoints come from.
+            InvalidCheckpointError: If the text cannot be read, or it is not signed with the key.
+        """
+        if isinstance(value, cls):
+            return value.verified(key)
+        if isinstance(value, str):
+            return cls.from_json(value, key)
+        hint = "The message of a run that was answered has none: look at its status first." if value is None else ""
+        raise InvalidOptionError(
+            "checkpoint must be a Checkpoint, or its JSON text: result.checkpoint of a planner's result, "
+            f"message.metadata['checkpoint'] of a service's or handler's message; got {shown(value)}. {hint}".rstrip()
+        )
 
     def verified(self, key: SigningKey | None) -> Self:
         """@private Return this checkpoint, if it was signed with the key and not altered since; None checks nothing.
