@@ -13,16 +13,25 @@ from typing import Any, Final
 
 from planner_ext.core.limits import is_count
 
-__all__ = ["READ_RESULT", "Cut", "cut_of", "cut_text", "name_of_result", "piece_of"]
+__all__ = ["MOST_READS", "NOT_READ", "READ_RESULT", "Cut", "cut_of", "cut_text", "name_of_result", "piece_of"]
 
 READ_RESULT: Final = "Results-read"
 """The function with which the model reads on, as it sees it."""
+
+MOST_READS: Final = 5
+"""How often one reply may read on in results: each piece is counted before anything else of the run goes on."""
+
+NOT_READ: Final = (
+    f"Not read: one reply may read on in results {MOST_READS} times, and the calls before this one did. Read what they "
+    "brought, and call it again in the next reply."
+)
+"""What the model reads of the further ones."""
 
 CountTokens = Callable[[str], int]
 """Counts or estimates the tokens of a text."""
 
 _SAMPLE: Final = 200_000
-"""Characters that are counted of what is left out; the tokens of more are extrapolated."""
+"""Characters that are counted, once, of what a cut leaves out; the tokens of more are extrapolated."""
 
 _ENOUGH: Final = 0.95
 """The share of the cap that a piece has at least, where a longer one would exceed it."""
@@ -50,7 +59,7 @@ class Cut:
 def cut_of(text: str, most: int, count: CountTokens) -> Cut | None:
     """Find where a result has to be cut; None if it fits."""
     end = _end_of_piece(text, 0, most, count)
-    return None if end == len(text) else Cut(shown=end, left_out=_tokens_after(text, end, count))
+    return None if end == len(text) else Cut(shown=end, left_out=_tokens_after(text, end, _SAMPLE, count))
 
 
 def name_of_result(text: str, iteration: int, index: int) -> str:
@@ -66,7 +75,7 @@ def cut_text(text: str, cut: Cut, iteration: int, index: int) -> str:
 def piece_of(
     results: Mapping[str, str], arguments: Mapping[str, Any], most: int | None, count: CountTokens
 ) -> tuple[str, bool]:
-    """Read on in a result, from an offset in characters.
+    """Read on in a result, from an offset in characters, in a time in proportion to the piece.
 
     Args:
         results: The results that were cut, by name.
@@ -89,7 +98,10 @@ def piece_of(
     if not is_count(offset, least=0) or offset >= len(text):
         return f"offset must be a whole number from 0 to {len(text) - 1}, the last character of this result.", False
     end = len(text) if most is None else _end_of_piece(text, offset, most, count)
-    return text[offset:end] + (_note(_tokens_after(text, end, count), name, end) if end < len(text) else ""), True
+    if end == len(text):
+        return text[offset:], True
+    left_out = _tokens_after(text, end, end - offset, count)
+    return text[offset:end] + _note(left_out, name, end), True
 
 
 def _note(left_out: int, name: str, offset: int) -> str:
@@ -99,8 +111,9 @@ def _note(left_out: int, name: str, offset: int) -> str:
     )
 
 
-def _tokens_after(text: str, end: int, count: CountTokens) -> int:
-    sample = text[end : end + _SAMPLE]
+def _tokens_after(text: str, end: int, most: int, count: CountTokens) -> int:
+    """Extrapolate the tokens of the rest from so many characters of it."""
+    sample = text[end : end + most]
     return max(round(count(sample) * (len(text) - end) / len(sample)), 1)
 
 

@@ -35,7 +35,7 @@ from planner_ext.core.facts import (
 )
 from planner_ext.core.limits import Budget
 from planner_ext.core.machine import ReviewCalls, RunCalls, limit_of_restart
-from planner_ext.core.results import piece_of
+from planner_ext.core.results import MOST_READS, NOT_READ, piece_of
 from planner_ext.core.state import Batch
 from planner_ext.core.values import RequestedCall, ResolvedCall
 from planner_ext.engine.concurrency import GRACE, OutOfTime
@@ -235,7 +235,7 @@ class Calls:
         state, at, gate = self._journal.state, self._journal.now(), self._ports.gate
         facts = [_first_decision(state.run_id, batch, index, call, at) for index, call in resolved.items()]
         if state.cut:
-            facts = [self._read_on(fact, resolved[fact.index]) if fact.kind == "read" else fact for fact in facts]
+            facts = self._read_on(facts, resolved)
         gated = [fact for fact in facts if fact.kind == "function" and gate is not None and gate.watches(fact.function)]
         if gate is None or not gated:
             return facts
@@ -259,12 +259,19 @@ class Calls:
             for fact in decided
         ]
 
-    def _read_on(self, fact: CallDecided, call: ResolvedCall) -> CallDecided:
-        """Answer a call of the function that reads on in a result; one that names no result is invalid."""
+    def _read_on(self, facts: list[CallDecided], resolved: dict[int, ResolvedCall]) -> list[CallDecided]:
+        """Answer the calls that read on in a result: a handful; one that names no result is invalid."""
         state, count = self._journal.state, self._ports.count_tokens
         most = None if count is None else state.rules.limits.max_result_tokens
-        answer, is_piece = piece_of(state.cut, call.arguments, most, count or len)
-        return replace(fact, answer=answer) if is_piece else replace(fact, answer=answer, kind="invalid")
+        read = list(facts)
+        places = [place for place, fact in enumerate(facts) if fact.kind == "read"]
+        for place in places[:MOST_READS]:
+            fact = facts[place]
+            answer, is_piece = piece_of(state.cut, resolved[fact.index].arguments, most, count or len)
+            read[place] = replace(fact, answer=answer) if is_piece else replace(fact, answer=answer, kind="invalid")
+        for place in places[MOST_READS:]:
+            read[place] = replace(facts[place], answer=NOT_READ)
+        return read
 
     async def run(self, action: RunCalls) -> None:
         """Run these calls of the open batch, as many at once as may.

@@ -28,7 +28,7 @@ from planner_ext import (
 )
 from planner_ext.core.fold import fold
 from planner_ext.core.limits import tightest
-from planner_ext.core.results import READ_RESULT, cut_of, name_of_result, piece_of
+from planner_ext.core.results import MOST_READS, NOT_READ, READ_RESULT, cut_of, name_of_result, piece_of
 from planner_ext.engine.journal import dump_facts, load_facts
 from planner_ext.errors import PlannerInvalidConfigurationError
 from planner_ext.events import CallDecided, CallFinished
@@ -178,6 +178,20 @@ def test_only_a_few_times_the_cap_is_counted() -> None:
     assert sum(counted) < 250_000
 
 
+def test_to_read_on_counts_in_proportion_to_the_piece() -> None:
+    """However long the rest is: a note extrapolates what is left out from as many characters as the piece has."""
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return estimated_tokens(text)
+
+    piece, good = piece_of({"n": "lorem ipsum " * 1_000_000}, {"call": "n", "offset": 12}, 100, count)
+    found = _CUT.search(piece)
+    assert good and found and int(found[1]) == pytest.approx(2_000_000, rel=0.05)
+    assert sum(counted) < 10 * len(piece)
+
+
 def test_short_results_are_not_counted_at_all() -> None:
     """No token has less than a byte: most results need no count."""
     assert cut_of("a" * 100, 100, lambda _: pytest.fail("counted")) is None
@@ -293,6 +307,19 @@ async def test_a_read_that_cannot_be_meant_is_answered_in_words(arguments: dict[
     result = await planner_with(budget=budget).invoke(world(model, web=Web()).kernel, "Go.")
     assert says in results(result.chat_history or pytest.fail())[-1]
     assert result.limit == "max_consecutive_errors"
+
+
+@every_door
+async def test_one_reply_reads_on_a_handful_of_times(door: Door) -> None:
+    """Of 900 reads in one reply the first few are answered with their pieces, the others in words."""
+    name = name_of_result(PAGE, 0, 0)
+    reads = [call(READ_RESULT, {"call": name, "offset": place}) for place in range(900)]
+    here = world([FETCH, calls(*reads), DONE], web=Web())
+    outcome = await door.ask(here, budget=CAP, behavior=None)
+    shown = results(outcome.history)[1:]
+    assert (outcome.status, len(shown)) == ("answered", 900)
+    assert [place for place, text in enumerate(shown) if text != NOT_READ] == [*range(MOST_READS)]
+    assert all(_CUT.search(text) for text in shown[:MOST_READS])
 
 
 async def test_nothing_is_offered_before_something_was_cut() -> None:
