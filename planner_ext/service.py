@@ -58,6 +58,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
     one request, whose calls are returned to the caller with the status ``stopped``. A stock
     ``FunctionChoiceBehavior.Auto()`` allows its 5 tool rounds; with a budget, the tighter limit applies.
 
+    Where a filter sets ``context.terminate``, the message is that of Semantic Kernel's loop: a tool message
+    with the results of the last batch. The history has these results already; adding the message changes nothing.
+
     If a function of a run of this package calls this service, the request spends that run's budget, and its calls are
     subject to that run's interceptors, policies and marks as well as its own.
     """

@@ -230,6 +230,8 @@ def find_problems(messages: Sequence[ChatMessageContent], offered: Container[str
             owed, answered = dict.fromkeys((call.id or "" for call in calls), place), set[str]()
             continue
         results = _results(message)
+        if _is_of_service(message, answered):
+            continue
         if not results:
             problems.append(f"message {place}: a tool message without a result")
         for call in (result.id or "" for result in results):
@@ -332,12 +334,32 @@ def _missing_result(owed: _OwedCall) -> ChatMessageContent:
 
 
 def one_result_each(messages: Sequence[ChatMessageContent]) -> list[ChatMessageContent]:
-    """Split tool messages with several results, as stock loops write them: connectors send only the first result."""
+    """Split tool messages with several results, as stock loops write them: connectors send only the first result.
+
+    The message that a service returned for a run that a filter ended is left out: it repeats results.
+    """
     split: list[ChatMessageContent] = []
+    answered: set[str] = set()
     for message in messages:
+        if message.role != AuthorRole.TOOL:
+            answered = set()
+        elif _is_of_service(message, answered):
+            continue
+        else:
+            answered.update(result.id or "" for result in _results(message))
         results = _results(message) if len(message.items) > 1 else []
         split += [message.model_copy(update={"items": [result]}) for result in results] or [message]
     return split
+
+
+def _is_of_service(message: ChatMessageContent, answered: Container[str]) -> bool:
+    """Whether it is the message that a service returned for a run that a filter ended: its results are there already.
+
+    Args:
+        message: A tool message.
+        answered: The calls that have a result directly before it.
+    """
+    return "checkpoint" in message.metadata and all((result.id or "") in answered for result in _results(message))
 
 
 def _calls(message: ChatMessageContent) -> list[FunctionCallContent]:

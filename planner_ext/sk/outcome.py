@@ -1,15 +1,25 @@
 """The outcome of a run, as Semantic Kernel's callers see it: a message with its metadata, or an error."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
-from semantic_kernel.contents import ChatHistory, ChatMessageContent
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
 
 from planner_ext.approval.decisions import only_asks
-from planner_ext.core.facts import CallFinished, Clarified, Fact, ModelReplied, Planned, RequestFailed
+from planner_ext.core.facts import (
+    CallFinished,
+    Clarified,
+    Fact,
+    IterationCompleted,
+    ModelReplied,
+    Planned,
+    RequestFailed,
+)
+from planner_ext.core.fold import fold
 from planner_ext.core.limits import Consumption
 from planner_ext.core.state import Phase, State
-from planner_ext.core.values import Message, Status
+from planner_ext.core.values import CallResult, Message, Status
 from planner_ext.sk.approval import pending_calls
 from planner_ext.sk.checkpoint import Checkpoint, SigningKey
 from planner_ext.sk.errors import RunNotAnsweredError, not_answered
@@ -53,8 +63,9 @@ def chat_history(state: State, written: Sequence[ChatMessageContent] | None = No
 def final_message(state: State, facts: Sequence[Fact], key: SigningKey | None) -> ChatMessageContent:
     """Build the message that a chat completion service returns: an assistant message, safe to add to the history.
 
-    It carries calls only if they are returned to the caller. Its metadata is the last reply's, with the consumption and
-    the outcome of the run.
+    It carries calls only if they are returned to the caller. Where a filter ended the run it is, as in Semantic
+    Kernel's loop, the tool message with the results of the last batch, which the history has already. Its metadata is
+    the last reply's, with the consumption and the outcome of the run.
 
     Args:
         state: The run's state.
@@ -82,6 +93,8 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
     if state.phase is Phase.PAUSED:
         questions = [call.prompt for call in pending_calls(state)] if status_of(state) == "asked" else []
         return assistant_text("\n".join(questions) or PAUSED_TEXT)
+    if results := _results_of_terminated(state, facts):
+        return ChatMessageContent(role=AuthorRole.TOOL, items=[*results])
     reply = last_reply(facts)
     returned = state.ended is not None and state.ended.returned
     if reply is None or not (returned or (state.reply is not None and state.reply.text)):  # its calls were handled
@@ -90,6 +103,20 @@ def returned_message(state: State, facts: Sequence[Fact]) -> ChatMessageContent:
     if reply.calls and not returned:
         return assistant_text(text_of(message), finish_reason=message.finish_reason, ai_model_id=message.ai_model_id)
     return message
+
+
+def _results_of_terminated(state: State, facts: Sequence[Fact]) -> list[Any]:
+    """Return the results of the batch in which a filter set ``terminate`` and so ended the run; else none."""
+    if state.ended is None or state.ended.status != "stopped":
+        return []
+    ends = range(len(facts) - 1, -1, -1)
+    completed = next((place for place in ends if isinstance(facts[place], IterationCompleted)), 0)
+    batch = takewhile(lambda fact: not isinstance(fact, ModelReplied), reversed(facts[:completed]))
+    if not any(isinstance(fact, CallFinished) and fact.terminate for fact in batch):
+        return []
+    transcript = fold(facts[:completed]).transcript  # a callback may have compacted that of the state
+    results = [*takewhile(lambda entry: isinstance(entry, CallResult), reversed(transcript))]
+    return [item for message in render(reversed(results)) for item in message.items]
 
 
 def carry_run(error: BaseException, state: State, facts: Sequence[Fact], key: SigningKey | None) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -100,6 +100,7 @@ class ServiceRun:
     facts: Sequence[Fact] = ()
     taking: Taking = NOTHING_TAKEN
     transcript: Sequence[ChatMessageContent] | None = None
+    _ends_with_results: bool = field(default=False, init=False)
 
     async def message(self) -> ChatMessageContent:
         """Run, and return the message for the caller."""
@@ -143,11 +144,14 @@ class ServiceRun:
 
     def _follow(self, stream: "_Stream | None", state: State, fact: Fact) -> None:
         """Update the history after a fact, and pass the messages of a settled batch to a stream."""
+        if state.ending is not None or (isinstance(fact, CallFinished) and fact.terminate):
+            self._ends_with_results = True
         if state.phase is Phase.COMPLETING and isinstance(fact, _SETTLING):
             added = self._added(state)
             self.history.messages.extend(added)
             if stream is not None:
-                stream.settled[fact.iteration] = added
+                calls = [message for message in added if message.role != AuthorRole.TOOL]
+                stream.settled[fact.iteration] = calls if self._ends_with_results else added
         elif state.phase is Phase.ASKING and isinstance(fact, Clarified):
             self.history.messages.extend(self._added(state))
         elif isinstance(fact, IterationCompleted) and fact.messages is not None:
@@ -210,6 +214,8 @@ class _Stream:
 
     def last(self, message: ChatMessageContent) -> StreamingChatMessageContent:
         """Build the last chunk: the final message's metadata, and the parts of it that were not sent yet."""
+        if message.role == AuthorRole.TOOL:
+            return self._message(AuthorRole.TOOL, message.items, metadata=message.metadata)
         text = text_of(message)
         items: list[Any] = _numbered(calls_of(message))
         if not items or text != "".join(self._text):

@@ -150,10 +150,8 @@ async def test_defect_21_arguments_that_are_lists_reach_functions(ask: Ask) -> N
     assert seen == [([1, 2], ["a", "b"])]
 
 
-async def test_a_terminated_turn_returns_an_assistant_message(
-    ask: Ask, tools: Tools, kernel: Kernel, history: ChatHistory
-) -> None:
-    """A filter's ``terminate``: an assistant message with metadata comes back; the stock loop returns tool results."""
+async def test_a_terminated_turn_has_metadata(ask: Ask, tools: Tools, kernel: Kernel, history: ChatHistory) -> None:
+    """A filter's ``terminate``: the results come back as in the stock loop, which says nothing of what was spent."""
 
     async def end(context: Any, next: Any) -> None:
         await next(context)
@@ -162,7 +160,7 @@ async def test_a_terminated_turn_returns_an_assistant_message(
     add_filter(kernel, "auto_function_invocation", end)
     inner = ScriptedChatCompletion([calls(ADD, call("t-echo", {"text": "x"})), say("Never sent.")])
     answer = await ask(FunctionInvokingChatCompletion(inner))
-    assert answer.message.role == "assistant"
+    assert answer.message.role == "tool"
     assert (answer.metadata["status"], answer.metadata["tool_calls"]) == ("stopped", 2)
     assert [str(first_result(message).result) for message in history.messages[2:]] == ["3", "x"]
 

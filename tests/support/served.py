@@ -123,7 +123,7 @@ def resend(serve: Callable[..., Served]) -> Callable[[ChatHistory], Awaitable[No
 class Answer:
     """What came of one question; ``message`` is what a caller would add to the history.
 
-    Of a stream, that is the sum of the chunks after the last tool message.
+    Of a stream, that is the sum of the chunks after the last tool message, or that message if a filter ended the run.
     """
 
     message: ChatMessageContent
@@ -158,7 +158,7 @@ async def asked(
     async for group in service.get_streaming_chat_message_contents(history, settings, **keywords):
         chunks += group
     after = max((at + 1 for at, chunk in enumerate(chunks) if chunk.role == AuthorRole.TOOL), default=0)
-    message = reduce(add, chunks[after:])
+    message = reduce(add, chunks[after:] or chunks[-1:])
     return Answer(message, chunks[-1].metadata, chunks)
 
 
