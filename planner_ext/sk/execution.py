@@ -360,12 +360,26 @@ class CallGuard:
         if not all(unchanged(context.arguments) for unchanged in self._bound):
             raise ApprovedArgumentsChangedError(self.name)
 
+    @property
+    def _once(self) -> str:
+        """Why a further ``next`` runs nothing, for a log; with the way out."""
+        if self.restart is None:
+            return (
+                "A filter called next again for %s, and the function was not run again: one decision is one start. The "
+                'filter got the last outcome. If a second run does no harm, declare the function @effect("idempotent").'
+            )
+        return (
+            "A filter called next again for %s, and the function was not run again: the run is ending, or its budget "
+            "allows no further start. The filter got the last outcome."
+        )
+
     async def _may_run_again(self) -> bool:
         return self.restart is not None and await self.restart() and not self._ended
 
     async def _repeat(self, last: "asyncio.Future[FunctionResult | BaseException | None] | None", context: Any) -> None:
         if self._ended or last is None:
             raise NotRunAgainError(f"The function {self.name} was not run: its call has ended.")
+        _logger.warning(self._once, self.name)
         outcome = await asyncio.shield(last)
         if isinstance(outcome, BaseException):
             raise outcome

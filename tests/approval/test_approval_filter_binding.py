@@ -145,6 +145,15 @@ async def test_one_approval_is_one_start(under: Any, kind: str, filter: Any, str
     assert here.ran == [("label", [1])] * 2
 
 
+@both_ways
+async def test_a_second_next_that_runs_nothing_is_logged(streamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Also on a stock kernel the warning names the declaration that allows a second run."""
+    here = bank(FILTERS["callback"](), AUTO, (AUTO[0], twice))
+    await chat(here, asked(), streamed=streamed)
+    (warned,) = [one.getMessage() for one in caplog.records if one.name == "planner_ext.sk.execution"]
+    assert "shop-transfer" in warned and '@effect("idempotent")' in warned
+
+
 @pytest.mark.parametrize("kind", [AUTO[0], FUNCTION[0]])
 async def test_a_next_that_is_kept_runs_nothing_later(kind: str) -> None:
     """After the call has its result, an inner filter cannot run the function with the approval that is over."""

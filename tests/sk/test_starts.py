@@ -222,3 +222,26 @@ async def test_each_start_is_on_disk_before_it_happens(tmp_path: Path) -> None:
     async with Runs.sqlite(path) as runs:
         result = await (await runs.start(planner, kernel, "Pay.", run_id="r")).result()
     assert (seen, result.tool_calls) == ([1, 2], 2)
+
+
+@each_kind
+async def test_a_second_next_that_runs_nothing_is_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One approval is one start: the warning names the function, and the declaration that allows more."""
+    await ask(Pay(), call("pay-once", {}), (kind, twice), interceptors=[approves])
+    (warned,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "pay-once" in warned and '@effect("idempotent")' in warned
+
+
+@each_kind
+async def test_a_second_next_that_a_limit_forbids_names_the_limit(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A function that may run again does not beyond the budget: the warning does not advise to declare it."""
+    await ask(Pay(), call("pay-again", {}), (kind, twice), budget=Budget(max_tool_calls=1))
+    (warned,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "budget" in warned and "@effect" not in warned
+
+
+@each_kind
+async def test_a_second_next_that_runs_is_not_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the function's effect allows it there is nothing to warn of."""
+    await ask(Pay(), call("pay-again", {}), (kind, twice))
+    assert [one for one in caplog.records if one.levelname == "WARNING"] == []
