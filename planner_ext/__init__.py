@@ -111,8 +111,26 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """The module of each name; a budget's has the errors that invalid values raise."""
 
 
+_PUBLIC = (
+    *(
+        "hitl_manager",
+        "iteration",
+        "session",
+        "plugin",
+        "budgets",
+        "durable",
+        "errors",
+        "events",
+        "timeline",
+        "testing",
+    ),
+    *("ag_ui", "inbox", "compare"),
+)
+"""The modules that have further public names; the first one that has a name is the one to import it from."""
+
+
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise import_module(f"{__name__}.core.exports").missing_name(__name__, name, _PUBLIC)
     value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value

@@ -27,6 +27,7 @@ from semantic_kernel.contents import (
 from semantic_kernel.exceptions import ServiceInvalidExecutionSettingsError
 from semantic_kernel.functions import KernelArguments
 
+from planner_ext.approval.decisions import ReadByKey
 from planner_ext.core.errors import shown
 from planner_ext.core.fold import CUT_SHORT
 from planner_ext.core.limits import Budget, is_count
@@ -56,7 +57,7 @@ Messages: TypeAlias = ChatMessageContent | FunctionResultContent | Iterable[Chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCall:
+class OpenCall(ReadByKey):
     """A function call of the model that the session's caller answers.
 
     Attributes:

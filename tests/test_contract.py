@@ -271,6 +271,30 @@ def test_the_root_holds_the_contract_and_nothing_else() -> None:
     assert planner_ext.__all__ == ROOT
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        *(("ToolCall", "hitl_manager"), ("SharedBudget", "budgets"), ("Approvals", "durable"), ("effect", "durable")),
+        *(("LimitReachedError", "errors"), ("TextDelta", "events"), ("say", "testing"), ("ag_ui_events", "ag_ui")),
+    ],
+)
+def test_a_name_that_the_root_lacks_is_found(name: str, module: str) -> None:
+    """An import of another public name from the root says where it is; the attribute does not exist."""
+    line = f"from planner_ext.{module} import {name}"
+    with pytest.raises(ImportError, match=line):
+        exec(f"from planner_ext import {name}")
+    with pytest.raises(AttributeError, match=line):
+        getattr(planner_ext, name)
+    assert not hasattr(planner_ext, name)
+
+
+def test_an_unknown_name_of_the_root_is_unknown() -> None:
+    """A name that no public module has is refused as Python does; modules are imported as ever."""
+    with pytest.raises(ImportError, match="cannot import name 'Agent'"):
+        exec("from planner_ext import Agent")
+    exec("from planner_ext import durable, testing")
+
+
 @public
 def test_a_public_module_has_the_names_of_the_contract(name: str) -> None:
     """Each public module is there, and exports what the contract promises of it."""

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, cast, overload
 
@@ -26,6 +26,7 @@ __all__ = [
     "InDoubt",
     "Interceptor",
     "InvalidDecisionError",
+    "ReadByKey",
     "Supply",
     "ToolCall",
     "WaitingCall",
@@ -196,8 +197,30 @@ def is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_WAIT
 
 
+class ReadByKey:
+    """Reads the fields of a dataclass by key, too: ``call["id"]`` is ``call.id``, as in the metadata of a service."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.keys():
+            return getattr(self, name)
+        raise KeyError(f"{name!r}; the keys of {type(self).__name__} are {', '.join(self.keys())}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, or the default if there is no such field."""
+        return self[name] if name in self.keys() else default
+
+    def keys(self) -> tuple[str, ...]:
+        """List the names of the fields."""
+        return tuple(field.name for field in fields(cast("Any", self)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ToolCall(ReadByKey):
     """A call as interceptors see it: the function that will really run, with the arguments it will really get.
 
     Attributes:

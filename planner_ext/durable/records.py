@@ -17,6 +17,7 @@ from planner_ext.approval.decisions import (
     DecisionKind,
     DecisionRecord,
     Deny,
+    ReadByKey,
     Supply,
     digests_of,
     fingerprint_of,
@@ -173,7 +174,7 @@ class StoredRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingApproval:
+class PendingApproval(ReadByKey):
     """A call that waits for a person's decision, or did; a question of the model is one, too.
 
     Attributes:

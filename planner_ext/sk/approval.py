@@ -22,6 +22,7 @@ from planner_ext.approval.decisions import (
     DecisionRecord,
     Deny,
     InvalidDecisionError,
+    ReadByKey,
     Supply,
     WaitingCall,
     digest_of,
@@ -74,7 +75,7 @@ class DecisionRefusedError(InvalidDecisionError, PlannerException):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingCall:
+class PendingCall(ReadByKey):
     """A call that waits for a person, as it will run if it is approved; or a question that waits for an answer.
 
     A question is a call of ``UserInteraction-AskUser`` with ``{"question": text}``, answered with `Supply`, or with

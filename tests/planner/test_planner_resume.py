@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from planner_ext import Budget, FunctionInvokingChatCompletion
+from planner_ext import Approve, Budget, Defer, FunctionInvokingChatCompletion
 from planner_ext.errors import InvalidCheckpointError, LimitReachedError, PlannerInvalidConfigurationError
 from planner_ext.hitl_manager import Checkpoint
 from planner_ext.testing import ScriptedChatCompletion, say
 from support.planner import (
     ADD,
+    GOAL,
     PLAN,
     Math,
     both_ways,
@@ -208,3 +209,28 @@ async def test_what_is_no_checkpoint_is_refused_by_name(checkpoint: Any, streame
     with pytest.raises((PlannerInvalidConfigurationError, InvalidCheckpointError), match="checkpoint"):
         await resume(planner_with(), kernel, checkpoint, streamed=streamed)
     assert service.requests == []
+
+
+@both_ways
+@pytest.mark.parametrize("key", [None, b"secret"])
+async def test_a_checkpoint_is_given_as_its_text(key: bytes | None, streamed: bool) -> None:
+    """``resume`` and ``cancel`` take the text that ``to_json`` wrote; a key checks it as it does a checkpoint."""
+    options: dict[str, Any] = {"plan": False, "checkpoint_key": key, "interceptors": [deferring]}
+    paused = await invoke(planner_with(**options), scripted([ADD])[0], streamed=streamed)
+    text = paused.checkpoint.to_json()
+    decisions = {paused.pending[0]["id"]: Approve()}
+    kernel = scripted([say("It is 3.")])[0]
+    result = await resume(planner_with(**options), kernel, text, streamed=streamed, decisions=decisions)
+    assert (result.status, result.tool_calls) == ("answered", 1)
+    assert planner_with(**options).cancel(text, by="ann").status == "stopped"
+    with pytest.raises(InvalidCheckpointError, match=r"signed|schema"):
+        await resume(planner_with(**options), kernel, text.replace("schema", "Schema", 1), streamed=streamed)
+    if key is not None:
+        with pytest.raises(InvalidCheckpointError, match="signed"):
+            await resume(planner_with(**options), kernel, text.replace(GOAL, "Pay."), streamed=streamed)
+        with pytest.raises(InvalidCheckpointError, match="signed"):
+            planner_with(**options).cancel(Checkpoint(paused.facts).to_json())
+
+
+async def deferring(_: object) -> Defer:
+    return Defer()
