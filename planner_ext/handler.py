@@ -15,6 +15,7 @@ from planner_ext.approval.decisions import Decision, ToolCall
 from planner_ext.core.limits import Budget
 from planner_ext.engine.engine import StopHandle
 from planner_ext.service import FunctionInvokingChatCompletion
+from planner_ext.sk.approval import Late
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.options import RunOptions, takes_run_options
@@ -104,6 +105,7 @@ class ToolCallHandler:
         *,
         budget: Budget | None = None,
         stop: StopHandle | None = None,
+        late: Late = "refuse",
     ) -> AsyncGenerator[ChatMessageContent, None]:
         """Resume a paused run; see `FunctionInvokingChatCompletion.resume`.
 
@@ -112,11 +114,13 @@ class ToolCallHandler:
         empty history, or another process, would run the call again; if that can happen, use a planner with a store
         (`planner_ext.durable.Runs`).
 
+        A decision that comes after a later turn of the user is refused; ``late="allow"`` lets it run.
+
         Yields:
             The final message.
         """
         message = await self._service.resume(
-            history, checkpoint, decisions, self._settings, budget=budget, **self._request(stop)
+            history, checkpoint, decisions, self._settings, budget=budget, late=late, **self._request(stop)
         )
         yield message
 
@@ -128,11 +132,14 @@ class ToolCallHandler:
         *,
         budget: Budget | None = None,
         stop: StopHandle | None = None,
+        late: Late = "refuse",
     ) -> AsyncGenerator[StreamingChatMessageContent, None]:
         """Resume as `resume` does, as a stream."""
         request = self._request(stop)
         async with aclosing(
-            self._service.resume_streaming(history, checkpoint, decisions, self._settings, budget=budget, **request)
+            self._service.resume_streaming(
+                history, checkpoint, decisions, self._settings, budget=budget, late=late, **request
+            )
         ) as chunks:
             async for chunk in chunks:
                 yield chunk

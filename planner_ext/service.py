@@ -24,7 +24,7 @@ from planner_ext.core.errors import shown
 from planner_ext.core.facts import RunStarted
 from planner_ext.core.limits import Budget
 from planner_ext.engine.engine import StopHandle
-from planner_ext.sk.approval import DecisionsTaken, ResumeRequest, Taking, calls_taken
+from planner_ext.sk.approval import DecisionsTaken, Late, ResumeRequest, Taking, calls_taken
 from planner_ext.sk.behavior import BoundedFunctionChoiceBehavior
 from planner_ext.sk.checkpoint import Checkpoint
 from planner_ext.sk.errors import InvalidOptionError
@@ -202,6 +202,7 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         budget: Budget | None = None,
         stop: StopHandle | None = None,
         store_final: bool = False,
+        late: Late = "refuse",
     ) -> ChatMessageContent:
         """Resume a run that is paused, or that a limit or a stop ended.
 
@@ -228,6 +229,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
                 was wrapped around still applies. None keeps the limits.
             stop: Ends the run from outside.
             store_final: Whether to add the final message to the history, too.
+            late: What to do if the conversation went on since the run waits: the history holds a later message of the
+                user, or later calls. ``"refuse"`` refuses the decisions by name. ``"allow"`` takes them; the model does
+                not read what came after the pause, and the calls are added after it.
 
         Returns:
             The final message, as of `get_chat_message_contents`.
@@ -236,9 +240,9 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
             InvalidCheckpointError: If the checkpoint cannot be read, or is not signed with the ``checkpoint_key``.
             InvalidHistoryError: If the history is not that of the run, or holds results of its open calls; it is not
                 changed.
-            DecisionRefusedError: If a decision is invalid, or was taken before; then no decision is taken.
+            DecisionRefusedError: If a decision is invalid, was taken before, or comes late; then no decision is taken.
         """
-        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
         run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=False)
         return await run.message()
 
@@ -254,9 +258,10 @@ class FunctionInvokingChatCompletion(ChatCompletionClientBase):
         budget: Budget | None = None,
         stop: StopHandle | None = None,
         store_final: bool = False,
+        late: Late = "refuse",
     ) -> AsyncGenerator[StreamingChatMessageContent, Any]:
         """Resume as `resume` does, as a stream of chunks like those of ``get_streaming_chat_message_content``."""
-        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final)
+        request = RequestContext(kernel=kernel, arguments=arguments, stop=stop, store_final=store_final, late=late)
         run = await self._resume(chat_history, checkpoint, decisions, settings, request, budget=budget, streaming=True)
         async with aclosing(run.chunks(self.ai_model_id)) as chunks:
             async for chunk in chunks:

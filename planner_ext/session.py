@@ -254,7 +254,8 @@ class ToolUseSession:
     A session answers one prompt at a time; another prompt meanwhile, or `append`, raises `SessionBusyError`.
 
     A session does not pause. If an interceptor defers a call, or a clarifier leaves a question open, the prompt raises
-    `RunNotAnsweredError` with status ``paused`` or ``asked`` and a checkpoint for `ToolCallHandler.resume`.
+    `RunNotAnsweredError` with status ``paused`` or ``asked`` and a checkpoint for `ToolCallHandler.resume`. Resume it
+    with the session's own `history`, so that a decision which comes after a later prompt is refused.
     """
 
     @takes_run_options

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from planner_ext.approval.decisions import (
     ApprovalSettings,
@@ -53,6 +53,7 @@ __all__ = [
     "ApprovalSettings",
     "DecisionRefusedError",
     "DecisionsTaken",
+    "Late",
     "PendingCall",
     "ResumeRequest",
     "Taking",
@@ -61,6 +62,7 @@ __all__ = [
     "check_record",
     "decision_facts",
     "pending_calls",
+    "refuse_late",
 ]
 
 
@@ -351,6 +353,28 @@ class _DecisionFacts:
             arguments=checked.converted,
             parameters=checked.parameters,
             at=at,
+        )
+
+
+Late: TypeAlias = Literal["refuse", "allow"]
+"""What becomes of decisions that come after the conversation went on."""
+
+
+def refuse_late(state: State, later: str | None) -> None:
+    """Refuse to resume calls or questions of a conversation that has gone on since.
+
+    Args:
+        state: The run, before it is resumed.
+        later: The first message of the later turn, as an error shows it; None if there is none.
+
+    Raises:
+        DecisionRefusedError: If something of the run is open, and a later turn followed.
+    """
+    if later is not None and (state.batch is not None or state.phase is Phase.PAUSED):
+        raise DecisionRefusedError(
+            f"The decision comes late: the conversation has gone on since this run waits, with a message {later}. "
+            "Nothing ran, and the history was not changed. Ask the user whether it is still wanted; late='allow' takes "
+            "the decision all the same."
         )
 
 

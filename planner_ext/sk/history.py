@@ -43,12 +43,13 @@ from planner_ext.sk.messages import (
 
 __all__ = [
     "accepted_reply",
-    "bring_up_to_date",
+    "brought_up_to_date",
     "check_history",
     "find_problems",
     "given_arguments",
     "is_written_as",
     "last_reply",
+    "later_turn",
     "one_result_each",
     "render",
     "repair_history",
@@ -376,16 +377,16 @@ def _results(message: ChatMessageContent) -> list[FunctionResultContent]:
 _WAY_OUT = "The history was not changed. Resume with the history that the run left, or with an empty one."
 
 
-def bring_up_to_date(
+def brought_up_to_date(
     history: ChatHistory,
     transcript: Sequence[ChatMessageContent],
     state: State,
     facts: Sequence[Fact],
     returned: ChatMessageContent,
-) -> None:
-    """Add the missing messages of a run's transcript to a history, and remove the message that the run had returned.
+) -> tuple[list[ChatMessageContent], list[ChatMessageContent]]:
+    """Add the missing messages of a run's transcript to those of a history, without the message the run had returned.
 
-    Messages that the caller added after it stay in place.
+    Messages that the caller added after it stay in place. The history is not changed.
 
     Args:
         history: The caller's history: empty, or starting with the messages of the run.
@@ -393,6 +394,9 @@ def bring_up_to_date(
         state: The run's state in the checkpoint.
         facts: The checkpoint's facts.
         returned: The message that the run had returned.
+
+    Returns:
+        All messages; and those that the caller added after the run's, which come last.
 
     Raises:
         InvalidHistoryError: If it is the history of another run, or holds calls or results of the batch that waits.
@@ -412,7 +416,19 @@ def bring_up_to_date(
             f"The history holds {', '.join(present)} already: this checkpoint was resumed before, or its calls were "
             f"answered elsewhere. {_WAY_OUT}"
         )
-    history.messages[:] = [*messages[:known], *transcript[known:], *added]
+    return [*messages[:known], *transcript[known:], *added], added
+
+
+def later_turn(added: Sequence[ChatMessageContent]) -> str | None:
+    """Describe the first message with which a conversation went on after a run: a user's, or one with calls or results.
+
+    Notes of the application, as an assistant's or a system message, are none; None if there are no others.
+    """
+    for message in added:
+        called = any(isinstance(item, FunctionCallContent | FunctionResultContent) for item in message.items)
+        if called or message.role == AuthorRole.USER:
+            return _summary(message)
+    return None
 
 
 def _are_same(pair: tuple[ChatMessageContent, ChatMessageContent]) -> bool:

@@ -21,6 +21,7 @@ from semantic_kernel.contents import (
 )
 from semantic_kernel.functions import KernelArguments
 
+from planner_ext.core.errors import shown
 from planner_ext.core.facts import (
     CallDecided,
     CallFinished,
@@ -35,10 +36,11 @@ from planner_ext.core.state import Phase, State
 from planner_ext.core.values import Status
 from planner_ext.engine.engine import Engine, StopHandle, watch
 from planner_ext.engine.ports import Emit, Event, TextDelta
-from planner_ext.sk.approval import NOTHING_TAKEN, Taking
+from planner_ext.sk.approval import NOTHING_TAKEN, Late, Taking, refuse_late
 from planner_ext.sk.chat import named_errors, no_reply
 from planner_ext.sk.connectors import received, whole_text
-from planner_ext.sk.history import accepted_reply, bring_up_to_date
+from planner_ext.sk.errors import InvalidOptionError
+from planner_ext.sk.history import accepted_reply, brought_up_to_date, later_turn
 from planner_ext.sk.messages import ReplyAssembly, calls_of, merge_reply, read_iterations, text_of
 from planner_ext.sk.nested import Charge
 from planner_ext.sk.options import instance_of
@@ -68,10 +70,13 @@ class RequestContext:
     arguments: KernelArguments | None = None
     stop: StopHandle | None = None
     store_final: bool = False
+    late: Late = "refuse"
 
     def __post_init__(self) -> None:
         instance_of("kernel", self.kernel, Kernel)
         instance_of("store_final", self.store_final, bool)
+        if self.late not in ("refuse", "allow"):
+            raise InvalidOptionError(f'late must be "refuse" or "allow"; got {shown(self.late)}.')
         for name, kind in (("arguments", KernelArguments), ("stop", StopHandle)):
             if (value := getattr(self, name)) is not None:
                 instance_of(name, value, kind)
@@ -130,7 +135,11 @@ class ServiceRun:
         with self.taking.reserve(engine):
             if self.transcript is not None:
                 returned = returned_message(engine.state, self.facts)
-                bring_up_to_date(self.history, self.transcript, engine.state, self.facts, returned)
+                of_run = self.transcript, engine.state, self.facts, returned
+                messages, added = brought_up_to_date(self.history, *of_run)
+                if self.request.late == "refuse":
+                    refuse_late(engine.state, later_turn(added))
+                self.history.messages[:] = messages
             await self.context.drive(engine, self.first)
         return engine
 

@@ -108,8 +108,6 @@ async def test_the_history_of_another_run_is_refused(door: Door, what: str) -> N
 
 ADDED: dict[str, list[tuple[str, str]]] = {
     "an-assistant": [("assistant", "I have asked Ann.")],
-    "a-user": [("user", "How long will it take?")],
-    "a-conversation": [("user", "How long?"), ("assistant", "A day."), ("user", "Fine.")],
     "a-system": [("system", "Ann decides.")],
     "an-assistant-twice": [("assistant", "This run waits."), ("assistant", "This run waits.")],
 }

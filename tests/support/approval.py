@@ -178,10 +178,11 @@ class Door:
         arguments: Any = None,
         budget: Any = None,
         stop: Any = None,
+        late: Any = None,
         **options: Any,
     ) -> Outcome:
         """Go on with a run from its checkpoint's text; an empty history unless one is given."""
-        world: dict[str, Any] = {"budget": budget, "stop": stop}
+        world: dict[str, Any] = {"budget": budget, "stop": stop, **({} if late is None else {"late": late})}
         if self.kind == "planner":
             given = Checkpoint.from_json(checkpoint)
             planner = planner_with(**options)

@@ -1,0 +1,166 @@
+"""A decision that comes after the conversation went on: refused by name, unless the caller lets it run."""
+
+import json
+from typing import Any
+
+import pytest
+from semantic_kernel.contents import AuthorRole, ChatHistory, ChatMessageContent
+
+from planner_ext import (
+    Approve,
+    Budget,
+    Deny,
+    FunctionInvokingChatCompletion,
+    Supply,
+    ToolCallHandler,
+    ToolUseSession,
+)
+from planner_ext.errors import DecisionRefusedError, InvalidOptionError, RunNotAnsweredError
+from planner_ext.testing import call, say
+from support.approval import (
+    ASKING_REFUND,
+    DONE,
+    LOOK,
+    REFUND,
+    REFUNDED,
+    Door,
+    Outcome,
+    asked,
+    check_sendable,
+    service_and_handler,
+    settings_with,
+    world,
+)
+
+ASK: dict[str, Any] = {"interceptors": [ASKING_REFUND]}
+APPROVE = {"call_2": Approve(by="ann")}
+
+
+def texts(history: ChatHistory) -> list[str]:
+    return [json.dumps(message.to_dict()) for message in history.messages]
+
+
+async def paused_and_gone_on(door: Door, *, added: bool) -> Outcome:
+    """A refund waits; the user changes their mind, and the model answers in the same history."""
+    paused = await door.ask(world([LOOK, REFUND]), **ASK)
+    if added:
+        paused.history.add_assistant_message(paused.closing)
+    paused.history.add_user_message("Forget it, I keep the lamp.")
+    answer = await door.ask(world([say("Good, no refund.")]), history=paused.history, **ASK)
+    if door.kind == "service":
+        paused.history.add_assistant_message(answer.text)
+    return paused
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "after-the-pause"])
+@pytest.mark.parametrize("decision", [Approve(by="ann"), Deny("No."), Supply("paid")], ids=lambda d: type(d).__name__)
+@service_and_handler
+async def test_a_late_decision_is_refused(door: Door, decision: Any, added: bool) -> None:
+    """Whatever is decided: nothing runs, nothing is sent, the history is as it was, and the error names the turn."""
+    paused = await paused_and_gone_on(door, added=added)
+    here, before = world([DONE]), texts(paused.history)
+    with pytest.raises(DecisionRefusedError, match=r"Forget it.*late='allow'"):
+        await door.resume(here, paused.checkpoint, {"call_2": decision}, history=paused.history, **ASK)
+    assert (here.ran, here.requests, texts(paused.history)) == ([], 0, before)
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "after-the-pause"])
+@service_and_handler
+async def test_a_late_decision_runs_where_the_caller_lets_it(door: Door, added: bool) -> None:
+    """``late="allow"``: the call runs once, the later turn stays, and the history can be sent."""
+    paused = await paused_and_gone_on(door, added=added)
+    here = world([DONE])
+    done = await door.resume(here, paused.checkpoint, APPROVE, history=paused.history, late="allow", **ASK)
+    assert (done.status, here.ran) == ("answered", [REFUNDED])
+    assert "Forget it" in "".join(texts(paused.history))
+    check_sendable(paused.history)
+
+
+@service_and_handler
+async def test_a_message_without_an_answer_is_a_later_turn(door: Door) -> None:
+    """What the user wrote last is not passed over, though nobody answered it yet; a database may have kept it."""
+    paused = await door.ask(world([LOOK, REFUND]), **ASK)
+    paused.history.add_user_message("Stop!")
+    history = ChatHistory.model_validate_json(paused.history.model_dump_json())
+    with pytest.raises(DecisionRefusedError, match="Stop!"):
+        await door.resume(world([DONE]), paused.checkpoint, APPROVE, history=history, **ASK)
+
+
+@service_and_handler
+async def test_calls_of_another_run_are_a_later_turn(door: Door) -> None:
+    """The question was asked again without a new message, and that run looked the order up: the first is over."""
+    paused = await door.ask(world([REFUND]), **ASK)
+    await door.ask(world([call("shop-look", {"order": "8"}, id="other"), DONE]), history=paused.history, **ASK)
+    here = world([DONE])
+    with pytest.raises(DecisionRefusedError, match="calling shop-look"):
+        await door.resume(here, paused.checkpoint, {"call_1": Approve()}, history=paused.history, **ASK)
+    assert here.ran == []
+
+
+@service_and_handler
+async def test_a_note_of_the_application_is_no_later_turn(door: Door) -> None:
+    """What the assistant or the system says meanwhile decides nothing."""
+    paused = await door.ask(world([LOOK, REFUND]), **ASK)
+    for role in ("assistant", "system"):
+        paused.history.add_message(ChatMessageContent(role=AuthorRole(role), content="Ann was asked."))
+    here = world([DONE])
+    await door.resume(here, paused.checkpoint, APPROVE, history=paused.history, **ASK)
+    assert here.ran == [REFUNDED]
+
+
+@service_and_handler
+async def test_a_limit_is_raised_after_a_later_message(door: Door) -> None:
+    """A run that only needs a larger budget has nothing to decide: "Go on" does not refuse it."""
+    limited = await door.ask(world([LOOK, say("So far.")]), budget=Budget(max_iterations=2))
+    limited.history.add_user_message("Go on.")
+    done = await door.resume(world([DONE]), limited.checkpoint, {}, history=limited.history, budget=Budget())
+    assert done.status == "answered"
+
+
+@service_and_handler
+async def test_a_refused_late_decision_can_still_be_taken(door: Door) -> None:
+    """The same object that refused it takes it with ``late="allow"``: nothing was taken before."""
+    paused = await paused_and_gone_on(door, added=False)
+    here = world([DONE])
+    if door.kind == "handler":
+        handler = ToolCallHandler(here.kernel, settings=settings_with(), **ASK)
+
+        async def resume(**late: Any) -> None:
+            async for _ in handler.resume(paused.history, paused.checkpoint, APPROVE, **late):
+                pass
+    else:
+        service = FunctionInvokingChatCompletion(here.service, **ASK)
+
+        async def resume(**late: Any) -> None:
+            given: Any = (paused.history, paused.checkpoint, APPROVE, settings_with())
+            await service.resume(*given, kernel=here.kernel, **late)
+
+    with pytest.raises(DecisionRefusedError, match="late"):
+        await resume()
+    await resume(late="allow")
+    assert here.ran == [REFUNDED]
+
+
+@service_and_handler
+async def test_another_word_for_late_is_refused(door: Door) -> None:
+    """The two words that there are stand in the error."""
+    paused = await door.ask(world([REFUND]), **ASK)
+    with pytest.raises(InvalidOptionError, match='late must be "refuse" or "allow"; got True'):
+        await door.resume(world([DONE]), paused.checkpoint, {"call_1": Approve()}, history=asked(), late=True, **ASK)
+
+
+async def test_a_session_that_went_on_refuses_the_old_call() -> None:
+    """The checkpoint of a prompt that waits does not fit the session's history after another prompt."""
+    here = world([LOOK, REFUND, say("Good, no refund."), DONE])
+    session = ToolUseSession(here.kernel, **ASK)
+    with pytest.raises(RunNotAnsweredError) as waiting:
+        await session.prompt("Refund order 7.")
+    assert await session.prompt("Forget it.") == "Good, no refund."
+    handler, history = ToolCallHandler(here.kernel, settings=settings_with(), **ASK), session.history()
+    checkpoint = waiting.value.checkpoint
+    assert checkpoint is not None
+    with pytest.raises(DecisionRefusedError, match="Forget it"):
+        [message async for message in handler.resume(history, checkpoint, APPROVE)]
+    assert here.ran == [("look", "7")]
+    last = [message async for message in handler.resume(history, checkpoint, APPROVE, late="allow")][-1]
+    assert (str(last), here.ran) == ("Done.", [("look", "7"), REFUNDED])
